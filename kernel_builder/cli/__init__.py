@@ -1,0 +1,83 @@
+"""The command line: parse, call one function, print. No logic.
+
+Commands are imported when they are called, so that `kernel-builder build` on an unchanged project does not pay for
+the others.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+import click
+
+from kernel_builder import __version__
+from kernel_builder.errors import BuildError, KernelBuilderError
+
+# Command name -> module under kernel_builder.cli that holds it, and the attribute.
+_COMMANDS = {
+    "build": ("build", "build"),
+    "build-and-copy": ("build", "build_and_copy"),
+    "list-variants": ("variants", "list_variants"),
+    "check-config": ("check", "check_config"),
+    "check-abi": ("check", "check_abi"),
+    "check-builds": ("check", "check_builds"),
+    "hash": ("check", "hash_builds"),
+    "doctor": ("doctor", "doctor"),
+    "toolchain": ("toolchain", "toolchain"),
+    "init": ("init", "init"),
+    "completions": ("completions", "completions"),
+}
+
+
+def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
+    """Print an error for people on stderr, or for scripts as one JSON object on stdout."""
+    if as_json:
+        click.echo(json.dumps(error.as_dict()))
+        return
+    click.secho("error: ", fg="red", bold=True, nl=False, err=True)
+    click.echo(str(error), err=True)
+    if isinstance(error, BuildError):
+        if error.command:
+            click.echo(f"  command: {error.command}", err=True)
+        if error.output:
+            click.echo(error.output.rstrip("\n"), err=True)
+    if error.hint:
+        click.secho("  hint: ", fg="cyan", nl=False, err=True)
+        click.echo(error.hint, err=True)
+
+
+class LazyGroup(click.Group):
+    """A group whose commands are imported on first use, and whose errors are the user's, not tracebacks."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module, attribute = _COMMANDS[name]
+        command = getattr(importlib.import_module(f"kernel_builder.cli.{module}"), attribute)
+        assert isinstance(command, click.Command)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KernelBuilderError as error:
+            report_error(error, as_json="--json" in sys.argv)
+            ctx.exit(error.exit_code)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="kernel-builder")
+def main() -> None:
+    """Build, check and publish compute kernels for PyTorch.
+
+    \b
+    kernel-builder init --name org/my-kernel    a project that builds as it is
+    kernel-builder build my-kernel              every variant -> my-kernel/build/
+    kernel-builder doctor                       what this machine has and lacks
+    """
