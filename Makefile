@@ -1,0 +1,29 @@
+# make quickstart   build kernels/rmsnorm, load it, check it, time it
+# make test         the whole test suite: lint, types, tests
+#
+# Both set themselves up in .venv. TORCH chooses the Torch to test with, e.g. make test TORCH=torch==2.14.1
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+
+.PHONY: quickstart test lint clean
+
+.venv/ready: pyproject.toml
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install --quiet --upgrade pip
+	.venv/bin/python -m pip install --quiet --editable . --group test "$(TORCH)"
+	touch $@
+
+quickstart: .venv/ready
+	.venv/bin/python benchmarks/quickstart.py
+
+test: .venv/ready lint
+	.venv/bin/python -m pytest
+
+lint: .venv/ready
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	.venv/bin/mypy
+	git ls-files '*.cu' '*.cuh' '*.cpp' '*.h' | xargs .venv/bin/clang-format --dry-run --Werror
+
+clean:
+	rm -rf .venv kernels/*/build

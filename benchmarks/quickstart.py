@@ -1,0 +1,108 @@
+"""Build kernels/rmsnorm for every variant of this platform, load it as anyone would, check it and time it.
+
+    make quickstart
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECT = ROOT / "kernels" / "rmsnorm"
+
+
+def check_and_time() -> None:
+    """Runs in a process of its own: load with the public client, compare with float64, time against eager PyTorch."""
+    import torch
+    from kernels import get_local_kernel
+    from torch.utils.benchmark import Timer
+
+    kernel = get_local_kernel(PROJECT, backend="cpu")
+    result: dict[str, object] = {"module": kernel.__name__, "torch": torch.__version__, "shapes": []}
+
+    def eager(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        variance = x.float().square().mean(-1, keepdim=True)
+        return (x.float() * torch.rsqrt(variance + 1e-6) * weight.float()).to(x.dtype)
+
+    for dtype in (torch.float32, torch.bfloat16):
+        for rows, hidden in ((512, 4096), (4096, 1024)):
+            generator = torch.Generator().manual_seed(rows + hidden)
+            x = torch.randn(rows, hidden, generator=generator).to(dtype)
+            weight = torch.randn(hidden, generator=generator).to(dtype)
+            exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * weight.double()
+            scale = exact.norm()
+            error = float((kernel.rms_norm(x, weight).double() - exact).norm() / scale)
+            eager_error = float((eager(x, weight).double() - exact).norm() / scale)
+            if not error <= eager_error * 1.1 + 1e-9:
+                raise SystemExit(f"wrong result: relative error {error:.2e}, eager has {eager_error:.2e}")
+            names = {"kernel": kernel, "eager": eager, "x": x, "weight": weight}
+            ours = Timer("kernel.rms_norm(x, weight)", globals=names, num_threads=torch.get_num_threads())
+            theirs = Timer("eager(x, weight)", globals=names, num_threads=torch.get_num_threads())
+            seconds = ours.blocked_autorange(min_run_time=0.3).median
+            eager_seconds = theirs.blocked_autorange(min_run_time=0.3).median
+            result["shapes"].append(  # type: ignore[attr-defined]
+                {
+                    "shape": f"{rows} x {hidden}",
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "error": error,
+                    "eager_error": eager_error,
+                    "microseconds": seconds * 1e6,
+                    "speedup": eager_seconds / seconds,
+                }
+            )
+    print(json.dumps(result))
+
+
+def main() -> None:
+    """Build, then print two small tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    builder = Path(sys.executable).with_name("kernel-builder")
+    done = subprocess.run([builder, "build", PROJECT, "--json"], stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        answer = json.loads(done.stdout or "{}")
+        raise SystemExit(f"the build failed: {answer.get('message')}\n{answer.get('output') or ''}\n{answer.get('hint')}")
+    summary = json.loads(done.stdout)
+
+    command = [sys.executable, __file__, "--check"]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    checked = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout)
+
+    console = Console()
+    table = Table("variant", "size", "checks", title="kernels/rmsnorm/build")
+    for package in summary["packages"]:
+        checks = package["checks"]
+        said = f"{len(checks['passed'])} passed, {len(checks['skipped'])} skipped" if checks else "passed before"
+        table.add_row(package["variant"], f"{package['bytes'] / 1024:.0f} KiB", said)
+    for missing in summary["unavailable"]:
+        table.add_row(missing["variant"], "-", f"not built: {missing['reason']}")
+    console.print(table)
+
+    title = f"loaded with the public client into Torch {checked['torch']}, on the CPU"
+    table = Table("rms_norm", "dtype", "error", "error of eager", "time", "against eager", title=title)
+    for row in checked["shapes"]:
+        table.add_row(
+            row["shape"],
+            row["dtype"],
+            f"{row['error']:.1e}",
+            f"{row['eager_error']:.1e}",
+            f"{row['microseconds']:.0f} us",
+            f"{row['speedup']:.1f} times as fast",
+        )
+    console.print(table)
+    console.print(
+        f"{summary['compiles']} files compiled in {summary['cpu-seconds']:.0f} s of processor time, "
+        f"{summary['seconds']:.0f} s in all. Now: kernel-builder init --name you/my-kernel"
+    )
+
+
+if __name__ == "__main__":
+    if "--check" in sys.argv:
+        check_and_time()
+    else:
+        main()

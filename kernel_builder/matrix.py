@@ -1,0 +1,228 @@
+"""The support matrix: Project -> the variants it must offer. Data is in `matrix.toml`; here are only the rules.
+
+What the Hub asks for:
+
+- a Python-only project: one variant for each backend;
+- a project on Torch's stable ABI: one variant for each CUDA major (built with that major's oldest release in the
+  matrix, which every later minor accepts) and one for the CPU;
+- a project on the full C++ ABI: the newest Torch releases times the CUDA releases each is published for, and the CPU;
+- all of it for each platform.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+
+from kernel_builder.errors import VariantError
+from kernel_builder.project import Kernel, Project, TorchFramework, TorchNoarch
+from kernel_builder.variant import Noarch, Release, StableAbi, Torch, Variant
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+# The backends that this builder compiles for; the format knows more, which are validated and skipped.
+COMPILED_BACKENDS = ("cpu", "cuda")
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """The data of `matrix.toml`.
+
+    Attributes:
+        hub_releases: How many of the newest Torch releases a full-ABI kernel offers.
+        platforms: The platforms that the Hub asks for.
+        torch: Torch release -> the CUDA releases it is published for, ascending.
+        capabilities: CUDA release -> the capabilities that its compiler knows, ascending.
+        cxx: Torch release -> the C++ standard that its full headers need.
+    """
+
+    hub_releases: int
+    platforms: tuple[str, ...]
+    torch: dict[Release, tuple[Release, ...]]
+    capabilities: dict[Release, tuple[str, ...]]
+    cxx: dict[Release, int]
+
+
+@lru_cache(maxsize=1)
+def load() -> Matrix:
+    """The matrix that comes with this builder."""
+    text = (resources.files("kernel_builder") / "matrix.toml").read_text()
+    data = tomllib.loads(text)
+    return Matrix(
+        hub_releases=data["hub"]["torch-releases"],
+        platforms=tuple(data["hub"]["platforms"]),
+        torch=dict(
+            sorted(
+                (Release.parse(release), tuple(sorted(map(Release.parse, entry["cuda"]))))
+                for release, entry in data["torch"].items()
+            )
+        ),
+        capabilities=dict(
+            sorted((Release.parse(release), tuple(entry["capabilities"])) for release, entry in data["cuda"].items())
+        ),
+        cxx={Release.parse(release): entry.get("cxx", 17) for release, entry in data["torch"].items()},
+    )
+
+
+def torch_releases() -> tuple[Release, ...]:
+    """Every Torch release of the matrix, ascending."""
+    return tuple(load().torch)
+
+
+def cuda_releases() -> tuple[Release, ...]:
+    """Every CUDA release of the matrix, ascending."""
+    return tuple(load().capabilities)
+
+
+def cxx_standard(torch: Release) -> int:
+    """The C++ standard to compile a Torch release's full headers with; newer releases need what the newest does."""
+    standards = load().cxx
+    return standards.get(torch, standards[max(standards)] if torch > max(standards) else 17)
+
+
+def known_capabilities() -> frozenset[str]:
+    """Every capability that some compiler of the matrix knows, without suffixes and `+PTX`."""
+    return frozenset(capability for known in load().capabilities.values() for capability in known)
+
+
+def _capability_key(capability: str) -> tuple[int, int, str]:
+    match = re.match(r"(\d+)\.(\d+)(.*)", capability)
+    assert match, capability
+    return int(match[1]), int(match[2]), match[3]
+
+
+def capabilities(kernel: Kernel, cuda: Release) -> tuple[str, ...]:
+    """What to compile a kernel for: its own list where the compiler knows the entry, else all and PTX of the newest.
+
+    A CUDA release that is not in the matrix (a toolkit of the user's) is taken to know what the newest release at or
+    below it knows, or the oldest one's where there is none.
+    """
+    known_releases = load().capabilities
+    at_or_below = [release for release in known_releases if release <= cuda]
+    known = known_releases[max(at_or_below) if at_or_below else min(known_releases)]
+    if kernel.cuda_capabilities is None:
+        newest = max(known, key=_capability_key)
+        return tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=_capability_key))
+    wanted = {c for c in kernel.cuda_capabilities if re.sub(r"[af]?(\+PTX)?$", "", c) in known}
+    return tuple(sorted(wanted, key=_capability_key))
+
+
+def archs(kernels: Sequence[Kernel], cuda: Release) -> tuple[str, ...]:
+    """The capabilities of a whole binary, as its metadata lists them: those of any of its kernels, ascending."""
+    return tuple(sorted({c for kernel in kernels for c in capabilities(kernel, cuda)}, key=_capability_key))
+
+
+def _in_range(release: Release, low: Release | None, high: Release | None) -> bool:
+    return (low is None or low <= release) and (high is None or release <= high)
+
+
+def _cuda_releases_of(project: Project, releases: Sequence[Release]) -> list[Release]:
+    needed = [kernel.cuda_minver for kernel in project.kernels if kernel.backend == "cuda" and kernel.cuda_minver]
+    low = max([*needed, *([project.cuda_minver] if project.cuda_minver else [])], default=None)
+    return [release for release in releases if _in_range(release, low, project.cuda_maxver)]
+
+
+def _oldest_of_each_major(releases: Sequence[Release]) -> list[Release]:
+    oldest: dict[int, Release] = {}
+    for release in sorted(releases):
+        oldest.setdefault(release.major, release)
+    return list(oldest.values())
+
+
+def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
+    """The variants of a project, sorted by name: what the Hub asks for, or with `whole` all that the matrix has.
+
+    With `whole`, a project on the stable ABI also gets the variants of every single Torch release that its binaries
+    serve, and every CUDA release: for old clients that do not know the stable ABI's variants.
+
+    Raises:
+        VariantError: If a version range of the project leaves a backend without a variant.
+    """
+    matrix = load()
+    found: set[Variant] = set()
+    if isinstance(project.framework, TorchNoarch):
+        return tuple(sorted((Variant(Noarch(), backend) for backend in project.backends), key=lambda v: v.name))
+    if not isinstance(project.framework, TorchFramework):
+        return ()
+    framework = project.framework
+    for backend in project.backends:
+        if backend not in COMPILED_BACKENDS:
+            continue
+        frameworks: list[StableAbi | Torch] = []
+        floor = framework.stable_abi.get(backend)
+        in_range = [r for r in matrix.torch if _in_range(r, framework.minver, framework.maxver)]
+        if floor:
+            frameworks.append(StableAbi(floor))
+            if whole:
+                frameworks += [Torch(release) for release in in_range if release >= floor]
+        else:
+            frameworks += [Torch(release) for release in (in_range if whole else in_range[-matrix.hub_releases :])]
+        before = len(found)
+        for offered in frameworks:
+            if backend == "cpu":
+                cudas: list[Release | None] = [None]
+            else:
+                published = matrix.torch[offered.release] if isinstance(offered, Torch) else tuple(matrix.capabilities)
+                usable = _cuda_releases_of(project, published)
+                one_each = isinstance(offered, StableAbi) and not whole
+                cudas = list(_oldest_of_each_major(usable) if one_each else usable)
+            found.update(Variant(offered, backend, cuda, platform) for cuda in cudas for platform in matrix.platforms)
+        if len(found) == before:
+            raise VariantError(
+                f"the version ranges leave no {backend} variant: the matrix has Torch "
+                f"{', '.join(map(str, matrix.torch))} and CUDA {', '.join(map(str, matrix.capabilities))}",
+                where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
+                hint="widen the range, or drop it: the Hub asks for the newest releases",
+            )
+    return tuple(sorted(found, key=lambda variant: variant.name))
+
+
+def skipped_backends(project: Project) -> tuple[str, ...]:
+    """The backends of a compiled project that this builder validates but cannot build."""
+    if isinstance(project.framework, TorchNoarch):
+        return ()
+    return tuple(backend for backend in project.backends if backend not in COMPILED_BACKENDS)
+
+
+def check_offered(project: Project, variant: Variant) -> None:
+    """Refuse a variant that the project's own `build.toml` rules out.
+
+    Variants outside the matrix are fine: any Torch and CUDA release in the project's ranges can be asked for by name.
+
+    Raises:
+        VariantError: If the backend, ABI or version is not one the project offers.
+    """
+
+    def refuse(message: str, hint: str) -> VariantError:
+        return VariantError(message, where=f"{project.name}: {variant.name}", hint=hint)
+
+    names = ", ".join(v.name for v in variants(project)) or "none"
+    listed = f"the variants of this project are: {names}"
+    if variant.backend not in project.backends:
+        raise refuse(f"the project has no {variant.backend} backend", listed)
+    if isinstance(project.framework, TorchNoarch):
+        if not isinstance(variant.framework, Noarch):
+            raise refuse("the project is Python only and has no compiled variants", listed)
+        return
+    if not isinstance(project.framework, TorchFramework) or isinstance(variant.framework, Noarch):
+        raise refuse("the project is compiled and has no Python-only variants", listed)
+    floor = project.framework.stable_abi.get(variant.backend)
+    release = variant.framework.release
+    if isinstance(variant.framework, StableAbi) and variant.framework.release != floor:
+        raise refuse(
+            f"the project's stable ABI for {variant.backend} is {floor}" if floor else "the project has no stable ABI",
+            "set [torch] stable-abi in build.toml to the oldest Torch release to serve" if not floor else listed,
+        )
+    if floor and release < floor:
+        raise refuse(f"the project's stable ABI starts at Torch {floor}", listed)
+    if not floor and not _in_range(release, project.framework.minver, project.framework.maxver):
+        raise refuse(f"[torch] minver and maxver rule out Torch {release}", listed)
+    if variant.cuda and variant.cuda not in _cuda_releases_of(project, [variant.cuda]):
+        raise refuse(f"[general.cuda] minver and maxver or a kernel's cuda-minver rule out CUDA {variant.cuda}", listed)

@@ -1,0 +1,14 @@
+"""For clients that look for the package one directory down: the same names as the package above."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+_name = "$namespace"
+if _name not in sys.modules:
+    _spec = importlib.util.spec_from_file_location(_name, Path(__file__).resolve().parent.parent / "__init__.py")
+    sys.modules[_name] = importlib.util.module_from_spec(_spec)
+    _spec.loader.exec_module(sys.modules[_name])
+_module = sys.modules[_name]
+__all__ = getattr(_module, "__all__", [name for name in vars(_module) if not name.startswith("_")])
+globals().update({name: getattr(_module, name) for name in __all__})

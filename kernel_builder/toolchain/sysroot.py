@@ -1,0 +1,250 @@
+"""What a binary is linked against, so that a new machine's output runs on an old one.
+
+The linker records the version of every symbol it finds in a shared library. To never record one that glibc 2.28 lacks,
+it is shown stand-ins of the C and C++ runtime libraries, made from this machine's own by leaving out every symbol
+version that is too new: `exp` is then the old `exp@GLIBC_2.2.5`, and what exists only in newer releases stays
+undefined, which the build reports by name. The few symbols that newer C++ headers cannot do without come from a small
+archive (`templates/compat.cpp`).
+
+Torch is not needed to link either: a shared object only has to name its libraries, and an empty library with the
+right soname is enough for that.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from kernel_builder.errors import ToolchainError
+
+# The newest versions allowed: manylinux_2_28, which the Hub asks for.
+CEILINGS: Mapping[str, tuple[int, ...]] = {
+    "GLIBC": (2, 28),
+    "GLIBCXX": (3, 4, 24),
+    "CXXABI": (1, 3, 11),
+    "GCC": (7, 0, 0),
+}
+
+RUNTIME_LIBRARIES = (
+    "libstdc++.so.6",
+    "libm.so.6",
+    "libgcc_s.so.1",
+    "libc.so.6",
+    "libpthread.so.0",
+    "libdl.so.2",
+    "librt.so.1",
+)
+
+TORCH_LIBRARIES = ("libc10.so", "libtorch_cpu.so", "libtorch.so", "libc10_cuda.so", "libtorch_cuda.so")
+
+COMPAT_MEMBERS = (
+    "KB_SINGLE_THREADED",
+    "KB_ARRAY_NEW_LENGTH",
+    "KB_STRING_STREAMS",
+    "KB_IOSTREAM_INIT",
+    "KB_CALL_TERMINATE",
+    "KB_ISOC23",
+)
+
+# Raise when the recipe below changes, so that a sysroot made by an older builder is made again.
+RECIPE = 1
+
+
+@dataclass(frozen=True)
+class Sysroot:
+    """A directory of libraries to link against.
+
+    Attributes:
+        root: Holds `lib/` (the stand-ins) and `too-new.json`.
+    """
+
+    root: Path
+
+    @property
+    def lib(self) -> Path:
+        return self.root / "lib"
+
+    @property
+    def runtime_arguments(self) -> list[str]:
+        """What replaces the compiler's default libraries at the end of a link command, relative to `lib`'s parent."""
+        dynamic = [f"-l:{name}" for name in RUNTIME_LIBRARIES]
+        return ["-l:libcompat.a", "-Wl,--as-needed", *dynamic, "-lgcc", "-Wl,--no-as-needed"]
+
+    def too_new(self) -> Mapping[str, str]:
+        """Symbols that this machine's libraries have only in a version above the ceiling -> their oldest version."""
+        loaded: dict[str, str] = json.loads((self.root / "too-new.json").read_text())
+        return loaded
+
+
+def _version_key(version: str) -> tuple[str, tuple[int, ...]] | None:
+    match = re.fullmatch(r"([A-Z]+)_(\d+(?:\.\d+)*)", version)
+    return (match[1], tuple(int(part) for part in match[2].split("."))) if match else None
+
+
+def allowed(version: str) -> bool:
+    """Whether a symbol version such as `GLIBC_2.17` is at or below the ceiling. Private versions are not."""
+    key = _version_key(version)
+    return key is not None and key[0] in CEILINGS and key[1] <= CEILINGS[key[0]]
+
+
+@dataclass(frozen=True)
+class Symbol:
+    """A versioned dynamic symbol. `kind` is `function`, `object` or `tls_object`; `size` is in bytes."""
+
+    name: str
+    version: str
+    kind: str
+    size: int
+
+
+# pyelftools names the indirect functions (memset and its kin) by the number that their type shares with STT_LOOS.
+_KINDS = {"STT_FUNC": "function", "STT_LOOS": "function", "STT_OBJECT": "object", "STT_TLS": "tls_object"}
+
+
+def defined_symbols(library: Path) -> list[Symbol]:
+    """The versioned symbols that a shared library defines."""
+    from elftools.elf.elffile import ELFFile
+
+    symbols = []
+    with library.open("rb") as stream:
+        elf = ELFFile(stream)
+        table = elf.get_section_by_name(".dynsym")
+        versions = elf.get_section_by_name(".gnu.version")
+        definitions = elf.get_section_by_name(".gnu.version_d")
+        if table is None or versions is None or definitions is None:
+            return []
+        names = {
+            definition["vd_ndx"]: next(iter(auxiliaries)).name
+            for definition, auxiliaries in definitions.iter_versions()
+        }
+        for index, symbol in enumerate(table.iter_symbols()):
+            if symbol["st_shndx"] in {"SHN_UNDEF", "SHN_ABS"} or not symbol.name:
+                continue
+            entry = versions.get_symbol(index)["ndx"]
+            kind = _KINDS.get(symbol["st_info"]["type"])
+            if kind is None or not isinstance(entry, int):
+                continue
+            version = names.get(entry & 0x7FFF)
+            if version is not None:
+                symbols.append(Symbol(symbol.name, version, kind, symbol["st_size"]))
+    return symbols
+
+
+def split_by_ceiling(symbols: Iterable[Symbol]) -> tuple[list[Symbol], dict[str, str]]:
+    """Keep for each name its newest allowed version; name the others with the oldest version they have.
+
+    Returns:
+        The kept symbols sorted by name, and `name -> version` of those that exist only above the ceiling.
+    """
+    kept: dict[str, Symbol] = {}
+    late: dict[str, str] = {}
+    for symbol in symbols:
+        key = _version_key(symbol.version)
+        if key is None:
+            continue
+        if allowed(symbol.version):
+            known = kept.get(symbol.name)
+            if known is None or (_version_key(known.version) or key) < key:
+                kept[symbol.name] = symbol
+        elif symbol.name not in late or key < (_version_key(late[symbol.name]) or key):
+            late[symbol.name] = symbol.version
+    return sorted(kept.values(), key=lambda s: s.name), {n: v for n, v in late.items() if n not in kept}
+
+
+def stand_in_source(symbols: Iterable[Symbol]) -> tuple[str, str]:
+    """Assembly that defines `symbols`, and the version script that goes with it."""
+    lines = [".text"]
+    versions = set()
+    for number, symbol in enumerate(symbols):
+        local = f"s{number}"
+        section = {"function": ".text", "object": ".data", "tls_object": '.section .tdata,"awT",@progbits'}[symbol.kind]
+        lines += [
+            section,
+            f".globl {local}",
+            f".type {local}, @{symbol.kind}",
+            f".size {local}, {max(symbol.size, 1)}",
+            f"{local}:",
+            f".zero {min(max(symbol.size, 1), 16) if symbol.kind != 'function' else 1}",
+            f'.symver {local}, "{symbol.name}@@@{symbol.version}"',
+        ]
+        versions.add(symbol.version)
+    lines.append('.section .note.GNU-stack,"",@progbits')
+    ordered = sorted(versions, key=lambda version: _version_key(version) or ("", ()))
+    script = "".join(f"{version} {{ }};\n" for version in ordered)
+    return "\n".join(lines) + "\n", script
+
+
+def _run(command: list[str], cwd: Path) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ToolchainError(
+            f"the C++ compiler could not make a library to link against: {done.stderr.strip()}",
+            where=" ".join(command),
+            hint="`kernel-builder doctor` checks the host compiler",
+        )
+    return done.stdout
+
+
+def locate(cxx: Path, name: str) -> Path:
+    """The path of a runtime library or object as the compiler finds it.
+
+    Raises:
+        ToolchainError: If the compiler does not know the library.
+    """
+    done = subprocess.run([str(cxx), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    path = Path(done.stdout.strip())
+    if not path.is_absolute():
+        raise ToolchainError(
+            f"the C++ compiler does not find {name}",
+            where=str(cxx),
+            hint="reinstall g++ with its runtime libraries (Debian: apt-get install --reinstall g++)",
+        )
+    return path.resolve()
+
+
+def make(cxx: Path, directory: Path) -> None:
+    """Make the stand-in libraries for one host compiler in an empty directory.
+
+    Raises:
+        ToolchainError: If a runtime library is missing or the compiler fails.
+    """
+    lib = directory / "lib"
+    lib.mkdir(parents=True)
+    late: dict[str, str] = {}
+    present: set[str] = set()
+    for soname in RUNTIME_LIBRARIES:
+        kept, too_new = split_by_ceiling(defined_symbols(locate(cxx, soname)))
+        present.update(symbol.name for symbol in kept)
+        late.update(too_new)
+        _link_stand_in(cxx, directory, soname, kept)
+    for soname in TORCH_LIBRARIES:
+        _link_stand_in(cxx, directory, soname, [])
+
+    source = resources.files("kernel_builder") / "templates" / "compat.cpp"
+    (directory / "compat.cpp").write_text(source.read_text())
+    members = []
+    for member in COMPAT_MEMBERS:
+        flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", f"-D{member}"]
+        _run([str(cxx), *flags, "-c", "compat.cpp", "-o", f"{member}.o"], directory)
+        members.append(f"{member}.o")
+    _run(["ar", "rcD", "lib/libcompat.a", *members], directory)
+    provided = set(_run(["nm", "--defined-only", "-P", "lib/libcompat.a"], directory).split())
+    for name in [*members, "compat.cpp", "stand-in.s", "stand-in.map", "stand-in.o"]:
+        (directory / name).unlink()
+    remaining = {name: version for name, version in sorted(late.items()) if name not in present | provided}
+    (directory / "too-new.json").write_text(json.dumps(remaining, indent=0) + "\n")
+
+
+def _link_stand_in(cxx: Path, directory: Path, soname: str, symbols: Iterable[Symbol]) -> None:
+    assembly, script = stand_in_source(symbols)
+    (directory / "stand-in.s").write_text(assembly)
+    (directory / "stand-in.map").write_text(script)
+    _run([str(cxx), "-c", "stand-in.s", "-o", "stand-in.o"], directory)
+    flags = ["-nostdlib", "-shared", "-Wl,--build-id=none", f"-Wl,-soname,{soname}"]
+    versions = ["-Wl,--version-script=stand-in.map"] if script else []
+    _run([str(cxx), *flags, *versions, "-o", f"lib/{soname}", "stand-in.o"], directory)
