@@ -27,6 +27,8 @@ FILE = "build.toml"
 FRAMEWORKS = ("torch", "torch-noarch", "tvm-ffi")
 # The longest real build.toml has some 30 kB; a parser should not be made to read anything that was never meant for it.
 _MOST_BYTES = 1_000_000
+# Python's parser takes memory by the square of a dotted key's parts. No key of the format has more than four.
+_LONG_KEY = re.compile(r"""(?:\.[ \t]*(?:[\w-]{1,60}|"(?:[^"\\\n]|\\.){0,60}"|'[^'\n]{0,60}')[ \t]*){16}""")
 
 # What a package may import besides the standard library and Torch: the public client refuses other names at load.
 PYTHON_DEPENDS: Mapping[str, tuple[str, ...]] = {
@@ -236,6 +238,9 @@ def _parse(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"line {line} is not UTF-8", where=str(path), hint="save the file in the encoding UTF-8"
         ) from error
+    if found := _LONG_KEY.search(document):
+        line = document.count("\n", 0, found.start()) + 1
+        raise ConfigError(f"line {line} has a key of more than 16 parts", where=str(path), hint="shorten it")
     try:
         parsed: dict[str, Any] = tomllib.loads(document)
         return parsed

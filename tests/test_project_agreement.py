@@ -268,6 +268,8 @@ REJECTED = [
     general().replace("\n", "\r"),
     more("# \0\n"),
     more("[kernel.é]\n"),
+    "a" + ".a" * 450_000 + " = 1",
+    "x = {" + """.'"' . "\\"" """ * 50_000 + " = 1}",
     "x = " + "[" * 5000 + "]" * 5000 + "\n" + general(),
 ]
 
@@ -379,6 +381,7 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
             )
         ],
     ),
+    "a key that would take the parser all memory": (r"has a key of more than 16 parts", [more(f"# {'.a' * 400_000}")]),
     "a file of more than 1 MB": (r"is larger than 1 MB", [more("#" * 1_000_001)]),
     # The public parser's library takes the fields of a table in order, and a table for a word: accidents, not format.
     "an array where a table belongs": (

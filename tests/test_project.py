@@ -1,0 +1,366 @@
+"""Reading a project: every value of the file arrives, and every mistake is named with its place and the way out."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from kernel_builder import project
+from kernel_builder.errors import ConfigError
+from kernel_builder.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.variant import Release
+
+MINIMAL = """\
+[general]
+name = "my-relu"
+version = 1
+edition = 5
+license = "apache-2.0"
+backends = ["cpu"]
+
+[torch]
+src = ["torch-ext/binding.cpp"]
+
+[kernel.relu]
+backend = "cpu"
+depends = ["torch"]
+src = ["relu.cpp"]
+"""
+WHOLE = """\
+[general]
+name = "my-relu"
+version = 3
+edition = 5
+license = "mit"
+backends = ["cuda", "cpu", "cuda"]
+upstream = "https://github.com/o/up"
+source = "git@github.com:o/src.git"
+python-depends = ["einops"]
+kernel-depends = [{ repo-id = "o/base", version = 2 }]
+
+[general.hub]
+repo-id = "o/my-relu"
+branch = "v3"
+
+[general.cuda]
+minver = "12.8"
+maxver = "13.2"
+python-depends = ["nvidia-cutlass-dsl"]
+kernel-depends = [{ repo-id = "o/more", revision = "main" }]
+
+[torch]
+src = ["torch-ext/binding.cpp"]
+include = ["./inc", "."]
+pyext = ["py", "json"]
+cxx-flags = ["-Wall"]
+minver = "2.10"
+maxver = "2.15"
+stable-abi = "2.10"
+
+[kernel.relu]
+backend = "cuda"
+depends = ["torch", "cutlass_4_0"]
+src = ["relu.cu", "inc/relu.h"]
+include = ["inc"]
+cxx-flags = ["-g"]
+cuda-capabilities = ["9.0a", "12.0+PTX"]
+cuda-flags = ["-lineinfo"]
+cuda-minver = "12.8"
+
+[kernel.relu-rocm]
+backend = "rocm"
+depends = []
+src = ["relu.cu"]
+rocm-archs = ["gfx942"]
+hip-flags = ["-O2"]
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A project directory with all files that the texts above name; its path is not easy."""
+    home = tmp_path / "my ünusual project"
+    for name in (
+        "relu.cpp",
+        "relu.cu",
+        "inc/relu.h",
+        "torch-ext/binding.cpp",
+        "torch-ext/my_relu/__init__.py",
+        "torch-ext/my_relu/layers/__init__.py",
+        "torch-ext/my_relu/data/table.json",
+        "torch-ext/my_relu/notes.txt",
+        "torch-ext/my_relu/__pycache__/__init__.cpython-311.pyc",
+        "torch-ext/my_relu/__pycache__/stale.py",
+        "torch-ext/my_relu/.hidden.py",
+    ):
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).touch()
+    (home / "build.toml").write_text(MINIMAL)
+    return home
+
+
+def mistake(home: Path, text: str | None = None) -> ConfigError:
+    if text is not None:
+        (home / "build.toml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        project.read(home)
+    error = caught.value
+    assert error.hint
+    assert error.where
+    assert error.where.startswith(str(home))
+    return error
+
+
+def test_every_value_arrives(home: Path) -> None:
+    (home / "build.toml").write_text(WHOLE)
+    package = home / "torch-ext/my_relu"
+    stable = Release(2, 10)
+    assert project.read(home) == project.Project(
+        root=home,
+        name="my-relu",
+        version=3,
+        license="mit",
+        backends=("cuda", "cpu"),
+        upstream="https://github.com/o/up",
+        source="git@github.com:o/src.git",
+        python_depends=("einops",),
+        backend_python_depends={"cuda": ("nvidia-cutlass-dsl",)},
+        kernel_depends=(KernelDependency("o/base", version=2),),
+        backend_kernel_depends={"cuda": (KernelDependency("o/more", revision="main"),)},
+        cuda_minver=Release(12, 8),
+        cuda_maxver=Release(13, 2),
+        hub_repo_id="o/my-relu",
+        hub_branch="v3",
+        framework=TorchFramework(
+            src=("torch-ext/binding.cpp",),
+            include=("inc", "."),
+            pyext=("py", "json"),
+            cxx_flags=("-Wall",),
+            minver=stable,
+            maxver=Release(2, 15),
+            stable_abi={"cuda": stable, "cpu": stable},
+        ),
+        kernels=(
+            Kernel(
+                name="relu",
+                backend="cuda",
+                depends=("torch", "cutlass_4_0"),
+                src=("relu.cu", "inc/relu.h"),
+                include=("inc",),
+                cxx_flags=("-g",),
+                cuda_capabilities=("9.0a", "12.0+PTX"),
+                cuda_flags=("-lineinfo",),
+                cuda_minver=Release(12, 8),
+            ),
+            Kernel(
+                name="relu-rocm",
+                backend="rocm",
+                depends=(),
+                src=("relu.cu",),
+                rocm_archs=("gfx942",),
+                hip_flags=("-O2",),
+            ),
+        ),
+        python_files=(
+            ("__init__.py", package / "__init__.py"),
+            ("data/table.json", package / "data/table.json"),
+            ("layers/__init__.py", package / "layers/__init__.py"),
+        ),
+    )
+    assert project.read(home).python_name == "my_relu"
+
+
+def test_defaults(home: Path) -> None:
+    read = project.read(home)
+    assert read.framework == TorchFramework(src=("torch-ext/binding.cpp",), pyext=("py", "pyi"), stable_abi={})
+    assert read.kernels == (Kernel(name="relu", backend="cpu", depends=("torch",), src=("relu.cpp",)),)
+    assert (read.upstream, read.hub_repo_id, read.cuda_minver, read.kernels[0].cuda_capabilities) == (None,) * 4
+
+
+def test_other_frameworks(home: Path) -> None:
+    general = MINIMAL[: MINIMAL.index("[torch]")]
+    (home / "build.toml").write_text(f'{general}[torch-noarch]\ncuda_capabilities = ["9.0"]\n')
+    assert project.read(home).framework == TorchNoarch(cuda_capabilities=("9.0",))
+    (home / "torch-ext").rename(home / "tvm-ffi-ext")
+    (home / "build.toml").write_text(f'{general}[tvm-ffi]\nsrc = ["relu.cpp"]\n')
+    read = project.read(home)
+    assert read.framework == TvmFfi(src=("relu.cpp",))
+    assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
+
+
+def test_stable_abi_by_backend(home: Path) -> None:
+    text = MINIMAL.replace("[torch]", '[torch]\nstable-abi = { cuda = "2.9" }').replace('["cpu"]', '["cpu", "cuda"]')
+    (home / "build.toml").write_text(text)
+    framework = project.read(home).framework
+    assert isinstance(framework, TorchFramework)
+    assert framework.stable_abi == {"cuda": Release(2, 9)}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "message", "hint"),
+    [
+        ('license = "', 'licence = "', "[general] licence", "unknown key", "did you mean `license`?"),
+        ("[torch]", '[torch]\nstable_abi = "2.10"', "[torch] stable_abi", "unknown key", "did you mean `stable-abi`?"),
+        ("[torch]", "[torhc]", "[torhc]", "unknown key", "did you mean `torch`?"),
+        ('license = "apache-2.0"\n', "", "[general] license", "is missing", "add it"),
+        ("version = 1", 'version = "1"', "[general] version", "expected an integer, got a string", "an integer"),
+        ('["relu.cpp"]', '"relu.cpp"', "[kernel.relu] src", "expected an array, got a string", "`src = [ … ]`"),
+        ('["relu.cpp"]', '["rleu.cpp"]', "[kernel.relu] src", "no file 'rleu.cpp' in the project", "relative to"),
+        ('["relu.cpp"]', '["../relu.cpp"]', "[kernel.relu] src", "'../relu.cpp' is not a path inside", "without `..`"),
+        ("[torch]", '[torch]\ninclude = ["/usr"]', "[torch] include", "'/usr' is not a path inside", "relative to"),
+        ("[torch]", '[torch]\ninclude = ["no"]', "[torch] include", "no directory 'no' in the project", "make it"),
+        ("my-relu", "../relu", "[general] name", "'../relu' is not a name of small letters", "my-kernel"),
+        ('["cpu"]', "[]", "[general] backends", "is an empty array", 'backends = ["cpu", "cuda"]'),
+        ('["cpu"]', '["cdua"]', "[general] backends", "'cdua' is not a backend", "did you mean `cuda`?"),
+        ('backend = "cpu"', 'backend = "cu"', "[kernel.relu] backend", "with compiled kernels", "did you mean `cpu`?"),
+        ("[torch]", "[torch]\nminver = 2.10", "[torch] minver", "expected a string, got a number", "in quotes"),
+        (
+            "[torch]",
+            '[torch]\nminver = "2.10"\nmaxver = "2.9"',
+            "[torch] minver",
+            "no version is at least 2.10 and at most 2.9",
+            "swap them",
+        ),
+        (
+            "[torch]",
+            '[general.cuda]\nminver = "13.0"\nmaxver = "12.8"\n[torch]',
+            "[general.cuda] minver",
+            "no version is at least 13.0",
+            "swap them",
+        ),
+        (
+            'backend = "cpu"',
+            'backend = "cuda"\ncuda-capabilities = ["9.9"]',
+            "[kernel.relu] cuda-capabilities",
+            "'9.9' is not a CUDA capability",
+            "9.0, 10.0",
+        ),
+        (
+            "edition = 5",
+            'edition = 5\npython-depends = ["enops"]',
+            "[general] python-depends",
+            "'enops' is not a Python package",
+            "did you mean `einops`?",
+        ),
+        (
+            "edition = 5",
+            "edition = 3",
+            "[general] edition",
+            "this is edition 3; expected edition 5",
+            "docs/build-toml.md",
+        ),
+        ("edition = 5", "edition = 6", "[general] edition", "this is edition 6; expected edition 5", "does not know"),
+        ("edition = 5\n", "", "[general] edition", "is missing; expected edition 5", "add `edition = 5`"),
+        (
+            "[torch]",
+            "[torch-noarch]\n[torch]",
+            "",
+            "expected one framework table, got [torch] and [torch-noarch]",
+            "keep",
+        ),
+        ('[torch]\nsrc = ["torch-ext/binding.cpp"]', "", "", "expected one framework table, got none", "keep one of"),
+        ("version = 1", "version = ", "", "is not TOML: Invalid value (at line 3, column 11)", "mend the line"),
+    ],
+)
+def test_a_mistake_is_named(home: Path, old: str, new: str, where: str, message: str, hint: str) -> None:
+    assert old in MINIMAL
+    error = mistake(home, MINIMAL.replace(old, new, 1))
+    assert error.where == f"{home / 'build.toml'}: {where}".removesuffix(": ")
+    assert message in error.message
+    assert hint in str(error.hint)
+    assert error.exit_code == 2
+
+
+def test_an_old_edition_is_known_by_its_keys(home: Path) -> None:
+    text = MINIMAL.replace("edition = 5\n", "").replace("[torch]", "[torch]\nuniversal = true")
+    error = mistake(home, text.replace("[kernel.relu]", '[kernel.relu]\nlanguage = "cuda"'))
+    assert "`[torch] universal`, `[kernel.relu] language`" in error.message
+    assert "a `[torch-noarch]` table stands in its place" in str(error.hint)
+
+
+def test_no_project(tmp_path: Path) -> None:
+    for directory in (tmp_path, tmp_path / "no such directory"):
+        error = mistake(directory)
+        assert error.where == str(directory / "build.toml")
+        assert "kernel-builder init" in str(error.hint)
+
+
+def test_not_utf8(home: Path) -> None:
+    (home / "build.toml").write_bytes(MINIMAL.encode() + "# é\n".encode("latin-1"))
+    assert "line 15 is not UTF-8" in mistake(home).message
+
+
+def test_ten_megabytes_are_refused_before_they_are_parsed(home: Path) -> None:
+    (home / "build.toml").write_bytes(b"#\n" * 5_000_000 + MINIMAL.encode())
+    start = time.perf_counter()
+    assert "larger than 1 MB" in mistake(home).message
+    assert time.perf_counter() - start < 0.1
+
+
+def test_a_build_toml_that_cannot_be_read(home: Path) -> None:
+    (home / "build.toml").unlink()
+    (home / "build.toml").symlink_to("build.toml")
+    assert mistake(home).where == str(home / "build.toml")
+
+
+@pytest.mark.parametrize(
+    ("link", "where"),
+    [
+        ("relu.cpp", "build.toml: [kernel.relu] src"),
+        ("torch-ext/binding.cpp", "build.toml: [torch] src"),
+        ("inc", "build.toml: [torch] include"),
+        ("torch-ext/my_relu/layers/__init__.py", "torch-ext/my_relu/layers/__init__.py"),
+        ("torch-ext/my_relu/layers", "torch-ext/my_relu/layers"),
+        ("torch-ext/my_relu", "torch-ext/my_relu"),
+    ],
+)
+def test_a_link_out_of_the_project(home: Path, tmp_path: Path, link: str, where: str) -> None:
+    outside = tmp_path / "outside"
+    (home / link).rename(outside)
+    (home / link).symlink_to(outside)
+    error = mistake(home, MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]'))
+    assert error.where == f"{home}/{where}"
+    assert "is a symbolic link out of the project" in error.message
+
+
+def test_links_inside_the_project_are_followed(home: Path, tmp_path: Path) -> None:
+    (home / "relu.cpp").rename(home / "real.cpp")
+    (home / "relu.cpp").symlink_to("real.cpp")
+    (home / "torch-ext/my_relu/layers").rename(home / "shared")
+    (home / "torch-ext/my_relu/layers").symlink_to("../../shared")
+    (tmp_path / "link").symlink_to(home)
+    read = project.read(tmp_path / "link")
+    assert read == project.read(home)
+    assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
+    (home / "shared/up").symlink_to("..")
+    assert "directory above it" in mistake(home).message
+
+
+def test_the_package_must_be_there(home: Path) -> None:
+    (home / "torch-ext/my_relu/__init__.py").unlink()
+    error = mistake(home)
+    assert error.where == str(home / "torch-ext/my_relu/__init__.py")
+
+
+def test_files_that_the_builder_writes_are_reserved(home: Path) -> None:
+    (home / "torch-ext/my_relu/_ops.py").touch()
+    assert mistake(home).where == str(home / "torch-ext/my_relu/_ops.py")
+
+
+def test_relative_directories_are_named_as_given(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+    (home / "relu.cpp").unlink()
+    with pytest.raises(ConfigError) as caught:
+        project.read(Path())
+    assert caught.value.where == "build.toml: [kernel.relu] src"
+
+
+def test_reading_is_fast(home: Path) -> None:
+    (home / "build.toml").write_text(WHOLE)
+    project.read(home)
+    start = time.perf_counter()
+    for _ in range(10):
+        project.read(home)
+    assert (time.perf_counter() - start) / 10 < 0.005
