@@ -1,0 +1,224 @@
+"""`kernel-builder toolchain`: the pinned compilers and headers on this machine."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernel_builder.errors import ToolchainError
+from kernel_builder.variant import PLATFORMS, Release
+
+if TYPE_CHECKING:
+    from kernel_builder.toolchain.toolchains import Toolchains
+    from kernel_builder.toolchain.trees import Tree
+
+
+class ReleaseType(click.ParamType[Release]):
+    """A `major.minor` version on the command line."""
+
+    name = "release"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Release:
+        try:
+            return Release.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+index_option = click.option(
+    "--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+lock_option = click.option(
+    "--lock",
+    "lock_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A lock to use instead of the one that comes with the builder.",
+)
+
+
+def _toolchains(lock_file: Path | None, **settings: Any) -> Toolchains:
+    from kernel_builder.toolchain import Toolchains, lock
+
+    return Toolchains(pinned=lock.read(lock_file) if lock_file else None, **settings)
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+@click.group()
+def toolchain() -> None:
+    """Fetch, list and check the pinned compilers and headers.
+
+    They are kept under $KERNEL_BUILDER_CACHE, or the user's cache directory, and once there no network is needed.
+    """
+
+
+@toolchain.command()
+@click.option("--cuda", type=ReleaseType(), multiple=True, help="A CUDA release, e.g. 13.0; may be repeated.")
+@click.option("--torch", type=ReleaseType(), multiple=True, help="Headers of a Torch release; may be repeated.")
+@click.option(
+    "--headers",
+    type=click.Choice(["stable", "full"]),
+    default="stable",
+    show_default=True,
+    help="Torch's headers for the stable ABI, or all.",
+)
+@index_option
+@lock_option
+@json_option
+def fetch(
+    cuda: tuple[Release, ...],
+    torch: tuple[Release, ...],
+    headers: str,
+    index_url: str | None,
+    lock_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Bring pinned toolchains into the store: the given ones, or without `--cuda` and `--torch` all."""
+    from kernel_builder.toolchain import shown
+
+    with shown(sys.stderr) as progress:
+        toolchains = _toolchains(lock_file, index_url=index_url, progress=progress)
+        trees = _select(toolchains, cuda, torch, headers)
+        fetched = [(tree, toolchains.store.find(tree.name) is None, toolchains.fetch(tree)) for tree in trees]
+    if as_json:
+        report = [
+            {"name": tree.name, "title": tree.title, "downloaded": tree.download if new else 0, "path": str(path)}
+            for tree, new, path in fetched
+        ]
+        click.echo(json.dumps(report, indent=2))
+        return
+    for tree, new, path in fetched:
+        click.echo(f"{tree.title}: {_megabytes(tree.download) + ' downloaded' if new else 'already there'}: {path}")
+
+
+def _select(toolchains: Toolchains, cuda: tuple[Release, ...], torch: tuple[Release, ...], headers: str) -> list[Tree]:
+    pinned = {tree.kind: tree for tree in toolchains.pinned()}
+    if not cuda and not torch:
+        return [tree for kind, tree in pinned.items() if kind.startswith("cuda-") or kind.endswith(f"-{headers}")]
+    wanted = [f"cuda-{release}" for release in cuda] + [f"torch-{release}-{headers}" for release in torch]
+    for kind in wanted:
+        if kind not in pinned:
+            raise ToolchainError(
+                f"is not pinned for this platform; pinned are {', '.join(pinned)}",
+                where=kind,
+                hint="`kernel-builder toolchain list` shows what is pinned",
+            )
+    return [pinned[kind] for kind in wanted]
+
+
+@toolchain.command("list")
+@lock_option
+@json_option
+def list_toolchains(lock_file: Path | None, as_json: bool) -> None:
+    """Show what is pinned for this platform, what is in the store, and the sizes."""
+    toolchains = _toolchains(lock_file)
+    stored = {entry.name: entry for entry in toolchains.store.entries()}
+    rows: list[dict[str, Any]] = [
+        {
+            "name": tree.name,
+            "title": tree.title,
+            "pinned": True,
+            "download": tree.download,
+            "stored": stored.pop(tree.name).bytes if tree.name in stored else None,
+        }
+        for tree in toolchains.pinned()
+    ]
+    rows += [
+        {"name": entry.name, "title": entry.title, "pinned": False, "download": None, "stored": entry.bytes}
+        for entry in stored.values()
+    ]
+    if as_json:
+        click.echo(json.dumps({"store": str(toolchains.store.root), "toolchains": rows}, indent=2))
+        return
+    for row in rows:
+        state = f"in the store, {_megabytes(row['stored'])}" if row["stored"] is not None else "not in the store"
+        origin = f"{_megabytes(row['download'])} to download" if row["pinned"] else "not in the lock"
+        click.echo(f"{row['title']:<32} {origin:<24} {state}")
+    click.echo(f"store: {toolchains.store.root}")
+
+
+@toolchain.command()
+@click.option("--remove", is_flag=True, help="Remove damaged toolchains, so that the next use fetches them again.")
+@json_option
+def verify(remove: bool, as_json: bool) -> None:
+    """Hash every file in the store again and compare with what it was when it was put there."""
+    toolchains = _toolchains(None)
+    store = toolchains.store
+    names = store.names()
+    damages = [damage for name in names for damage in store.verify(name)]
+    if remove:
+        for name in {damage.tree for damage in damages}:
+            store.remove(name)
+    if as_json:
+        rows = [{"tree": damage.tree, "path": str(damage.path), "problem": damage.problem} for damage in damages]
+        click.echo(json.dumps({"checked": names, "damages": rows}, indent=2))
+    else:
+        for damage in damages:
+            click.echo(f"{damage.path} {damage.problem}")
+        click.echo(f"{len(names)} toolchains checked, {len(damages)} files damaged")
+        if damages and not remove:
+            click.echo("`kernel-builder toolchain verify --remove` removes the damaged ones", err=True)
+    if damages and not remove:
+        sys.exit(ToolchainError.exit_code)
+
+
+@toolchain.command()
+@click.option("--all", "everything", is_flag=True, help="Remove every toolchain.")
+@click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Remove those not used for DAYS.")
+@json_option
+def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
+    """Free disk space: always what interrupted downloads left, and the toolchains that the options name."""
+    store = _toolchains(None).store
+    limit = time.time() - older_than * 86400 if older_than is not None else None
+    doomed = [entry for entry in store.entries() if everything or (limit is not None and entry.used <= limit)]
+    removed = [entry for entry in doomed if store.remove(entry.name)]
+    freed = store.remove_leftovers() + sum(entry.bytes for entry in removed)
+    if as_json:
+        click.echo(json.dumps({"removed": [entry.name for entry in removed], "freed": freed}, indent=2))
+        return
+    for entry in removed:
+        click.echo(f"removed {entry.title}")
+    click.echo(f"{_megabytes(freed)} freed")
+
+
+@toolchain.command()
+@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write. [default: stdout]")
+@click.option("--torch", type=ReleaseType(), multiple=True, help="Torch releases to pin. [default: the matrix's]")
+@click.option("--cuda", type=ReleaseType(), multiple=True, help="CUDA releases to pin. [default: the matrix's]")
+@click.option("--platform", "platforms", type=click.Choice(PLATFORMS), multiple=True, help="[default: all]")
+@index_option
+def lock(
+    output: Path | None,
+    torch: tuple[Release, ...],
+    cuda: tuple[Release, ...],
+    platforms: tuple[str, ...],
+    index_url: str | None,
+) -> None:
+    """Write the lock afresh from the index: the newest patch of every release in the matrix."""
+    from kernel_builder import matrix
+    from kernel_builder.toolchain import lock as locks
+    from kernel_builder.toolchain import shown
+    from kernel_builder.toolchain.index import Index
+    from kernel_builder.toolchain.resolve import resolve
+
+    with shown(sys.stderr) as progress:
+        pinned = resolve(
+            Index(index_url),
+            torch or matrix.torch_releases(),
+            cuda or matrix.cuda_releases(),
+            platforms or PLATFORMS,
+            progress,
+        )
+    text = locks.dumps(pinned)
+    if output is None:
+        click.echo(text, nl=False)
+    else:
+        output.write_text(text, encoding="utf-8")

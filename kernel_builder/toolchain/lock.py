@@ -1,0 +1,168 @@
+"""The lock: which wheels, which bytes of them, and the hash that pins their content. Data only.
+
+Nothing here says where a wheel is: the index in use is asked for its address by file name. Of each wheel only the
+byte ranges with the members that are needed are fetched. One of them is the wheel's `RECORD`, which lists the SHA-256
+of every other file; the lock pins the SHA-256 of `RECORD`, and so all of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.errors import ToolchainError
+from kernel_builder.toolchain.model import Subset
+from kernel_builder.variant import Release
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """Part of one wheel.
+
+    Attributes:
+        project: Its name in the index.
+        file: Its file name, by which the index is asked for it.
+        size: Bytes of the whole wheel.
+        sha256: Of the whole wheel, as the index states it.
+        record: SHA-256 of its `RECORD`.
+        ranges: Bytes to fetch, `(start, stop)`, ascending and apart. Each is a run of whole zip members.
+        unpacked: Bytes on disk of the members that are kept.
+    """
+
+    project: str
+    version: str
+    file: str
+    size: int
+    sha256: str
+    record: str
+    ranges: tuple[tuple[int, int], ...]
+    unpacked: int
+
+    @property
+    def download(self) -> int:
+        """Bytes to fetch."""
+        return sum(stop - start for start, stop in self.ranges)
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """One CUDA release. `version` is that of the index's `cuda-toolkit`, which says what belongs together."""
+
+    release: Release
+    version: str
+    platforms: Mapping[str, tuple[Wheel, ...]]
+
+
+@dataclass(frozen=True)
+class Torch:
+    """One Torch release. A platform's headers are parts of one wheel, one for each subset."""
+
+    release: Release
+    version: str
+    platforms: Mapping[str, Mapping[Subset, Wheel]]
+
+
+@dataclass(frozen=True)
+class Lock:
+    """All that is pinned, releases ascending."""
+
+    cuda: Mapping[Release, Cuda]
+    torch: Mapping[Release, Torch]
+
+
+def _load_wheel(entry: Mapping[str, Any]) -> Wheel:
+    ranges = [text.split("-") for text in entry["ranges"]]
+    return Wheel(**{**entry, "ranges": tuple((int(start), int(stop)) for start, stop in ranges)})
+
+
+def _dump_wheel(wheel: Wheel) -> dict[str, Any]:
+    return {**asdict(wheel), "ranges": [f"{start}-{stop}" for start, stop in wheel.ranges]}
+
+
+def loads(text: str, where: str) -> Lock:
+    """Read a lock's text.
+
+    Raises:
+        ToolchainError: If it is not a lock of this schema; `where` names it.
+    """
+    try:
+        data = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
+        cuda = {
+            Release.parse(name): Cuda(
+                Release.parse(name),
+                entry["version"],
+                {platform: tuple(map(_load_wheel, wheels)) for platform, wheels in entry["platforms"].items()},
+            )
+            for name, entry in data["cuda"].items()
+        }
+        torch = {
+            Release.parse(name): Torch(
+                Release.parse(name),
+                entry["version"],
+                {
+                    platform: {"stable": _load_wheel(subsets["stable"]), "full": _load_wheel(subsets["full"])}
+                    for platform, subsets in entry["platforms"].items()
+                },
+            )
+            for name, entry in data["torch"].items()
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ToolchainError(
+            f"is not a toolchain lock: {error!r}", where=where, hint="`kernel-builder toolchain lock` writes one"
+        ) from error
+    return Lock(dict(sorted(cuda.items())), dict(sorted(torch.items())))
+
+
+def dumps(lock: Lock) -> str:
+    """The lock's text: JSON, releases ascending, one fact a line, so that a change reads well in review."""
+    data = {
+        "schema": SCHEMA,
+        "cuda": {
+            str(release): {
+                "version": cuda.version,
+                "platforms": {
+                    name: [_dump_wheel(wheel) for wheel in wheels] for name, wheels in cuda.platforms.items()
+                },
+            }
+            for release, cuda in sorted(lock.cuda.items())
+        },
+        "torch": {
+            str(release): {
+                "version": torch.version,
+                "platforms": {
+                    name: {subset: _dump_wheel(wheel) for subset, wheel in subsets.items()}
+                    for name, subsets in torch.platforms.items()
+                },
+            }
+            for release, torch in sorted(lock.torch.items())
+        },
+    }
+    return json.dumps(data, indent=2) + "\n"
+
+
+def read(path: Path) -> Lock:
+    """Read a lock file.
+
+    Raises:
+        ToolchainError: If it is missing or not a lock.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ToolchainError(f"cannot be read: {error}", where=str(path)) from error
+    return loads(text, str(path))
+
+
+@lru_cache(maxsize=1)
+def shipped() -> Lock:
+    """The lock that comes with this builder."""
+    return loads((resources.files(__package__) / "lock.json").read_text(encoding="utf-8"), "lock.json")

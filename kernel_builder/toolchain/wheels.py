@@ -1,0 +1,134 @@
+"""A slice of a wheel read without its central directory, and checked against its own `RECORD`.
+
+Every member of a zip file is preceded by a local header with its name and sizes. A run of whole members can therefore
+be read on its own; the directory at the file's end, a megabyte for a Torch wheel, is not needed. That holds as long as
+sizes stand in the local headers (general purpose flag 3 is clear), which `toolchain lock` checks when it pins a wheel.
+"""
+
+from __future__ import annotations
+
+import base64
+import csv
+import hashlib
+import struct
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+_LOCAL_HEADER = struct.Struct("<4s5H3L2H")
+_SIGNATURE = b"PK\x03\x04"
+_STORED, _DEFLATED = 0, 8
+
+
+class CorruptWheel(ValueError):
+    """Bytes of a wheel are not what its `RECORD` or the lock says. The text says which, and expected against got."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file of a wheel, still compressed."""
+
+    name: str
+    method: int
+    compressed: memoryview
+    size: int
+
+    def content(self) -> bytes:
+        """The file's bytes.
+
+        Raises:
+            CorruptWheel: If they do not decompress to the stated size.
+        """
+        try:
+            if self.method == _STORED:
+                data = bytes(self.compressed)
+            elif self.method == _DEFLATED:
+                data = zlib.decompress(self.compressed, -zlib.MAX_WBITS, bufsize=max(self.size, 1))
+            else:
+                raise CorruptWheel(f"{self.name}: unknown compression method {self.method}")
+        except zlib.error as error:
+            raise CorruptWheel(f"{self.name}: does not decompress: {error}") from error
+        if len(data) != self.size:
+            raise CorruptWheel(f"{self.name}: has {len(data)} bytes, expected {self.size}")
+        return data
+
+
+def members(data: memoryview) -> Iterator[Member]:
+    """The files in a run of whole zip members, in order; directories are left out.
+
+    Raises:
+        CorruptWheel: If the bytes are not such a run.
+    """
+    position = 0
+    while position < len(data):
+        if len(data) - position < _LOCAL_HEADER.size:
+            raise CorruptWheel(f"ends within a zip header at byte {position}")
+        header = _LOCAL_HEADER.unpack_from(data, position)
+        signature, _, flags, method, _, _, _, compressed_size, size, name_length, extra_length = header
+        if signature != _SIGNATURE or flags & 0x8:
+            raise CorruptWheel(f"has no usable zip member at byte {position}")
+        name_start = position + _LOCAL_HEADER.size
+        start = name_start + name_length + extra_length
+        position = start + compressed_size
+        if position > len(data):
+            raise CorruptWheel(f"ends within a zip member that started at byte {name_start - _LOCAL_HEADER.size}")
+        name = bytes(data[name_start : name_start + name_length]).decode("utf-8", "replace")
+        if not name.endswith("/"):
+            yield Member(name, method, data[start:position], size)
+
+
+def parse_record(text: str) -> Mapping[str, str]:
+    """File name -> SHA-256 in hex, from a wheel's `RECORD`. Files without a hash (itself, signatures) are left out."""
+    hashes = {}
+    for row in csv.reader(text.splitlines()):
+        name, stated, *_ = [*row, "", ""]
+        algorithm, _, digest = stated.partition("=")
+        if algorithm == "sha256":
+            hashes[name] = base64.urlsafe_b64decode(digest + "=" * (-len(digest) % 4)).hex()
+    return hashes
+
+
+def _is_record(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.name == "RECORD" and path.parent.name.endswith(".dist-info") and len(path.parts) == 2
+
+
+def checked(
+    slices: Iterable[memoryview], record_sha256: str, prefix: str, keep: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes]]:
+    """The files under a prefix that are kept, each checked against the wheel's `RECORD`, and that against the lock.
+
+    Args:
+        slices: Runs of members that together hold `RECORD` and the files.
+        record_sha256: What the lock pins.
+        prefix: Start of the names to give; ends with a slash. Other members are left out.
+        keep: Which names, after the prefix, to give.
+
+    Yields:
+        Name without the prefix, content.
+
+    Raises:
+        CorruptWheel: If a file is not what it should be, or leads out of the prefix.
+    """
+    found = [member for data in slices for member in members(data)]
+    record = next((member.content() for member in found if _is_record(member.name)), None)
+    if record is None:
+        raise CorruptWheel("has no RECORD where the lock says")
+    got = hashlib.sha256(record).hexdigest()
+    if got != record_sha256:
+        raise CorruptWheel(f"RECORD has SHA-256 {got}, expected {record_sha256}")
+    expected = parse_record(record.decode("utf-8"))
+    for member in found:
+        if not member.name.startswith(prefix):
+            continue
+        name = member.name.removeprefix(prefix)
+        if not keep(name):
+            continue
+        if not name or ".." in PurePosixPath(name).parts or name.startswith("/"):
+            raise CorruptWheel(f"{member.name}: leads out of {prefix}")
+        content = member.content()
+        got = hashlib.sha256(content).hexdigest()
+        if got != expected.get(member.name):
+            raise CorruptWheel(f"{member.name} has SHA-256 {got}, expected {expected.get(member.name, 'none')}")
+        yield name, content
