@@ -202,7 +202,7 @@ def select(
     return tuple(buildable), tuple(unavailable)
 
 
-def build(request: Request, toolchains: Toolchains, cache: Path, listener: Listener | None = None) -> Summary:
+def build(request: Request, toolchains: Toolchains, listener: Listener | None = None) -> Summary:
     """Build every variant asked for of every project.
 
     Nothing in a project's `build` directory changes until all its packages are there and have passed their checks.
@@ -211,6 +211,7 @@ def build(request: Request, toolchains: Toolchains, cache: Path, listener: Liste
         KernelBuilderError: As `kernel_builder.errors` describes.
     """
     started = time.monotonic()
+    cache = toolchains.cache
     listener = listener or Listener()
     selected = []
     unavailable: list[Unavailable] = []

@@ -163,12 +163,14 @@ def build(
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
     """
-    from kernel_builder.toolchain import Toolchains, cache_directory
+    from kernel_builder.toolchain import Bars, Lines, Progress, Toolchains
 
-    cache = cache_directory()
     with ExitStack() as stack:
-        listener: Listener = _Bar(stack) if sys.stderr.isatty() else _Lines()
-        toolchains = Toolchains(cache=cache, cuda_home=cuda_home, cxx=cxx, offline=offline)
+        listener: Listener = _Lines()
+        downloads: Progress = Lines(sys.stderr)
+        if sys.stderr.isatty():
+            listener, downloads = _Bar(stack), stack.enter_context(Bars(sys.stderr))
+        toolchains = Toolchains(cuda_home=cuda_home, cxx=cxx, offline=offline, progress=downloads)
         summary = run_build(
             Request(
                 directories=directories or (Path(),),
@@ -181,7 +183,6 @@ def build(
                 load=load,
             ),
             toolchains,
-            cache,
             listener,
         )
     if as_json:

@@ -39,13 +39,22 @@ extern "C" [[noreturn]] __attribute__((visibility("hidden"))) void __cxa_call_te
   std::terminate();
 }
 
+#elif defined(KB_ATEXIT)  // Not in libc.so.6: every library has its own, so that its handlers run when it is unloaded.
+extern "C" {
+int __cxa_atexit(void (*)(void*), void*, void*) noexcept;
+extern __attribute__((visibility("hidden"))) void* __dso_handle;
+__attribute__((visibility("hidden"))) int atexit(void (*function)()) noexcept {
+  return __cxa_atexit(reinterpret_cast<void (*)(void*)>(function), nullptr, __dso_handle);
+}
+}
+
 #elif defined(KB_ISOC23)  // GLIBC_2.38: <cstdlib> redirects strtol and its kin to their C23 versions.
 #include <cstdarg>
 #include <cstddef>
-#define FORWARD(RESULT, NAME)                                                                       \
-  extern "C" RESULT kb_##NAME(const char*, char**, int) __asm__(#NAME);                             \
+#define FORWARD(RESULT, NAME)                                                                               \
+  extern "C" RESULT kb_##NAME(const char*, char**, int) __asm__(#NAME);                                     \
   extern "C" __attribute__((visibility("hidden"))) RESULT __isoc23_##NAME(const char* s, char** e, int b) { \
-    return kb_##NAME(s, e, b);                                                                      \
+    return kb_##NAME(s, e, b);                                                                              \
   }
 FORWARD(long, strtol)
 FORWARD(long long, strtoll)
