@@ -1,0 +1,142 @@
+"""Is the package laid out as the public client and the Hub want it, and does its metadata agree with its name?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.checks.model import Finding, Package
+from kernel_builder.variant import Noarch, Variant
+
+NAME = "layout"
+_REBUILD = "build the package again"
+_SUFFIX = ".abi3.so"
+_TYPES: Mapping[str, type | tuple[type, ...]] = {
+    "id": str,
+    "name": str,
+    "version": int,
+    "license": str,
+    "python-depends": list,
+    "backend": dict,
+    "digest": dict,
+}
+
+
+def check(package: Package) -> Iterator[Finding]:
+    if package.variant is None:
+        yield _finding(
+            ".",
+            f"{package.directory.name!r} is not a variant's name",
+            "`kernel-builder list-variants DIR` lists the names of a project's variants",
+        )
+    yield from _files(package)
+    yield from _required(package)
+    if package.metadata is None:
+        yield _finding("metadata.json", "is missing, or is not a JSON object", _REBUILD)
+    else:
+        yield from _metadata(package, package.metadata)
+
+
+def _finding(path: str, message: str, hint: str = _REBUILD) -> Finding:
+    return Finding(NAME, path, message, hint)
+
+
+def _required(package: Package) -> Iterator[Finding]:
+    required = ["__init__.py", "_ops.py"]
+    if package.metadata and isinstance(package.metadata.get("name"), str):
+        # Clients before flat packages look for the module here.
+        required.append(package.metadata["name"].replace("-", "_") + "/__init__.py")
+    for path in required:
+        if not (package.directory / path).is_file():
+            yield _finding(path, "is missing")
+    noarch = package.variant is not None and isinstance(package.variant.framework, Noarch)
+    count = len(package.binary_paths)
+    if noarch and count:
+        yield _finding(package.binary_paths[0].name, "is a binary in a variant that is Python only")
+    elif not noarch and count != 1:
+        names = ", ".join(path.name for path in package.binary_paths) or "none"
+        yield _finding(".", f"expected exactly one binary, found {names}")
+
+
+def _files(package: Package) -> Iterator[Finding]:
+    """Findings on files that no package may hold."""
+    for path in sorted(package.directory.rglob("*")):
+        name = path.relative_to(package.directory).as_posix()
+        if path.is_symlink():
+            yield _finding(name, "is a symbolic link, which the Hub does not keep", "put the file itself there")
+        elif path.name == "__pycache__" or path.suffix in (".pyc", ".pyo"):
+            if "__pycache__" not in path.parent.parts:
+                yield _finding(name, "is bytecode, which belongs to one machine's Python", f"delete {name}")
+        elif path.name.startswith("."):
+            yield _finding(name, "is a hidden file", f"delete {name}")
+        elif path.is_file() and path not in package.binary_paths and _is_object_code(path):
+            yield _finding(
+                name,
+                "is object code besides the kernel's own binary",
+                "compile it into the kernel through `src`, and leave its file type out of `pyext` in build.toml",
+            )
+
+
+def _is_object_code(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(8).startswith((b"\x7fELF", b"!<arch>"))
+
+
+def _metadata(package: Package, metadata: Mapping[str, Any]) -> Iterator[Finding]:
+    sound = True
+    for key, kind in _TYPES.items():
+        if key not in metadata:
+            sound = False
+            yield _finding("metadata.json", f"has no `{key}`")
+        elif not isinstance(metadata[key], kind) or isinstance(metadata[key], bool):
+            sound = False
+            yield _finding("metadata.json", f"`{key}` is {metadata[key]!r}, expected {_SPOKEN[kind]}")
+    if not sound:
+        return
+    yield from _readable(package.directory / "metadata.json")
+    backend = metadata["backend"].get("type")
+    if package.variant is not None:
+        yield from _agreement(package.variant, metadata)
+    start = f"_{metadata['name'].replace('-', '_')}_{backend}_"
+    if not metadata["id"].startswith(start) or metadata["id"] == start or not metadata["id"].isidentifier():
+        yield _finding(
+            "metadata.json",
+            f"`id` is {metadata['id']!r}, expected {start}<unique>; two kernels with one id cannot be loaded together",
+        )
+    ops = package.directory / "_ops.py"
+    if ops.is_file() and metadata["id"] not in ops.read_text(encoding="utf-8", errors="replace"):
+        yield _finding("_ops.py", f"does not register operators under the `id` of metadata.json, {metadata['id']}")
+
+
+_SPOKEN: Mapping[type | tuple[type, ...], str] = {
+    str: "a text",
+    int: "a whole number",
+    list: "a list",
+    dict: "an object",
+}
+
+
+def _agreement(variant: Variant, metadata: Mapping[str, Any]) -> Iterator[Finding]:
+    backend = metadata["backend"].get("type")
+    if backend != variant.backend:
+        yield _finding("metadata.json", f"`backend.type` is {backend!r}, the variant is for {variant.backend}")
+    archs = metadata["backend"].get("archs")
+    if variant.cuda and not (isinstance(archs, list) and archs):
+        yield _finding(
+            "metadata.json",
+            "`backend.archs` is missing or empty: the client could not refuse a device that it does not support",
+        )
+
+
+def _readable(path: Path) -> Iterator[Finding]:
+    """A finding if the Hub's data package refuses the file, or the client's own reader, which may be newer."""
+    import kernels
+    import kernels_data
+
+    for reader, metadata in (("kernels-data", kernels_data.Metadata), ("kernels", kernels.Metadata)):
+        try:
+            metadata.read_from_file(path)
+        except ValueError as error:
+            yield _finding(path.name, f"the package `{reader}` cannot read it: {str(error).splitlines()[0]}")
+            return

@@ -1,0 +1,95 @@
+"""Does the package load through the public client, in a fresh process, on this machine?"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.checks.model import Finding, NotApplicable, Package
+from kernel_builder.errors import VariantError
+from kernel_builder.variant import Variant, this_platform
+
+NAME = "load"
+_SECONDS = 300
+
+
+def check(package: Package) -> Iterator[Finding]:
+    variant = package.variant
+    if variant is None:
+        raise NotApplicable(f"{package.directory.name!r} is not a variant's name")
+    if variant.platform not in (None, this_platform()):
+        raise NotApplicable(f"the variant is for {variant.platform}, this machine is {this_platform()}")
+    if package.metadata is None or not (package.directory / "__init__.py").is_file():
+        raise NotApplicable("the package is not complete")
+    if reason := _rejections(_variants(package.directory.parent))[variant.name]:
+        raise NotApplicable(reason)
+    outcome, text = _probe("load", str(package.directory))
+    if outcome == "skipped":
+        raise NotApplicable(text)
+    if outcome == "failed":
+        yield Finding(NAME, "__init__.py", f"the client cannot load the package: {text}", _hint(text))
+
+
+def _variants(build: Path) -> tuple[str, ...]:
+    """The variants in `build`, sorted by name."""
+    names = []
+    for directory in sorted(build.iterdir()):
+        with contextlib.suppress(VariantError):
+            names.append(Variant.parse(directory.name).name)
+    return tuple(names)
+
+
+@cache
+def _rejections(variants: tuple[str, ...]) -> Mapping[str, str | None]:
+    """Why the client would not choose each variant on this machine, or None where it would.
+
+    Asked once for all variants of a project: the client decides by the installed Torch, which takes seconds to import.
+    """
+    answer = _probe("fits", *variants)
+    return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"PyTorch cannot be imported: {answer[1]}")
+
+
+def _probe(question: str, *arguments: str) -> Any:
+    """Run `probe.py` in a fresh interpreter, away from the current directory and from the network.
+
+    Returns:
+        Its answer. Where it died, was stopped, or had to be, that is `["failed", why]`.
+    """
+    source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory() as empty:
+        result = Path(empty) / "result.json"
+        command = [sys.executable, "-B", "-X", "faulthandler", "-c", source, str(result), question, *arguments]
+        try:
+            process = subprocess.run(
+                command, cwd=empty, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return "failed", f"no answer after {_SECONDS} seconds"
+        if process.returncode == 0 and result.is_file():
+            return json.loads(result.read_text(encoding="utf-8"))
+        return "failed", _death(process)
+
+
+def _death(process: subprocess.CompletedProcess[str]) -> str:
+    if process.returncode < 0:
+        return f"the process was killed by {signal.Signals(-process.returncode).name}"
+    words = process.stderr.strip().splitlines()
+    return f"the process ended with status {process.returncode}" + (f": {words[-1]}" if words else "")
+
+
+def _hint(text: str) -> str:
+    if "undefined symbol" in text:
+        return "add the source that defines the symbol to `src` in build.toml"
+    if "SIG" in text:
+        return "look for code that runs before main: static initialisers and operator registrations"
+    return "import the package's `__init__.py` by hand to see the whole traceback"

@@ -1,0 +1,70 @@
+"""Does the module use only Python's limited API, and can Python find and start it?
+
+The names and the releases that they came with are abi3info's data, which abi3audit uses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kernel_builder.checks.elf import SharedObject
+from kernel_builder.checks.model import Finding, Package
+from kernel_builder.variant import Release
+
+NAME = "python-abi"
+_SUFFIX = ".abi3.so"
+
+
+def check(package: Package) -> Iterator[Finding]:
+    for binary in package.binaries:
+        yield from _symbols(binary, package.policy.python)
+        yield from _module(
+            binary, str(package.metadata["id"]) if package.metadata and "id" in package.metadata else None
+        )
+
+
+def _symbols(binary: SharedObject, oldest: Release) -> Iterator[Finding]:
+    from abi3info import DATAS, FUNCTIONS
+    from abi3info.models import Symbol
+
+    for symbol in binary.undefined:
+        if symbol.version is not None or not symbol.name.startswith(("Py", "_Py")):
+            continue
+        known = FUNCTIONS.get(Symbol(symbol.name)) or DATAS.get(Symbol(symbol.name))
+        if known is None:
+            yield Finding(
+                NAME,
+                binary.name,
+                f"uses {symbol.name}, which is not part of Python's limited API",
+                f"compile with {_macro(oldest)} and call a limited-API function, or register the operator with Torch",
+            )
+        elif (since := Release(known.added.major, known.added.minor)) > oldest:
+            yield Finding(
+                NAME,
+                binary.name,
+                f"uses {symbol.name}, in the limited API since Python {since}; the module must load in {oldest}",
+                f"compile with {_macro(oldest)}, which hides newer functions",
+            )
+
+
+def _macro(oldest: Release) -> str:
+    return f"Py_LIMITED_API=0x{oldest.major:02X}{oldest.minor:02X}0000"
+
+
+def _module(binary: SharedObject, identity: str | None) -> Iterator[Finding]:
+    if identity is not None and binary.name != identity + _SUFFIX:
+        yield Finding(
+            NAME,
+            binary.name,
+            f"is not named after the `id` in metadata.json; expected {identity}{_SUFFIX}",
+            "build the package again",
+        )
+    expected = "PyInit_" + binary.name.partition(".")[0]
+    found = {name for name in binary.exported if name.startswith("PyInit_")}
+    if found != {expected}:
+        yield Finding(
+            NAME,
+            binary.name,
+            f"exports {', '.join(sorted(found)) or 'no module initialiser'}; `import` looks for {expected}",
+            "put `REGISTER_EXTENSION(TORCH_EXTENSION_NAME)` into one source of `[torch] src`, and no other initialiser",
+        )

@@ -1,0 +1,85 @@
+"""Does a binary that claims Torch's stable ABI use nothing of Torch but that ABI's C functions?
+
+`torch_shims.toml` has the functions and the Torch release that each came with. Header-only C++ code of Torch may be
+compiled into a binary; what may not happen is that the binary leaves a C++ name of Torch to be resolved when loaded.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from kernel_builder.checks.demangle import demangle
+from kernel_builder.checks.model import Finding, NotApplicable, Package
+from kernel_builder.variant import Release, StableAbi
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NAME = "torch-stable-abi"
+
+# A mangled name (function, variable, vtable, type information, guard) in a namespace of Torch.
+TORCH_CPP = re.compile(r"_Z(?:T[CISTVW]|GV)?N[KVrRO]*(?:2at|3c10|4c10d|5torch|6caffe2)")
+# Torch's C functions and the names of its Python bindings, whether or not anyone promised them to last.
+TORCH_C = re.compile(r"(?:aoti_)?torch_[a-z]|aoti_record_|_?THP")
+
+
+@dataclass(frozen=True)
+class Shims:
+    """The C functions of the stable ABI: the release that introduced each, and those that only CUDA builds have."""
+
+    since: Mapping[str, Release]
+    cuda: frozenset[str]
+
+
+@cache
+def shims() -> Shims:
+    """The functions that this version of the builder knows."""
+    data = tomllib.loads((Path(__file__).parent / "torch_shims.toml").read_text(encoding="utf-8"))
+    since = {name: Release.parse(release) for release, names in data["release"].items() for name in names}
+    return Shims(since, frozenset(data["library"]["cuda"]))
+
+
+def check(package: Package) -> Iterator[Finding]:
+    claimed = package.policy.torch_stable
+    if claimed is None:
+        if package.variant is None or not isinstance(package.variant.framework, StableAbi):
+            raise NotApplicable("the variant does not claim the stable ABI")
+        claimed = package.variant.framework.release
+    since = shims().since
+    oldest, newest = min(since.values()), max(since.values())
+    if claimed < oldest:
+        raise NotApplicable(f"nothing is known about the stable ABI of Torch {claimed}; the data starts at {oldest}")
+    for binary in package.binaries:
+        foreign = []
+        for symbol in binary.undefined:
+            name = symbol.name
+            if name in since:
+                if since[name] > claimed:
+                    yield _too_new(binary.name, name, since[name], claimed)
+            elif TORCH_CPP.match(name) or (TORCH_C.match(name) and claimed <= newest):
+                foreign.append(name)
+        for readable in demangle(foreign).values():
+            yield Finding(
+                NAME,
+                binary.name,
+                f"uses {readable}, which is not part of Torch's stable ABI",
+                "include only headers of torch/csrc/stable and torch/headeronly, "
+                "or take the backend out of `stable-abi` in build.toml",
+            )
+
+
+def _too_new(path: str, name: str, since: Release, claimed: Release) -> Finding:
+    return Finding(
+        NAME,
+        path,
+        f"uses {name}, which Torch has since {since}; the binary must load in {claimed}",
+        f'set `stable-abi = "{since}"` in build.toml, or use it only where '
+        f"TORCH_FEATURE_VERSION >= TORCH_VERSION_{since.major}_{since.minor}_0",
+    )

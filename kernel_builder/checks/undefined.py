@@ -1,0 +1,105 @@
+"""Will every symbol that a binary leaves undefined be there when it is loaded?
+
+A symbol with a version names its library, and the linker saw it there. One without a version is explained by the
+interpreter, or by a library that the binary needs and that is known to hold such names.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from kernel_builder.checks.demangle import demangle
+from kernel_builder.checks.elf import SharedObject
+from kernel_builder.checks.model import Finding, Package
+from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
+
+NAME = "undefined"
+
+_PYTHON = re.compile(r"_?Py[A-Z_]")
+_TORCH_CUDA = re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)4cuda")
+
+
+@dataclass(frozen=True)
+class _Family:
+    """Names that match `names` are found where one of `libraries` (patterns of `DT_NEEDED`) is needed."""
+
+    what: str
+    names: re.Pattern[str]
+    libraries: re.Pattern[str]
+    cuda: bool
+    hint: str
+
+
+def _family(what: str, names: str, libraries: str, hint: str, *, cuda: bool = True) -> _Family:
+    return _Family(what, re.compile(names), re.compile(libraries), cuda, hint)
+
+
+_LINK_TORCH_CUDA = "link with libtorch_cuda.so, through which the CUDA libraries that Torch uses are found"
+_FAMILIES = (
+    _family("the CUDA runtime", r"(?:__)?cuda[A-Z]", r"libtorch_cuda\.so|libcudart\.so", _LINK_TORCH_CUDA),
+    _family("cuBLAS", r"cublas(?:Lt)?[A-Z]", r"libtorch_cuda\.so|libcublas(?:Lt)?\.so", _LINK_TORCH_CUDA),
+    _family(
+        "a CUDA library that Torch uses",
+        r"(?:cudnn|cufft|curand|cusolver|cusparse|nccl)[A-Z]",
+        r"libtorch_cuda\.so|lib(?:cudnn|cufft|curand|cusolver|cusparse|nccl)\w*\.so",
+        _LINK_TORCH_CUDA,
+    ),
+    _family("NVRTC", r"nvrtc[A-Z]", r"libnvrtc\.so", "link with libnvrtc, or open it with dlopen when it is called"),
+    _family(
+        "the CUDA driver",
+        r"cu[A-Z]",
+        r"libcuda\.so",
+        "get the function with cudaGetDriverEntryPoint, so that the kernel loads where there is no driver",
+    ),
+)
+
+
+def check(package: Package) -> Iterator[Finding]:
+    for binary in package.binaries:
+        unexplained = [symbol.name for symbol in binary.undefined if symbol.version is None and not symbol.weak]
+        problems = {name: problem for name in unexplained if (problem := _problem(package, binary, name))}
+        readable = demangle(problems)
+        for name, (message, hint) in problems.items():
+            yield Finding(NAME, binary.name, f"{readable[name]} {message}", hint)
+
+
+def _problem(package: Package, binary: SharedObject, name: str) -> tuple[str, str] | None:
+    """What is wrong with the undefined symbol `name` (a message that goes on from its name) and a hint, or None."""
+    if _PYTHON.match(name):
+        return None
+    for family in _FAMILIES + _torch_families():
+        if not family.names.match(name):
+            continue
+        if family.cuda and not package.may_use_cuda:
+            backend = package.variant.backend if package.variant else "this"
+            return (
+                f"is a name of {family.what}, which a {backend} variant does not have",
+                'keep CUDA code in a [kernel.*] table with backend = "cuda", or under #ifdef CUDA_KERNEL',
+            )
+        if any(family.libraries.match(library) for library in binary.needed):
+            return None
+        return f"is a name of {family.what}, and no library that the binary needs brings it", family.hint
+    return (
+        "is undefined: no source of the kernel and no library defines it",
+        "add the source that defines it to `src` of a [kernel.*] table or of [torch] in build.toml, or do not use it",
+    )
+
+
+@cache
+def _torch_families() -> tuple[_Family, ...]:
+    cuda = "|".join(sorted(shims().cuda))
+    return (
+        _family(
+            "Torch's CUDA part", rf"{_TORCH_CUDA.pattern}|(?:{cuda})$", r"lib(?:torch|c10)_cuda\.so", _LINK_TORCH_CUDA
+        ),
+        _family(
+            "Torch",
+            rf"{TORCH_CPP.pattern}|{TORCH_C.pattern}",
+            r"lib(?:torch|torch_cpu|torch_cuda|torch_python|c10)\.so",
+            "link with libtorch_cpu.so",
+            cuda=False,
+        ),
+    )

@@ -1,0 +1,178 @@
+"""`kernel-builder check-config`, `check-abi`, `check-builds` and `hash`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kernel_builder import checks
+from kernel_builder.errors import CheckError
+from kernel_builder.variant import Release
+
+_DIRECTORY = click.argument(
+    "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]"
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+def _release(ctx: click.Context, param: click.Parameter, value: str | None) -> Release | None:
+    try:
+        return Release.parse(value) if value else None
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+
+
+def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    from kernel_builder.checks.manylinux import policy_names
+
+    if value not in policy_names():
+        raise click.BadParameter(f"{value!r} is not one of {', '.join(policy_names())}", ctx, param)
+    return value
+
+
+@click.command()
+@_DIRECTORY
+@_JSON
+def check_config(directory: Path, as_json: bool) -> None:
+    """Read DIR/build.toml and say what it means."""
+    from kernel_builder import project
+
+    read = project.read(directory)
+    if as_json:
+        click.echo(json.dumps(_plain(read)))
+        return
+    click.echo(f"{read.name} version {read.version}, {read.license}, for {', '.join(read.backends)}")
+    for kernel in read.kernels:
+        click.echo(f"  {kernel.name}: {kernel.backend}, {_count(len(kernel.src), 'source')}")
+    click.echo(f"  {read.python_name}: {_count(len(read.python_files), 'file')} of Python")
+
+
+@click.command()
+@_DIRECTORY
+@click.option(
+    "-m",
+    "--manylinux",
+    default=checks.AbiPolicy.manylinux,
+    show_default=True,
+    callback=_manylinux,
+    metavar="POLICY",
+    help="The oldest C and C++ runtime to load on.",
+)
+@click.option(
+    "-p",
+    "--python-abi",
+    default=str(checks.AbiPolicy.python),
+    show_default=True,
+    callback=_release,
+    metavar="VERSION",
+    help="The oldest Python to load in.",
+)
+@click.option(
+    "--torch-stable-abi",
+    callback=_release,
+    metavar="VERSION",
+    help="The oldest Torch to load in by its stable ABI.  [default: what a variant's name claims]",
+)
+@_JSON
+def check_abi(
+    directory: Path, manylinux: str, python_abi: Release, torch_stable_abi: Release | None, as_json: bool
+) -> None:
+    """Check every shared object under DIR, or under DIR/build where there is one."""
+    policy = checks.AbiPolicy(manylinux, python_abi, torch_stable_abi)
+    root = directory / "build" if (directory / "build").is_dir() else directory
+    holders = sorted({path.parent for path in root.rglob("*.so") if path.is_file()})
+    if not holders:
+        raise CheckError(
+            "there is no shared object to check", where=str(root), hint=f"build it: kernel-builder build {directory}"
+        )
+    _print_reports((checks.run(holder, only=checks.ABI_CHECKS, policy=policy) for holder in holders), as_json)
+
+
+@click.command()
+@_DIRECTORY
+@_JSON
+def check_builds(directory: Path, as_json: bool) -> None:
+    """Ask all checks about every package under DIR/build."""
+    _print_reports((checks.run(package) for package in _packages(directory)), as_json)
+
+
+@click.command()
+@_DIRECTORY
+@_JSON
+def hash_builds(directory: Path, as_json: bool) -> None:
+    """Print a SHA-256 for every package under DIR/build; equal values mean packages that are equal to the bit.
+
+    With --json, also the SHA-256 of every file.
+    """
+    from kernel_builder.checks.digest import hash_tree
+
+    digests = {package.name: hash_tree(package) for package in _packages(directory)}
+    if as_json:
+        click.echo(json.dumps({name: dataclasses.asdict(digest) for name, digest in digests.items()}))
+        return
+    for name, digest in digests.items():
+        click.echo(f"{digest.value}  {name}")
+
+
+def _packages(directory: Path) -> list[Path]:
+    """The packages of the project in `directory`, sorted by name.
+
+    Raises:
+        CheckError: If there are none.
+    """
+    build = directory / "build"
+    packages = (
+        sorted(path for path in build.iterdir() if path.is_dir() and path.name[0] != ".") if build.is_dir() else []
+    )
+    if not packages:
+        raise CheckError(
+            "there is no package to check", where=str(build), hint=f"build it: kernel-builder build {directory}"
+        )
+    return packages
+
+
+def _print_reports(reports: Iterable[checks.Report], as_json: bool) -> None:
+    """Print reports as they come, and end the process with a `CheckError`'s status if one of them has errors."""
+    seen = []
+    for report in reports:
+        seen.append(report)
+        if not as_json:
+            _print_report(report)
+    ok = all(report.ok for report in seen)
+    if as_json:
+        click.echo(json.dumps({"ok": ok, "packages": [report.as_dict() for report in seen]}))
+    if not ok:
+        raise SystemExit(CheckError.exit_code)
+
+
+def _print_report(report: checks.Report) -> None:
+    click.secho(report.package.directory.name, bold=True)
+    if report.passed:
+        click.echo(f"  passed   {', '.join(report.passed)}")
+    for check, reason in report.skipped.items():
+        click.echo(f"  skipped  {check}: {reason}")
+    for finding in report.findings:
+        click.secho(f"  {finding.severity:<9}", fg="red" if finding.severity == "error" else "yellow", nl=False)
+        click.echo(f"{finding.check}: {finding.path}: {finding.message}")
+        click.secho("           hint: ", fg="cyan", nl=False)
+        click.echo(finding.hint)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _plain(value: Any) -> Any:
+    """A value of the builder as JSON has it: records as objects, releases and paths as text."""
+    if isinstance(value, (Release, Path)):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

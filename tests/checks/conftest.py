@@ -1,0 +1,61 @@
+"""Real binaries and packages to check."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from .sample import SOURCE, TORCH, Compile, Make, assemble, identity
+
+
+@pytest.fixture(scope="session")
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory of empty libraries to link with, as libtorch_cuda.so is not on every machine."""
+    directory = tmp_path_factory.mktemp("libraries")
+    for name in ("libtorch_cuda.so", "libforeign.so.3", "libcudart.so.12"):
+        command = ["g++", "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{name}", "-o", str(directory / name)]
+        subprocess.run(command, check=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def compile_module(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> Compile:
+    """`compile_module(variant, extra_source, *flags)` returns a shared object; equal calls compile once."""
+    done: dict[tuple[str, ...], Path] = {}
+
+    def compile_module(variant: str, extra: str = "", *flags: str, torch_library: str = "-ltorch_cpu") -> Path:
+        key = (identity(variant), extra, *flags, torch_library)
+        if key not in done:
+            directory = tmp_path_factory.mktemp("module")
+            source, module = directory / "module.cpp", directory / "module.so"
+            source.write_text(SOURCE + extra)
+            compiler = [
+                "g++",
+                "-shared",
+                "-fPIC",
+                "-O1",
+                "-std=c++17",
+                "-fvisibility=hidden",
+                f"-DID={identity(variant)}",
+            ]
+            torch = ["-Wl,--no-as-needed", f"-L{TORCH / 'lib'}", f"-L{libraries}", torch_library, "-Wl,--as-needed"]
+            subprocess.run([*compiler, str(source), "-o", str(module), *torch, *flags], check=True)
+            done[key] = module
+        return done[key]
+
+    return compile_module
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """`make(variant, module=None, files=None, **metadata)` returns the directory of a package."""
+
+    def make(
+        variant: str, module: Path | None = None, files: Mapping[str, str] | None = None, **metadata: object
+    ) -> Path:
+        return assemble(tmp_path / "build", variant, module, files, **metadata)
+
+    return make

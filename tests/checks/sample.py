@@ -1,0 +1,110 @@
+"""A kernel small enough to compile in a blink, and packages of it as the builder would write them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from kernels_data import Digest, DigestAlgorithm
+
+from kernel_builder.checks import CHECKS, Finding, run
+from kernel_builder.variant import Variant, this_platform
+
+TORCH = Path(torch.__file__).parent
+STABLE_CPU = f"torch-stable-abi210-cpu-{this_platform()}"
+STABLE_CUDA = f"torch-stable-abi210-cu130-{this_platform()}"
+
+# An operator that counts elements, through the C functions of the stable ABI; and an empty Python module.
+SOURCE = r"""
+#include <cstdint>
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
+#define JOIN_(a, b) a##b
+#define JOIN(a, b) JOIN_(a, b)
+extern "C" {
+int aoti_torch_library_init_def(const char*, const char*, uint32_t, void**);
+int aoti_torch_library_init_impl(const char*, const char*, const char*, uint32_t, void**);
+int aoti_torch_library_def(void*, const char*);
+int torch_library_impl(void*, const char*, void (*)(uint64_t*, uint64_t, uint64_t), uint64_t);
+int aoti_torch_get_numel(void*, int64_t*);
+int aoti_torch_delete_tensor_object(void*);
+void* PyModuleDef_Init(void*);
+}
+static void count(uint64_t* stack, uint64_t, uint64_t) {
+  void* tensor = reinterpret_cast<void*>(stack[0]);
+  aoti_torch_get_numel(tensor, reinterpret_cast<int64_t*>(stack));
+  aoti_torch_delete_tensor_object(tensor);
+}
+__attribute__((constructor)) static void register_operators() {
+  void* library;
+  aoti_torch_library_init_def(TEXT(ID), __FILE__, __LINE__, &library);
+  aoti_torch_library_def(library, "count(Tensor x) -> int");
+  aoti_torch_library_init_impl(TEXT(ID), "CPU", __FILE__, __LINE__, &library);
+  torch_library_impl(library, "count", &count, uint64_t{2} << 56 | uint64_t{10} << 48);
+}
+#ifndef NO_MODULE
+static struct { intptr_t count; void *type, *init; intptr_t index; void* copy; const char* name; void* rest[7]; }
+    definition = {1, 0, 0, 0, 0, TEXT(ID), {}};
+extern "C" __attribute__((visibility("default"))) void* JOIN(PyInit_, ID)() { return PyModuleDef_Init(&definition); }
+#endif
+"""
+
+INIT = "import torch\n\nfrom ._ops import ops\n\nassert ops.count(torch.ones(3)) == 3\n"
+OPS = """import torch
+
+from . import {id}
+
+ops = torch.ops.{id}
+
+
+def add_op_namespace_prefix(name):
+    return f"{id}::{{name}}"
+"""
+
+
+Compile = Callable[..., Path]
+Make = Callable[..., Path]
+
+
+def identity(variant: str) -> str:
+    return f"_demo_kernel_{Variant.parse(variant).backend}_1"
+
+
+def assemble(
+    build: Path, variant: str, module: Path | None, files: Mapping[str, str] | None = None, **metadata: object
+) -> Path:
+    """Write the package of `variant` under `build`; `files` and `metadata` replace what a sound package has."""
+    directory = build / variant
+    parsed = Variant.parse(variant)
+    archs = {"archs": ["9.0"]} if parsed.cuda else {}
+    contents = {
+        "__init__.py": INIT if module else "import torch\n",
+        "_ops.py": OPS.format(id=identity(variant)),
+        "demo_kernel/__init__.py": "import sys\n",
+        **(files or {}),
+    }
+    for name, text in contents.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text)
+    if module:
+        (directory / f"{identity(variant)}.abi3.so").write_bytes(module.read_bytes())
+    digest = Digest.hash_variant(DigestAlgorithm.SHA256, directory)
+    described = {
+        "id": identity(variant),
+        "name": "demo-kernel",
+        "version": 1,
+        "license": "apache-2.0",
+        "python-depends": [],
+        "backend": {"type": parsed.backend, **archs},
+        "digest": {"algorithm": "sha256", "files": digest.files},
+        **metadata,
+    }
+    (directory / "metadata.json").write_text(json.dumps({k: v for k, v in described.items() if v is not None}))
+    return directory
+
+
+def findings(package: Path, *only: str) -> list[Finding]:
+    """What the named checks find, or all but `load`."""
+    return list(run(package, only=only or [name for name in CHECKS if name != "load"]).findings)

@@ -1,0 +1,231 @@
+"""What the checks say of real shared objects: one that is sound, and one for each thing that can be wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.checks import ABI_CHECKS, AbiPolicy, run
+from kernel_builder.variant import Release, this_platform
+
+from .sample import STABLE_CPU, STABLE_CUDA, Compile, Make, findings, identity
+
+
+def calling(declaration: str, call: str) -> str:
+    """C++ that declares something and cannot be compiled without a reference to it."""
+    return f'{declaration}\n__attribute__((visibility("default"))) void caller() {{ {call}; }}\n'
+
+
+def calling_c(function: str) -> str:
+    return calling(f'extern "C" void {function}();', f"{function}()")
+
+
+SCALAR_OF_TORCH = calling("namespace c10 { struct Scalar { Scalar(int); void* p; }; }", "c10::Scalar s(1)")
+
+
+def test_sound_packages_have_no_findings(compile_module: Compile, make: Make) -> None:
+    packages = [
+        make(STABLE_CPU, compile_module(STABLE_CPU)),
+        make(
+            STABLE_CUDA,
+            compile_module(
+                STABLE_CUDA, calling_c("cudaDeviceSynchronize"), "-Wl,--no-as-needed", "-l:libtorch_cuda.so"
+            ),
+        ),
+        make("torch-cpu"),
+    ]
+    assert [findings(package) for package in packages] == [[], [], []]
+
+
+@pytest.mark.parametrize(
+    ("extra", "flags", "check", "message", "hint"),
+    [
+        pytest.param(
+            "",
+            ["-Wl,-rpath,/opt/lib"],
+            "run-path",
+            "has the run path '/opt/lib' (DT_RUNPATH)",
+            "link without -rpath",
+            id="run path",
+        ),
+        pytest.param(
+            calling_c("arc4random"),
+            [],
+            "manylinux",
+            "needs arc4random@GLIBC_2.36; manylinux_2_28 has GLIBC up to 2.28",
+            "call an older function of the C library",
+            id="glibc",
+        ),
+        pytest.param(
+            calling("#include <charconv>", "double d; std::from_chars(nullptr, nullptr, d)"),
+            [],
+            "manylinux",
+            "needs std::from_chars(char const*, char const*, double&, std::chars_format)@GLIBCXX_3.4.29",
+            "avoid this part of the C++ library",
+            id="libstdc++",
+        ),
+        pytest.param(
+            calling_c("_PyObject_GetState"),
+            [],
+            "python-abi",
+            "uses _PyObject_GetState, which is not part of Python's limited API",
+            "compile with Py_LIMITED_API=0x03090000",
+            id="private Python",
+        ),
+        pytest.param(
+            calling_c("PyUnicode_AsUTF8AndSize"),
+            [],
+            "python-abi",
+            "uses PyUnicode_AsUTF8AndSize, in the limited API since Python 3.10; the module must load in 3.9",
+            "which hides newer functions",
+            id="newer Python",
+        ),
+        pytest.param(
+            "",
+            ["-DNO_MODULE"],
+            "python-abi",
+            "exports no module initialiser; `import` looks for PyInit__demo_kernel_cpu_1",
+            "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)",
+            id="no module",
+        ),
+        pytest.param(
+            SCALAR_OF_TORCH,
+            [],
+            "torch-stable-abi",
+            "uses c10::Scalar::Scalar(int), which is not part of Torch's stable ABI",
+            "include only headers of torch/csrc/stable",
+            id="C++ of Torch",
+        ),
+        pytest.param(
+            calling_c("torch_from_blob"),
+            [],
+            "torch-stable-abi",
+            "uses torch_from_blob, which Torch has since 2.11; the binary must load in 2.10",
+            'set `stable-abi = "2.11"` in build.toml',
+            id="newer Torch",
+        ),
+        pytest.param(
+            calling("namespace demo { void launch(int); }", "demo::launch(1)"),
+            [],
+            "undefined",
+            "demo::launch(int) is undefined",
+            "add the source that defines it to `src`",
+            id="undefined",
+        ),
+        pytest.param(
+            calling_c("cudaDeviceSynchronize"),
+            [],
+            "undefined",
+            "cudaDeviceSynchronize is a name of the CUDA runtime, which a cpu variant does not have",
+            "#ifdef CUDA_KERNEL",
+            id="CUDA in a cpu variant",
+        ),
+        pytest.param(
+            calling_c("torch_cuda_stream_synchronize"),
+            [],
+            "undefined",
+            "torch_cuda_stream_synchronize is a name of Torch's CUDA part",
+            "#ifdef CUDA_KERNEL",
+            id="Torch's CUDA in a cpu variant",
+        ),
+        pytest.param(
+            "",
+            ["-Wl,--no-as-needed", "-l:libforeign.so.3"],
+            "dependencies",
+            "needs libforeign.so.3, which neither Torch nor the C++ runtime brings",
+            "drop -lforeign",
+            id="foreign library",
+        ),
+        pytest.param(
+            "",
+            ["-Wl,--no-as-needed", "-l:libtorch_cuda.so"],
+            "dependencies",
+            "needs libtorch_cuda.so, which a cpu variant does not have",
+            "drop -ltorch_cuda",
+            id="CUDA library in a cpu variant",
+        ),
+        pytest.param(
+            "",
+            ["-Wl,-z,execstack"],
+            "binary",
+            "asks for an executable stack",
+            "drop `-z execstack`",
+            id="stack",
+        ),
+        pytest.param(
+            '__asm__(".text\\n.globl target\\ntarget: .quad target\\n");',
+            ["-Wl,-z,notext"],
+            "binary",
+            "has text relocations",
+            "`-fPIC`",
+            id="text relocations",
+        ),
+    ],
+)
+def test_a_broken_binary_has_one_finding(
+    compile_module: Compile, make: Make, extra: str, flags: list[str], check: str, message: str, hint: str
+) -> None:
+    (finding,) = findings(make(STABLE_CPU, compile_module(STABLE_CPU, extra, *flags)))
+    assert (finding.check, finding.path) == (check, f"{identity(STABLE_CPU)}.abi3.so")
+    assert message in finding.message
+    assert hint in finding.hint
+
+
+def test_torch_must_be_needed(compile_module: Compile, make: Make) -> None:
+    found = findings(make(STABLE_CPU, compile_module(STABLE_CPU, torch_library="-lc")))
+    assert {finding.check for finding in found} == {"undefined"}
+    assert "torch_library_impl is a name of Torch, and no library that the binary needs brings it" in [
+        finding.message for finding in found
+    ]
+
+
+def test_cuda_libraries_are_those_of_the_variants_cuda(compile_module: Compile, make: Make) -> None:
+    module = compile_module(STABLE_CUDA, "", "-Wl,--no-as-needed", "-l:libcudart.so.12")
+    (finding,) = findings(make(STABLE_CUDA, module))
+    assert (finding.check, finding.message) == (
+        "dependencies",
+        "needs libcudart.so.12, which is not a library that Torch has in CUDA 13",
+    )
+
+
+def test_the_full_abi_may_use_the_cpp_of_torch(compile_module: Compile, make: Make) -> None:
+    variant = f"torch213-cxx11-cpu-{this_platform()}"
+    package = make(variant, compile_module(variant, SCALAR_OF_TORCH))
+    assert findings(package) == []
+    report = run(package, only=["torch-stable-abi"])
+    assert report.skipped == {"torch-stable-abi": "the variant does not claim the stable ABI"}
+    policy = AbiPolicy(torch_stable=Release(2, 13))
+    assert [finding.check for finding in run(package, only=ABI_CHECKS, policy=policy).findings] == ["torch-stable-abi"]
+
+
+def test_a_file_that_is_no_binary(make: Make, tmp_path: Path) -> None:
+    garbage = tmp_path / "garbage"
+    garbage.write_bytes(b"\x7fELF" + bytes(100))
+    report = run(make(STABLE_CPU, garbage), only=ABI_CHECKS)
+    assert [finding.check for finding in report.findings] == ["binary"]
+    assert "cannot be read as an ELF file" in report.findings[0].message
+    assert set(report.skipped) == set(ABI_CHECKS) - {"binary"}
+
+
+def test_the_platform_is_the_variants(compile_module: Compile, make: Make) -> None:
+    other = "aarch64-linux" if this_platform() == "x86_64-linux" else "x86_64-linux"
+    variant = f"torch-stable-abi210-cpu-{other}"
+    (finding,) = findings(make(variant, compile_module(variant)))
+    assert (finding.check, f"in a variant for {other}" in finding.message) == ("binary", True)
+
+
+@pytest.mark.parametrize(
+    ("extra", "sound"),
+    [("", True), (calling_c("PyUnicode_AsUTF8AndSize"), False), (calling_c("_PyObject_GetState"), False)],
+)
+def test_abi3audit_agrees(compile_module: Compile, make: Make, extra: str, sound: bool) -> None:
+    package = make(STABLE_CPU, compile_module(STABLE_CPU, extra))
+    command = [sys.executable, "-m", "abi3audit", "--strict", "--assume-minimum-abi3", "3.9"]
+    audit = subprocess.run(
+        [*command, str(package / f"{identity(STABLE_CPU)}.abi3.so")], capture_output=True, check=False
+    )
+    assert (audit.returncode == 0) is sound
+    assert (findings(package, "python-abi") == []) is sound

@@ -1,0 +1,65 @@
+"""Each rule for the Python of a package, with source that breaks it and source that looks as if it did."""
+
+from __future__ import annotations
+
+import pytest
+
+from .sample import Make, findings
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "hint"),
+    [
+        ("match 1:\n    case 1:\n        pass\n", ": Pattern matching is only supported in Python 3.10", "3.9"),
+        ("def f(:\n", "line 1: invalid syntax", "Python 3.9 understands it"),
+        ("def f(x: int | None): ...\n", "line 1: `int | None` as a type needs Python 3.10", "__future__"),
+        ("from __future__ import annotations\n\nX = int | None\n", "line 3: `int | None`", "typing.Optional"),
+        ("print(list(zip([1], [2], strict=True)))\n", "line 1: 'zip(strict)' needs Python 3.10", "Python 3.9"),
+        ("import tomllib\n", "line 1: 'tomllib' module needs Python 3.11", "Python 3.9"),
+        (
+            "from demo_kernel.layers import Norm\n",
+            "line 1: imports demo_kernel.layers by an absolute name",
+            "from .layers",
+        ),
+        ("import layers\n", "line 1: imports layers by an absolute name", "from .layers import"),
+        (
+            "import numpy\n",
+            "line 1: imports numpy, which no user has to have",
+            "use the standard library and Torch only",
+        ),
+        ("from einops import rearrange\n", "line 1: imports einops", 'add "einops" to `python-depends`'),
+        (
+            'from torch import library as lib\n\n\n@lib.custom_op("demo::scale", mutates_args=())\ndef f(): ...\n',
+            "line 4: torch.library.custom_op with the fixed name 'demo::scale'",
+            'add_op_namespace_prefix("scale")',
+        ),
+        ('import torch\n\nL = torch.library.Library("demo", "DEF")\n', "line 3: torch.library.Library", "._ops"),
+    ],
+)
+def test_source_that_breaks_a_rule(make: Make, source: str, message: str, hint: str) -> None:
+    (finding,) = findings(make("torch-cpu", files={"part.py": source, "layers.py": ""}), "python-source")
+    assert (finding.check, finding.path) == ("python-source", "part.py")
+    assert message in finding.message
+    assert hint in finding.hint
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from __future__ import annotations\n\n\ndef f(x: int | None) -> list[int] | None: ...\n",
+        "try:\n    import numpy\nexcept ImportError:\n    numpy = None\n",
+        "import sys\n\nif sys.version_info >= (3, 11):\n    import tomllib\n",
+        "import triton.language as tl\nfrom kernels import get_kernel_dep\n",
+        "from . import layers\nfrom .layers import Norm\n",
+        "import torch\n\nFLAGS = 1 | 2\nMASK = torch.ones(1) | torch.ones(1)\n",
+        "import torch\n\nfrom ._ops import add_op_namespace_prefix\n\n\n"
+        '@torch.library.register_fake(add_op_namespace_prefix("scale"))\ndef f(): ...\n',
+    ],
+)
+def test_source_that_keeps_the_rules(make: Make, source: str) -> None:
+    assert findings(make("torch-cpu", files={"part.py": source, "layers.py": ""}), "python-source") == []
+
+
+def test_declared_dependencies_may_be_imported(make: Make) -> None:
+    package = make("torch-cpu", files={"part.py": "import einops\n"}, **{"python-depends": ["einops"]})
+    assert findings(package, "python-source") == []

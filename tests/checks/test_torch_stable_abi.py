@@ -1,0 +1,41 @@
+"""The data of the stable ABI agrees with the headers of the installed Torch, release by release."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+import pytest
+import torch
+
+from kernel_builder.checks.torch_stable_abi import shims
+from kernel_builder.variant import Release
+
+from .sample import TORCH
+
+INSTALLED = Release.parse(torch.__version__.partition("+")[0])
+HEADERS = ("inductor/aoti_torch/c/shim.h", "inductor/aoti_torch/generated/c_shim_aten.h", "stable/c/shim.h")
+
+
+def exported(release: Release, *flags: str) -> set[str]:
+    """The functions that Torch's headers export when the stable ABI of `release` is asked for."""
+    target = f"-DTORCH_TARGET_VERSION=(({release.major}ULL<<56)|({release.minor}ULL<<48))"
+    text = subprocess.run(
+        ["g++", "-E", "-P", "-std=c++20", f"-I{TORCH / 'include'}", target, *flags, "-x", "c++", "-"],
+        input="".join(f"#include <torch/csrc/{header}>\n" for header in HEADERS),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    names = re.findall(r'__visibility__\("default"\)\)\)[^;(]*?\b(\w+)\s*\(', text)
+    return {name for name in names if "_mps_" not in name}
+
+
+@pytest.mark.parametrize("release", sorted({r for r in shims().since.values() if r <= INSTALLED}), ids=str)
+def test_the_functions_of_each_release(release: Release) -> None:
+    assert {name for name, since in shims().since.items() if since <= release} == exported(release, "-DUSE_CUDA")
+
+
+def test_the_functions_of_cuda() -> None:
+    known = {name for name in shims().cuda if shims().since[name] <= INSTALLED}
+    assert known == exported(INSTALLED, "-DUSE_CUDA") - exported(INSTALLED)

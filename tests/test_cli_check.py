@@ -1,0 +1,166 @@
+"""The commands that check: what they print, and the status they end with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kernel_builder.cli import main
+
+METADATA = {
+    "id": "_demo_kernel_cpu_1",
+    "name": "demo-kernel",
+    "version": 1,
+    "license": "apache-2.0",
+    "python-depends": [],
+    "backend": {"type": "cpu"},
+}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A project with one sound package, Python only."""
+    from kernels_data import Digest, DigestAlgorithm
+
+    package = tmp_path / "build" / "torch-cpu"
+    (package / "demo_kernel").mkdir(parents=True)
+    (package / "__init__.py").write_text("import torch\n")
+    (package / "_ops.py").write_text("# _demo_kernel_cpu_1\n")
+    (package / "demo_kernel" / "__init__.py").write_text("")
+    digest = Digest.hash_variant(DigestAlgorithm.SHA256, package)
+    metadata = {**METADATA, "digest": {"algorithm": "sha256", "files": digest.files}}
+    (package / "metadata.json").write_text(json.dumps(metadata))
+    return tmp_path
+
+
+def module(directory: Path, *flags: str) -> Path:
+    """A shared object that is no Python module, built into `directory`."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "part.so"
+    subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(path), *flags], check=True)
+    return path
+
+
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(main, arguments)
+
+
+def test_check_builds_passes_a_sound_package(project: Path) -> None:
+    result = invoke("check-builds", str(project))
+    assert result.exit_code == 0, result.output
+    assert "passed   layout, digest, python-source, load" in result.output
+    assert "skipped  manylinux: the package has no binary" in result.output
+
+
+def test_check_builds_reports_findings_and_ends_with_7(project: Path) -> None:
+    (project / "build" / "torch-cpu" / "_ops.py").write_text("import numpy  # _demo_kernel_cpu_1\n")
+    result = invoke("check-builds", str(project))
+    assert result.exit_code == 7
+    assert "error    python-source: _ops.py: line 1: imports numpy" in result.output
+    assert "hint: use the standard library and Torch only" in result.output
+
+
+def test_check_builds_as_json(project: Path) -> None:
+    (project / "build" / "torch-cpu" / "_ops.py").unlink()
+    result = invoke("check-builds", str(project), "--json")
+    answer = json.loads(result.stdout)
+    (package,) = answer["packages"]
+    assert (result.exit_code, answer["ok"], package["variant"]) == (7, False, "torch-cpu")
+    assert {finding["check"] for finding in package["findings"]} == {"layout", "digest"}
+    assert package["findings"][0] == {
+        "check": "layout",
+        "path": "_ops.py",
+        "message": "is missing",
+        "hint": "build the package again",
+        "severity": "error",
+    }
+
+
+@pytest.mark.parametrize("command", ["check-builds", "check-abi", "hash"])
+def test_nothing_to_check_is_an_error(tmp_path: Path, command: str) -> None:
+    result = invoke(command, str(tmp_path))
+    assert result.exit_code == 7
+    assert f"kernel-builder build {tmp_path}" in result.output
+
+
+def test_check_abi_takes_any_directory_and_its_policies_from_options(tmp_path: Path) -> None:
+    module(tmp_path / "somewhere", "-Wl,-rpath,/opt/lib")
+    result = invoke("check-abi", str(tmp_path), "--json", "-m", "manylinux_2_34", "-p", "3.11")
+    (report,) = json.loads(result.stdout)["packages"]
+    assert result.exit_code == 7
+    assert {finding["check"] for finding in report["findings"]} == {"python-abi", "run-path"}
+    assert report["skipped"] == {"torch-stable-abi": "the variant does not claim the stable ABI"}
+
+
+def test_check_abi_uses_the_policy_asked_for(tmp_path: Path) -> None:
+    source = tmp_path / "random.cpp"
+    source.write_text('extern "C" unsigned arc4random();\nunsigned f() { return arc4random(); }\n')
+    subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "random.so")], check=True)
+    assert "needs arc4random@GLIBC_2.36; manylinux_2_28" in invoke("check-abi", str(tmp_path)).output
+    assert "arc4random" not in invoke("check-abi", str(tmp_path), "--manylinux", "manylinux_2_36").output
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (["-m", "manylinux_9"], "'manylinux_9' is not one of manylinux_2_5, "),
+        (["-p", "three"], "'three' is not a version like"),
+        (["--torch-stable-abi", "2"], "'2' is not a version like"),
+    ],
+)
+def test_check_abi_refuses_unknown_policies(tmp_path: Path, option: list[str], expected: str) -> None:
+    result = invoke("check-abi", str(tmp_path), *option)
+    assert result.exit_code == 2
+    assert expected in result.output
+
+
+def test_hash_prints_a_line_for_each_package_that_changes_with_any_byte(project: Path) -> None:
+    def hashed() -> str:
+        result = invoke("hash", str(project))
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    first = hashed()
+    assert first == hashed()
+    value, name = first.split()
+    assert (len(value), name) == (64, "torch-cpu")
+    answer = json.loads(invoke("hash", str(project), "--json").stdout)["torch-cpu"]
+    assert answer["value"] == value
+    assert answer["files"]["__init__.py"] == hashlib.sha256(b"import torch\n").hexdigest()
+    (project / "build" / "torch-cpu" / "demo_kernel" / "__init__.py").write_text("\n")
+    assert hashed() != first
+
+
+def test_check_config_says_what_a_project_is(tmp_path: Path) -> None:
+    (tmp_path / "build.toml").write_text(
+        '[general]\nname = "demo-kernel"\nversion = 3\nedition = 5\nlicense = "apache-2.0"\nbackends = ["cpu"]\n\n'
+        '[torch]\nsrc = ["binding.cpp"]\nstable-abi = "2.10"\n\n'
+        '[kernel.demo]\nbackend = "cpu"\ndepends = ["torch"]\nsrc = ["demo.cpp"]\n'
+    )
+    for source in ("binding.cpp", "demo.cpp", "torch-ext/demo_kernel/__init__.py"):
+        (tmp_path / source).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / source).touch()
+    result = invoke("check-config", str(tmp_path))
+    assert result.exit_code == 0, result.output
+    assert result.output.splitlines()[0] == "demo-kernel version 3, apache-2.0, for cpu"
+    read = json.loads(invoke("check-config", str(tmp_path), "--json").stdout)
+    assert (read["name"], read["framework"]["stable_abi"], read["root"]) == (
+        "demo-kernel",
+        {"cpu": "2.10"},
+        str(tmp_path),
+    )
+    (tmp_path / "build.toml").write_text("[general]\n")
+    assert invoke("check-config", str(tmp_path)).exit_code == 2
+
+
+def test_the_commands_are_quick_to_start() -> None:
+    """Checking must not make starting the program slow: the heavy libraries come when they are needed."""
+    heavy = "{'auditwheel', 'abi3info', 'elftools', 'kernels', 'kernels_data', 'torch', 'vermin'}"
+    code = f"import sys, kernel_builder.cli.check; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
