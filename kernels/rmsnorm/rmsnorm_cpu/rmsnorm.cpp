@@ -1,0 +1,269 @@
+// RMSNorm on the CPU.
+//
+// Reads:    the rows and the weight of a problem, each row twice; the second time it is still in the cache.
+// Writes:   `normed` and `sum`, or `grad_x`, `partial` and `grad_weight`, nothing beside them.
+// Must not: start threads, allocate, or keep anything between calls.
+//
+// The loops are plain, and `omp simd` lets the compiler vectorize their sums (-fopenmp-simd; there is no OpenMP runtime
+// behind it). They are compiled once for each instruction set, and which one runs is found out when it runs. Results
+// may differ between instruction sets in the last bit, because sums are split and products fused differently. With
+// -fno-trapping-math the compiler may compute both sides of a choice, without which float16 does not vectorize.
+#include "rmsnorm_cpu/rmsnorm.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+
+namespace rmsnorm {
+namespace {
+
+// A float32 sum over more elements than this loses more than one rounding at the end.
+constexpr int64_t kSumLength = 4096;
+
+// Everything below is inlined into one function for each instruction set, and compiled for it there.
+#define INLINE inline __attribute__((always_inline))
+
+template <class To, class From>
+INLINE To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// The element types: how each is stored, read as float32, and rounded from it to nearest, ties to even. No branches, so
+// that the loops around them vectorize.
+
+struct Float32 {
+  using Storage = float;
+  static INLINE float decode(float value) { return value; }
+  static INLINE float encode(float value) { return value; }
+};
+
+struct BFloat16 {
+  using Storage = uint16_t;
+  static INLINE float decode(uint16_t half) { return bit_cast<float>(static_cast<uint32_t>(half) << 16); }
+  static INLINE uint16_t encode(float value) {
+    const auto bits = bit_cast<uint32_t>(value);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const uint32_t nan = (bits >> 16) | 0x40u;
+    return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+  }
+};
+
+struct Float16 {
+  using Storage = uint16_t;
+
+  static INLINE float decode(uint16_t half) {
+    const uint32_t bits = half;
+    // The exponent is moved by a product, so that the subnormal numbers come out right.
+    const auto magnitude = bit_cast<uint32_t>(bit_cast<float>((bits & 0x7fffu) << 13) * 0x1p112f);
+    const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+    return bit_cast<float>(magnitude | special | ((bits & 0x8000u) << 16));
+  }
+
+  static INLINE uint16_t encode(float value) {
+    const auto bits = bit_cast<uint32_t>(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    // Adding one half puts the rounding of a subnormal result where the processor rounds.
+    const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+    uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
+    result = magnitude >= 0x47800000u ? 0x7c00u : result;
+    result = magnitude > 0x7f800000u ? nan : result;
+    return static_cast<uint16_t>(result | ((bits >> 16) & 0x8000u));
+  }
+};
+
+// A weight of element type T, or none.
+template <class T>
+struct Factors {
+  const typename T::Storage* data;
+  INLINE float operator[](int64_t i) const { return T::decode(data[i]); }
+};
+template <>
+struct Factors<void> {
+  INLINE float operator[](int64_t) const { return 1.0f; }
+};
+
+template <class W>
+INLINE Factors<W> factors(const Weight& weight) {
+  if constexpr (std::is_void_v<W>) {
+    return {};
+  } else {
+    return {static_cast<const typename W::Storage*>(weight.data)};
+  }
+}
+
+template <class T>
+INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
+  return static_cast<const typename T::Storage*>(rows.data) + rows.offset(row);
+}
+
+INLINE float reciprocal_norm(double sum_of_squares, int64_t hidden, float eps) {
+  return 1.0f / std::sqrt(static_cast<float>(sum_of_squares / static_cast<double>(hidden)) + eps);
+}
+
+template <class T, class W>
+INLINE void forward_rows(const Forward& problem, int64_t begin, int64_t end) {
+  using Storage = typename T::Storage;
+  const int64_t hidden = problem.hidden;
+  const auto weight = factors<W>(problem.weight);
+  for (int64_t row = begin; row < end; ++row) {
+    const Storage* x = at<T>(problem.x, row);
+    if (problem.residual.data != nullptr) {
+      const Storage* residual = at<T>(problem.residual, row);
+      Storage* __restrict__ sum = static_cast<Storage*>(problem.sum) + row * hidden;
+#pragma omp simd
+      for (int64_t i = 0; i < hidden; ++i) sum[i] = T::encode(T::decode(x[i]) + T::decode(residual[i]));
+      x = sum;
+    }
+    double squares = 0.0;
+    for (int64_t start = 0; start < hidden; start += kSumLength) {
+      const int64_t stop = std::min(hidden, start + kSumLength);
+      float sum = 0.0f;
+#pragma omp simd reduction(+ : sum)
+      for (int64_t i = start; i < stop; ++i) sum += T::decode(x[i]) * T::decode(x[i]);
+      squares += sum;
+    }
+    const float rstd = reciprocal_norm(squares, hidden, problem.eps);
+    Storage* __restrict__ normed = static_cast<Storage*>(problem.normed) + row * hidden;
+#pragma omp simd
+    for (int64_t i = 0; i < hidden; ++i) normed[i] = T::encode(T::decode(x[i]) * rstd * weight[i]);
+  }
+}
+
+template <class T, class W>
+INLINE void backward_parts(const Backward& problem, int64_t begin, int64_t end) {
+  using Storage = typename T::Storage;
+  const int64_t hidden = problem.hidden;
+  const auto weight = factors<W>(problem.weight);
+  for (int64_t part = begin; part < end; ++part) {
+    float* __restrict__ partial = problem.partial == nullptr ? nullptr : problem.partial + part * hidden;
+    if (partial != nullptr) std::memset(partial, 0, hidden * sizeof(float));
+    const int64_t share = problem.rows / problem.parts, longer = problem.rows % problem.parts;
+    const int64_t first = part * share + std::min(part, longer);
+    const int64_t last = first + share + (part < longer ? 1 : 0);
+    for (int64_t row = first; row < last; ++row) {
+      const Storage* grad = at<T>(problem.grad, row);
+      const Storage* x = at<T>(problem.x, row);
+      double squares = 0.0, products = 0.0;
+      for (int64_t start = 0; start < hidden; start += kSumLength) {
+        const int64_t stop = std::min(hidden, start + kSumLength);
+        float square_sum = 0.0f, product_sum = 0.0f;
+#pragma omp simd reduction(+ : square_sum, product_sum)
+        for (int64_t i = start; i < stop; ++i) {
+          const float value = T::decode(x[i]);
+          square_sum += value * value;
+          product_sum += value * T::decode(grad[i]) * weight[i];
+        }
+        squares += square_sum;
+        products += product_sum;
+      }
+      const float rstd = reciprocal_norm(squares, hidden, problem.eps);
+      const float along = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
+      Storage* __restrict__ grad_x = static_cast<Storage*>(problem.grad_x) + row * hidden;
+      if (problem.grad_sum.data == nullptr) {
+#pragma omp simd
+        for (int64_t i = 0; i < hidden; ++i) {
+          grad_x[i] = T::encode(rstd * (T::decode(grad[i]) * weight[i] - T::decode(x[i]) * along));
+        }
+      } else {
+        const Storage* grad_sum = at<T>(problem.grad_sum, row);
+#pragma omp simd
+        for (int64_t i = 0; i < hidden; ++i) {
+          const float own = rstd * (T::decode(grad[i]) * weight[i] - T::decode(x[i]) * along);
+          grad_x[i] = T::encode(own + T::decode(grad_sum[i]));
+        }
+      }
+      if (partial != nullptr) {
+#pragma omp simd
+        for (int64_t i = 0; i < hidden; ++i) partial[i] += T::decode(grad[i]) * (T::decode(x[i]) * rstd);
+      }
+    }
+  }
+}
+
+// Writes over the first of the partial sums on its way.
+template <class W>
+void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
+  float* __restrict__ sums = problem.partial;
+  for (int64_t part = 1; part < problem.parts; ++part) {
+    const float* partial = problem.partial + part * problem.hidden;
+#pragma omp simd
+    for (int64_t i = begin; i < end; ++i) sums[i] += partial[i];
+  }
+  auto* __restrict__ out = static_cast<typename W::Storage*>(problem.grad_weight);
+#pragma omp simd
+  for (int64_t i = begin; i < end; ++i) out[i] = W::encode(sums[i]);
+}
+
+#if defined(__x86_64__)
+template <class T, class W>
+__attribute__((target("avx2,fma"))) void forward_avx2(const Forward& problem, int64_t begin, int64_t end) {
+  forward_rows<T, W>(problem, begin, end);
+}
+template <class T, class W>
+__attribute__((target("avx2,fma"))) void backward_avx2(const Backward& problem, int64_t begin, int64_t end) {
+  backward_parts<T, W>(problem, begin, end);
+}
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#endif
+
+template <class T, class W>
+void run(const Forward& problem, int64_t begin, int64_t end) {
+#if defined(__x86_64__)
+  if (has_avx2()) return forward_avx2<T, W>(problem, begin, end);
+#endif
+  forward_rows<T, W>(problem, begin, end);
+}
+
+template <class T, class W>
+void run(const Backward& problem, int64_t begin, int64_t end) {
+#if defined(__x86_64__)
+  if (has_avx2()) return backward_avx2<T, W>(problem, begin, end);
+#endif
+  backward_parts<T, W>(problem, begin, end);
+}
+
+template <class T, class Problem>
+void run_with_weight(const Problem& problem, int64_t begin, int64_t end) {
+  if (problem.weight.data == nullptr) return run<T, void>(problem, begin, end);
+  if (problem.weight.type == problem.type) return run<T, T>(problem, begin, end);
+  run<T, Float32>(problem, begin, end);
+}
+
+template <class Problem>
+void run_with_type(const Problem& problem, int64_t begin, int64_t end) {
+  switch (problem.type) {
+    case Type::float32:
+      return run_with_weight<Float32>(problem, begin, end);
+    case Type::float16:
+      return run_with_weight<Float16>(problem, begin, end);
+    case Type::bfloat16:
+      return run_with_weight<BFloat16>(problem, begin, end);
+  }
+}
+
+}  // namespace
+
+void forward(const Forward& problem, int64_t begin, int64_t end) { run_with_type(problem, begin, end); }
+
+int64_t partial_sums(int64_t rows) { return std::min<int64_t>(64, (rows + 3) / 4); }
+
+void backward(const Backward& problem, int64_t begin, int64_t end) { run_with_type(problem, begin, end); }
+
+void reduce_weight_gradient(const Backward& problem, int64_t begin, int64_t end) {
+  switch (problem.weight.type) {
+    case Type::float32:
+      return reduce_columns<Float32>(problem, begin, end);
+    case Type::float16:
+      return reduce_columns<Float16>(problem, begin, end);
+    case Type::bfloat16:
+      return reduce_columns<BFloat16>(problem, begin, end);
+  }
+}
+
+}  // namespace rmsnorm

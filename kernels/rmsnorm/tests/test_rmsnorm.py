@@ -1,0 +1,433 @@
+"""Holds the built kernel against float64, on the GPU where there is one, else on the CPU.
+
+The kernel is loaded from `build/` with the public client, as a user would load it.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from kernels import (
+    LocalLayerRepository,
+    Mode,
+    get_local_kernel,
+    kernelize,
+    use_kernel_forward_from_hub,
+    use_kernel_mapping,
+)
+
+PROJECT = Path(__file__).resolve().parents[1]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+EPS = 1e-6
+# One element, fewer and more than a vector, odd, not a multiple of a vector, several per warp, per block, and longer
+# than registers hold.
+HIDDEN = [1, 3, 8, 17, 64, 100, 128, 768, 1000, 2048, 4096, 5000, 5001, 16384, 20001, 70000]
+
+kernel = get_local_kernel(PROJECT)
+ops = kernel.norm.ops
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def random(*shape, dtype, requires_grad=False):
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
+
+
+def exact(x, weight=None, eps=EPS):
+    """RMSNorm in float64."""
+    x = x.double()
+    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    return normed if weight is None else normed * weight.double()
+
+
+def eager(x, weight=None, eps=EPS):
+    """What a user would write: float32 arithmetic, rounded once."""
+    normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+    return (normed if weight is None else normed * weight.float()).to(x.dtype)
+
+
+def assert_as_good(actual, reference, expected):
+    """`actual` is at most a tenth further from `expected` than `reference` is."""
+    assert actual.dtype == reference.dtype and actual.shape == reference.shape
+    if actual.numel() == 0:
+        return
+    scale = expected.abs().max().item()
+    slack = {torch.float32: 2e-6, torch.float16: 1e-4, torch.bfloat16: 1e-3}[actual.dtype] * max(scale, 1.0)
+    error = (actual.double() - expected).abs().max().item()
+    allowed = 1.1 * (reference.double() - expected).abs().max().item() + slack
+    assert error <= allowed
+
+
+def gradients(function, inputs, grads):
+    outputs = function(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    return torch.autograd.grad(outputs, inputs, [g.to(o.dtype) for g, o in zip(grads, outputs)])
+
+
+def assert_gradients(function, eager_function, exact_function, inputs, grads):
+    expected = gradients(exact_function, [i.detach().double().requires_grad_() for i in inputs], grads)
+    reference = gradients(eager_function, inputs, grads)
+    actual = gradients(function, inputs, grads)
+    for a, r, e in zip(actual, reference, expected):
+        assert_as_good(a, r, e)
+
+
+# --- forward ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_forward(hidden, dtype):
+    x = random(5, hidden, dtype=dtype)
+    for weight in (None, random(hidden, dtype=dtype), random(hidden, dtype=torch.float32)):
+        normed = kernel.rms_norm(x, weight, EPS)
+        assert normed.is_contiguous()
+        assert_as_good(normed, eager(x, weight), exact(x, weight))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_add_forward(hidden, dtype):
+    x, residual, weight = random(5, hidden, dtype=dtype), random(5, hidden, dtype=dtype), random(hidden, dtype=dtype)
+    normed, total = kernel.add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(total, x + residual)
+    assert_as_good(normed, eager(total, weight), exact(total, weight))
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (3000, 64), (2, 3, 5, 7, 96), (1025, 1), (300, 200)])
+def test_shapes(shape):
+    x, weight = random(*shape, dtype=torch.float16), random(shape[-1], dtype=torch.float16)
+    assert_as_good(kernel.rms_norm(x, weight), eager(x, weight), exact(x, weight))
+
+
+def views(hidden, dtype):
+    """Tensors whose rows lie otherwise than one after another, by name."""
+    x = random(4, 6, 5, hidden + 8, dtype=dtype)
+    deep = random(3, 3, 3, 3, 3, 2 * hidden, dtype=dtype)
+    return {
+        "slice of each row": x[..., :hidden],
+        "slice at an odd offset": x[..., 1 : hidden + 1],
+        "every second row": x[:, :, ::2, :hidden],
+        "permuted": x[..., :hidden].permute(2, 0, 1, 3),
+        "leading dimensions that do not fold": x[:3, 1:5, :4, 8:],
+        "more of them than are read in place": deep.permute(4, 2, 0, 1, 3, 5)[..., :hidden],
+        "expanded rows": random(1, hidden, dtype=dtype).expand(7, hidden),
+        "expanded elements": random(7, 1, dtype=dtype).expand(7, hidden),
+        "elements apart": random(hidden, 9, dtype=dtype).t(),
+        "odd storage offset": random(6 * hidden + 1, dtype=dtype)[1:].view(6, hidden),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [33, 64])
+def test_strides(hidden, dtype):
+    weight = random(2 * hidden, dtype=dtype)
+    for name, x in views(hidden, dtype).items():
+        other = random(*x.shape[::-1], dtype=dtype).permute(*reversed(range(x.dim())))
+        for w in (weight[:hidden], weight[::2], weight[1 : hidden + 1]):
+            expected = kernel.rms_norm(x.contiguous(), w.contiguous())
+            torch.testing.assert_close(kernel.rms_norm(x, w), expected, rtol=1e-2, atol=1e-2, msg=name)
+            assert_as_good(kernel.rms_norm(x, w), eager(x, w), exact(x, w))
+        normed, total = kernel.add_rms_norm(x, other, w)
+        assert torch.equal(total, x + other), name
+        assert_as_good(normed, eager(total, w), exact(total, w))
+        grad_x, grad_weight = ops.rms_norm_backward(other, x, w, x, EPS, True)
+        same_x, same_weight = ops.rms_norm_backward(other.contiguous(), x.contiguous(), w, x.contiguous(), EPS, True)
+        torch.testing.assert_close(grad_x, same_x, msg=name)
+        torch.testing.assert_close(grad_weight, same_weight, msg=name)
+
+
+def test_rows_are_read_in_place():
+    storage = random(64, 3, 256, dtype=torch.float32)
+
+    def copies(x):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            kernel.rms_norm(x)
+        return {event.name for event in profile.events()} & {"aten::clone", "aten::contiguous", "aten::copy_"}
+
+    assert not copies(storage[:, 1:, :128])
+    assert copies(storage[:, :, ::2])
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (4, 0, 64), (4, 0), (0,), (0, 0)])
+def test_empty(shape):
+    x, weight = random(*shape, dtype=torch.float16), random(shape[-1], dtype=torch.float16)
+    assert kernel.rms_norm(x, weight).shape == shape
+    assert [t.shape for t in kernel.add_rms_norm(x, x, weight)] == [shape, shape]
+    x.requires_grad_()
+    weight.requires_grad_()
+    kernel.rms_norm(x, weight).sum().backward()
+    assert x.grad.shape == shape
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("hidden", [17, 64])
+def test_not_finite(hidden, value, dtype):
+    x = random(3, hidden, dtype=dtype)
+    x[1, 5] = value
+    assert torch.allclose(kernel.rms_norm(x), eager(x), rtol=1e-2, atol=1e-2, equal_nan=True)
+    normed, total = kernel.add_rms_norm(x, x)
+    assert torch.allclose(total, x + x, equal_nan=True)
+    assert torch.allclose(normed, eager(total), rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+def test_every_float16():
+    """Every float16 survives its way through the kernel: rows of one element, normalized by a weight."""
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).to(DEVICE)
+    zeros = torch.zeros_like(halves)
+    assert torch.equal(
+        kernel.add_rms_norm(halves[None], zeros[None])[1].nan_to_num(7), (halves + 0)[None].nan_to_num(7)
+    )
+    wide = torch.cat([halves.float() * f for f in (1 / 3, 1, 1.0004884, 1.5, 1e-3)]).nan_to_num(1.0)
+    rounded = kernel.rms_norm(torch.ones(1, wide.numel(), device=DEVICE, dtype=torch.float16), wide, eps=0.0)
+    assert torch.equal(rounded[0], wide.to(torch.float16))
+
+
+# --- backward --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, h) for h in HIDDEN] + [(1, 64), (700, 64), (2, 150, 136), (300, 1000)])
+def test_backward(shape, dtype):
+    x = random(*shape, dtype=dtype, requires_grad=True)
+    grad = random(*shape, dtype=dtype)
+    assert_gradients(kernel.rms_norm, eager, exact, [x], [grad])
+    for weight_dtype in {dtype, torch.float32}:
+        weight = random(shape[-1], dtype=weight_dtype, requires_grad=True)
+        assert_gradients(kernel.rms_norm, eager, exact, [x, weight], [grad])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [1, 33, 128, 4096, 20001])
+def test_add_backward(hidden, dtype):
+    x, residual = (random(5, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+    weight = random(hidden, dtype=dtype, requires_grad=True)
+    grads = [random(5, hidden, dtype=dtype) for _ in range(2)]
+
+    def eager_add(x, residual, weight):
+        total = x + residual
+        return eager(total, weight), total
+
+    def exact_add(x, residual, weight):
+        total = x + residual
+        # The forward pass rounds the sum; its gradient is that of the rounded value.
+        total = total + (total.to(dtype).double() - total).detach()
+        return exact(total, weight), total
+
+    assert_gradients(kernel.add_rms_norm, eager_add, exact_add, [x, residual, weight], grads)
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    x, weight = random(4, 64, dtype=torch.float32), random(64, dtype=torch.float32)
+    assert not kernel.rms_norm(x, weight).requires_grad
+    weight.requires_grad_()
+    (grad,) = torch.autograd.grad(kernel.rms_norm(x, weight).sum(), weight)
+    expected = exact(x).sum(0).float()
+    torch.testing.assert_close(grad, expected)
+    with torch.no_grad():
+        assert not kernel.rms_norm(x, weight).requires_grad
+
+
+def test_gradients_are_equal_to_the_bit():
+    x, weight = random(1000, 520, dtype=torch.bfloat16), random(520, dtype=torch.float32)
+    first = ops.rms_norm_backward(x, x, weight, None, EPS, True)
+    for threads in (1, 2, 3):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        again = ops.rms_norm_backward(x, x, weight, None, EPS, True)
+        torch.set_num_threads(before)
+        assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
+def test_second_derivative_is_refused():
+    x = random(2, 8, dtype=torch.float32, requires_grad=True)
+    (grad,) = torch.autograd.grad(kernel.rms_norm(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second time"):
+        grad.sum().backward()
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+OTHER_DEVICE = "cpu" if DEVICE == "cuda" else "meta"
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("x must be float32, float16 or bfloat16", {"x": torch.zeros(2, 8, dtype=torch.float64)}),
+        ("x must have at least one dimension", {"x": torch.zeros(())}),
+        (r"weight must have shape \[8\], not \[7\]", {"weight": torch.zeros(7)}),
+        (r"weight must have shape \[8\], not \[1, 8\]", {"weight": torch.zeros(1, 8)}),
+        ("weight must have the dtype of x, or float32", {"weight": torch.zeros(8, dtype=torch.float16)}),
+        (r"residual must have shape \[2, 8\], not \[8\]", {"residual": torch.zeros(8)}),
+        ("residual must have the dtype of x", {"residual": torch.zeros(2, 8, dtype=torch.bfloat16)}),
+    ],
+)
+def test_errors_name_the_argument(message, arguments, fake):
+    device = "meta" if fake else DEVICE
+    given = {"x": torch.zeros(2, 8), "residual": torch.zeros(2, 8), "weight": torch.zeros(8), **arguments}
+    given = {name: tensor.to(device) for name, tensor in given.items()}
+    function = kernel.add_rms_norm
+    if "residual" not in arguments:
+        del given["residual"]
+        function = kernel.rms_norm
+    with pytest.raises(RuntimeError, match=message):
+        function(**given)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs two devices")
+def test_errors_name_the_argument_on_another_device():
+    x, weight = torch.zeros(2, 8, device="cuda"), torch.zeros(8)
+    with pytest.raises(RuntimeError, match="weight must be on the device of x"):
+        kernel.rms_norm(x, weight)
+    with pytest.raises(RuntimeError, match="residual must be on the device of x"):
+        kernel.add_rms_norm(x, x.cpu())
+    with pytest.raises(RuntimeError, match="x must be on a CUDA device"):
+        kernel.rms_norm(x.cpu(), weight.cuda())
+
+
+# --- torch.library, torch.compile, kernelize -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck(dtype):
+    x, y = (random(3, 5, 24, dtype=dtype, requires_grad=True) for _ in range(2))
+    weight = random(24, dtype=dtype, requires_grad=True)
+    strided = random(3, 24, 5, dtype=dtype).transpose(1, 2)
+    for w in (None, weight, weight.float().detach()):
+        torch.library.opcheck(ops.rms_norm.default, (x, w, EPS))
+        torch.library.opcheck(ops.rms_norm.default, (strided, w, EPS))
+        torch.library.opcheck(ops.add_rms_norm.default, (x, y, w, EPS))
+        for grad_sum in (None, y.detach()):
+            arguments = (x.detach(), y.detach(), w if w is None else w.detach(), grad_sum, EPS, w is not None)
+            torch.library.opcheck(ops.rms_norm_backward.default, arguments)
+
+
+@pytest.mark.kernels_ci
+def test_compile():
+    def block(x, residual, weight):
+        normed, total = kernel.add_rms_norm(x * 2, residual, weight)
+        return kernel.rms_norm(normed, weight) + total
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    weight = random(48, dtype=torch.float32, requires_grad=True)
+    for batch in (4, 9):
+        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
+            x, residual = (random(batch, 3, 48, dtype=torch.float32, requires_grad=True) for _ in range(2))
+            expected = block(x, residual, weight)
+            actual = compiled(x, residual, weight)
+            torch.testing.assert_close(actual, expected)
+            grad = torch.randn_like(expected)
+            inputs = (x, residual, weight)
+            torch.testing.assert_close(
+                torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad)
+            )
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the compiler's own back end is checked where it is used")
+def test_compile_inductor():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: kernel.rms_norm(x + 1, w) * 2, fullgraph=True, dynamic=True)
+    weight = random(256, dtype=torch.bfloat16)
+    for batch in (4, 9):
+        x = random(batch, 256, dtype=torch.bfloat16)
+        torch.testing.assert_close(compiled(x, weight), kernel.rms_norm(x + 1, weight) * 2)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("eps", [None, 1e-5])
+def test_layer(eps, affine):
+    layer = use_kernel_forward_from_hub("RMSNorm")(type("Norm", (torch.nn.RMSNorm,), {}))
+    model = torch.nn.Sequential(layer(48, eps=eps, elementwise_affine=affine), torch.nn.Linear(48, 8)).to(DEVICE)
+    x = random(5, 48, dtype=torch.float32)
+    expected = model(x)
+    mapping = {"RMSNorm": {DEVICE: LocalLayerRepository(PROJECT, layer_name="RMSNorm")}}
+    with use_kernel_mapping(mapping, inherit_mapping=False):
+        kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
+    assert model[0].forward.__func__ is kernel.layers.RMSNorm.forward
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_layer_refuses_more_than_one_dimension():
+    norm = torch.nn.RMSNorm((4, 8), elementwise_affine=False)
+    with pytest.raises(ValueError, match="normalized_shape"):
+        kernel.layers.RMSNorm.forward(norm, torch.zeros(2, 4, 8, device=DEVICE))
+
+
+# --- what only a GPU has ---------------------------------------------------------------------------------------------
+
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+
+
+@gpu
+def test_stream():
+    x, weight = random(4096, 4096, dtype=torch.bfloat16), random(4096, dtype=torch.bfloat16)
+    expected = kernel.rms_norm(x, weight)
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(x)
+        normed = kernel.rms_norm(late, weight)
+    stream.synchronize()
+    assert torch.equal(normed, expected)
+
+
+@gpu
+def test_graph():
+    x, residual = (random(64, 1000, dtype=torch.float16, requires_grad=True) for _ in range(2))
+    weight = random(1000, dtype=torch.float16, requires_grad=True)
+
+    def step():
+        normed, total = kernel.add_rms_norm(x, residual, weight)
+        return torch.autograd.grad((normed, total), (x, residual, weight), (residual.detach(), x.detach()))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.copy_(random(64, 1000, dtype=torch.float16))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, step()))
+
+
+@gpu
+def test_more_elements_than_32_bits_count():
+    hidden, rows = 4096, 2**19 + 3
+    if torch.cuda.mem_get_info()[0] < 3 * 2 * hidden * rows:
+        pytest.skip("needs 13 GB of GPU memory")
+    x = torch.ones(rows, hidden, device=DEVICE, dtype=torch.bfloat16)
+    x[-1] = torch.arange(hidden, device=DEVICE) % 7
+    normed = kernel.rms_norm(x)
+    assert torch.equal(normed[0], torch.ones_like(normed[0]))
+    assert_as_good(normed[-1], eager(x[-1]), exact(x[-1]))
+    # All of them as one row, and as rows of one element.
+    row = x.view(1, -1)
+    scale = torch.linalg.vector_norm(row, dtype=torch.float32) / row.shape[1] ** 0.5
+    torch.testing.assert_close(kernel.rms_norm(row)[0, -hidden:], (x[-1] / scale).to(x.dtype))
+    assert torch.equal(kernel.rms_norm(x.view(-1, 1))[:2], torch.ones(2, 1, device=DEVICE, dtype=x.dtype))
+
+
+def test_matches_torch():
+    x, weight = random(32, 512, dtype=torch.float32), random(512, dtype=torch.float32)
+    torch.testing.assert_close(kernel.rms_norm(x, weight), F.rms_norm(x, (512,), weight, EPS))

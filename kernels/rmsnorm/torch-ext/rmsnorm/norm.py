@@ -1,0 +1,119 @@
+"""The operators as functions, and what Torch must know about them to trace and differentiate them."""
+
+from typing import Optional
+
+import torch
+
+from ._ops import add_op_namespace_prefix, ops
+
+
+def rms_norm(x: torch.Tensor, weight: Optional[torch.Tensor] = None, eps: float = 1e-6) -> torch.Tensor:
+    """Returns `x / sqrt(mean(x ** 2) + eps) * weight`, over the last dimension of `x`, contiguous.
+
+    Args:
+        x: float32, float16 or bfloat16, of any shape. Only the elements of a row need to be adjacent: other strides
+            are read as they are.
+        weight: One factor for each element of a row, of the dtype of `x` or float32. None: no factor.
+        eps: Added to the mean of the squares.
+
+    The arithmetic is float32, and the result is rounded to the dtype of `x` once.
+
+    Raises:
+        RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
+    """
+    return ops.rms_norm(x, weight, eps)
+
+
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: Optional[torch.Tensor] = None, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns `(rms_norm(x + residual, weight, eps), x + residual)`, both contiguous.
+
+    The sum is rounded to the dtype of `x` before it is normalized, as if the two steps were taken one by one.
+
+    Args:
+        x: As in `rms_norm`.
+        residual: Of the shape and dtype of `x`.
+        weight: As in `rms_norm`.
+        eps: As in `rms_norm`.
+
+    Raises:
+        RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
+    """
+    return ops.add_rms_norm(x, residual, weight, eps)
+
+
+def _check(x: torch.Tensor, weight: Optional[torch.Tensor], residual: Optional[torch.Tensor]) -> None:
+    types = (torch.float32, torch.float16, torch.bfloat16)
+    torch._check(x.dtype in types, lambda: "rmsnorm: x must be float32, float16 or bfloat16")
+    torch._check(x.dim() > 0, lambda: "rmsnorm: x must have at least one dimension")
+    if weight is not None:
+        torch._check(weight.device == x.device, lambda: "rmsnorm: weight must be on the device of x")
+        torch._check(
+            weight.dim() == 1 and weight.shape[0] == x.shape[-1],
+            lambda: f"rmsnorm: weight must have shape {[x.shape[-1]]}, not {list(weight.shape)}",
+        )
+        torch._check(
+            weight.dtype in (x.dtype, torch.float32), lambda: "rmsnorm: weight must have the dtype of x, or float32"
+        )
+    if residual is not None:
+        torch._check(residual.device == x.device, lambda: "rmsnorm: residual must be on the device of x")
+        torch._check(residual.dtype == x.dtype, lambda: "rmsnorm: residual must have the dtype of x")
+        torch._check(
+            residual.shape == x.shape,
+            lambda: f"rmsnorm: residual must have shape {list(x.shape)}, not {list(residual.shape)}",
+        )
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rms_norm"))
+def _rms_norm_fake(x, weight, eps):
+    _check(x, weight, None)
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("add_rms_norm"))
+def _add_rms_norm_fake(x, residual, weight, eps):
+    _check(x, weight, residual)
+    return x.new_empty(x.shape), x.new_empty(x.shape)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rms_norm_backward"))
+def _rms_norm_backward_fake(grad, x, weight, grad_sum, eps, weight_grad):
+    return x.new_empty(x.shape), (x if weight is None else weight).new_empty(x.shape[-1] if weight_grad else 0)
+
+
+def _save_for_rms_norm(ctx, inputs, output):
+    x, weight, ctx.eps = inputs
+    ctx.save_for_backward(x, weight)
+
+
+def _differentiate_rms_norm(ctx, grad):
+    x, weight = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[1]
+    grad_x, grad_weight = ops.rms_norm_backward(grad, x, weight, None, ctx.eps, wanted)
+    return grad_x, grad_weight if wanted else None, None
+
+
+def _save_for_add_rms_norm(ctx, inputs, output):
+    _, _, weight, ctx.eps = inputs
+    ctx.save_for_backward(output[1], weight)
+
+
+def _differentiate_add_rms_norm(ctx, grad, grad_sum):
+    total, weight = ctx.saved_tensors
+    wanted = ctx.needs_input_grad[2]
+    grad_total, grad_weight = ops.rms_norm_backward(grad, total, weight, grad_sum, ctx.eps, wanted)
+    return grad_total, grad_total, grad_weight if wanted else None, None
+
+
+def _refuse_second_derivative(ctx, *grads):
+    raise NotImplementedError("rmsnorm: its gradient cannot be differentiated a second time")
+
+
+torch.library.register_autograd(
+    add_op_namespace_prefix("rms_norm"), _differentiate_rms_norm, setup_context=_save_for_rms_norm
+)
+torch.library.register_autograd(
+    add_op_namespace_prefix("add_rms_norm"), _differentiate_add_rms_norm, setup_context=_save_for_add_rms_norm
+)
+torch.library.register_autograd(add_op_namespace_prefix("rms_norm_backward"), _refuse_second_derivative)
