@@ -30,12 +30,9 @@ def hash_tree(directory: Path) -> TreeDigest:
 
     Two packages have the same value when and only when they are equal to the bit.
     """
-    files = {
-        path.relative_to(directory).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in directory.rglob("*")
-        if path.is_file() and path.suffix != ".pyc" and "__pycache__" not in path.parts
-    }
-    files = dict(sorted(files.items()))
+    paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    names = sorted(path.as_posix() for path in paths if "__pycache__" not in path.parts)
+    files = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in names}
     lines = "".join(f"{digest}  {path}\n" for path, digest in files.items())
     return TreeDigest(hashlib.sha256(lines.encode()).hexdigest(), files)
 

@@ -66,7 +66,7 @@ def _files(package: Package) -> Iterator[Finding]:
         if path.is_symlink():
             yield _finding(name, "is a symbolic link, which the Hub does not keep", "put the file itself there")
         elif path.name == "__pycache__" or path.suffix in (".pyc", ".pyo"):
-            if "__pycache__" not in path.parent.parts:
+            if path.parent.name != "__pycache__":
                 yield _finding(name, "is bytecode, which belongs to one machine's Python", f"delete {name}")
         elif path.name.startswith("."):
             yield _finding(name, "is a hidden file", f"delete {name}")

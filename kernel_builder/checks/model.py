@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from kernel_builder.checks.elf import SharedObject
 
 
+_SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
 _OLDEST_PYTHON = Release(3, 9)
 
 
@@ -79,7 +81,7 @@ class Package:
     @property
     def binary_paths(self) -> list[Path]:
         """The files at the top of the package that are named like shared objects, sorted."""
-        return sorted(path for path in self.directory.glob("*.so*") if path.is_file())
+        return sorted(path for path in self.directory.iterdir() if _SHARED_OBJECT.search(path.name) and path.is_file())
 
     @property
     def known_metadata(self) -> Mapping[str, Any]:

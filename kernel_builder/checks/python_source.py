@@ -77,12 +77,20 @@ def _versions(name: str, source: str, guarded: frozenset[int], python: Release) 
     config.set_format(vermin.formats.ParsableFormat())
     visitor = vermin.visit(source, config)
     if not isinstance(visitor, vermin.SourceVisitor):
-        return  # vermin's own parser is older than this interpreter's, which found nothing newer than `python`
+        return  # vermin could not parse what this interpreter could
     for text in visitor.output_text().splitlines():
         # <file>:<line>:<column>:<Python 2>:<Python 3>:<what>
         match = re.fullmatch(r"<unknown>:(\d+):\d*:[^:]*:(\d+\.\d+):(.*)", text)
         if match and int(match[1]) not in guarded and Release.parse(match[2]) > python:
-            yield Finding(NAME, name, f"line {match[1]}: {match[3]} needs Python {match[2]}", _too_old(python))
+            # vermin guesses the type whose method is called, and another class may have one of that name.
+            guess = re.match(rf"'(?:{'|'.join(sorted(_BUILTIN_TYPES))})\.", match[3])
+            yield Finding(
+                NAME,
+                name,
+                f"line {match[1]}: {match[3]} needs Python {match[2]}",
+                f"{_too_old(python)}; a line that never runs there may say so with `# novm`",
+                "warning" if guess else "error",
+            )
 
 
 def _unions(name: str, tree: ast.Module, guarded: frozenset[int], python: Release) -> Iterator[Finding]:
@@ -90,11 +98,11 @@ def _unions(name: str, tree: ast.Module, guarded: frozenset[int], python: Releas
     if python >= (3, 10):
         return
     annotations = {
-        id(inner)
+        id(part)
         for node in ast.walk(tree)
         for annotation in (getattr(node, "annotation", None), getattr(node, "returns", None))
         if isinstance(annotation, ast.expr)
-        for inner in ast.walk(annotation)
+        for part in ast.walk(annotation)
     }
     postponed = any(
         isinstance(node, ast.ImportFrom)
@@ -102,18 +110,27 @@ def _unions(name: str, tree: ast.Module, guarded: frozenset[int], python: Releas
         and any(n.name == "annotations" for n in node.names)
         for node in tree.body
     )
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.BitOr) or node.lineno in guarded:
+    unions = [node for node in ast.walk(tree) if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr)]
+    inner = {id(operand) for node in unions for operand in (node.left, node.right)}
+    for node in unions:
+        if id(node) in inner or node.lineno in guarded:
             continue
         if id(node) in annotations:
             if postponed:
                 continue
             hint = "add `from __future__ import annotations`, or write typing.Optional or typing.Union"
-        elif any(_is_builtin_type(operand) for operand in (node.left, node.right)):
+        elif any(_is_builtin_type(operand) for operand in _operands(node)):
             hint = "write typing.Optional or typing.Union, or a tuple in isinstance"
         else:
             continue
         yield Finding(NAME, name, f"line {node.lineno}: `{ast.unparse(node)}` as a type needs Python 3.10", hint)
+
+
+def _operands(node: ast.expr) -> list[ast.expr]:
+    """What `|` joins, from left to right."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _operands(node.left) + _operands(node.right)
+    return [node]
 
 
 def _is_builtin_type(node: ast.expr) -> bool:

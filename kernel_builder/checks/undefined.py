@@ -19,6 +19,8 @@ from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
 NAME = "undefined"
 
 _PYTHON = re.compile(r"_?Py[A-Z_]")
+_CPP_RUNTIME = re.compile(r"_Z(?:T[ISV])?(?:N[KVrRO]*)?S[tabsiod]|__cxa_")
+_TORCH_LIBRARIES = re.compile(r"lib(?:torch|torch_cpu|torch_cuda|torch_python|c10)\.so")
 _TORCH_CUDA = re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)4cuda")
 
 
@@ -60,32 +62,48 @@ _FAMILIES = (
 def check(package: Package) -> Iterator[Finding]:
     for binary in package.binaries:
         unexplained = [symbol.name for symbol in binary.undefined if symbol.version is None and not symbol.weak]
-        problems = {name: problem for name in unexplained if (problem := _problem(package, binary, name))}
-        readable = demangle(problems)
-        for name, (message, hint) in problems.items():
-            yield Finding(NAME, binary.name, f"{readable[name]} {message}", hint)
+        readable = demangle(unexplained)
+        for name in unexplained:
+            yield from _questions(package, binary, name, readable[name])
 
 
-def _problem(package: Package, binary: SharedObject, name: str) -> tuple[str, str] | None:
-    """What is wrong with the undefined symbol `name` (a message that goes on from its name) and a hint, or None."""
+def _questions(package: Package, binary: SharedObject, name: str, readable: str) -> Iterator[Finding]:
+    """At most one finding, on the undefined symbol `name`."""
     if _PYTHON.match(name):
-        return None
-    for family in _FAMILIES + _torch_families():
-        if not family.names.match(name):
-            continue
-        if family.cuda and not package.may_use_cuda:
-            backend = package.variant.backend if package.variant else "this"
-            return (
-                f"is a name of {family.what}, which a {backend} variant does not have",
-                'keep CUDA code in a [kernel.*] table with backend = "cuda", or under #ifdef CUDA_KERNEL',
-            )
-        if any(family.libraries.match(library) for library in binary.needed):
-            return None
-        return f"is a name of {family.what}, and no library that the binary needs brings it", family.hint
-    return (
-        "is undefined: no source of the kernel and no library defines it",
-        "add the source that defines it to `src` of a [kernel.*] table or of [torch] in build.toml, or do not use it",
-    )
+        return
+    needs_torch = any(_TORCH_LIBRARIES.match(library) for library in binary.needed)
+    if needs_torch and _CPP_RUNTIME.match(name):
+        yield Finding(
+            NAME,
+            binary.name,
+            f"{readable} is a name of the C++ runtime, taken from a library of Torch that happens to have it",
+            "link the C++ runtime before Torch's libraries",
+            "warning",
+        )
+        return
+    family = next((family for family in _FAMILIES + _torch_families() if family.names.match(name)), None)
+    if family is None:
+        yield Finding(
+            NAME,
+            binary.name,
+            f"{readable} is undefined: no source of the kernel and no library defines it",
+            "add the source that defines it to `src` of a [kernel.*] table or of [torch] in build.toml, or drop its use",
+        )
+    elif family.cuda and not package.may_use_cuda:
+        backend = package.variant.backend if package.variant else "this"
+        yield Finding(
+            NAME,
+            binary.name,
+            f"{readable} is a name of {family.what}, which a {backend} variant does not have",
+            'keep CUDA code in a [kernel.*] table with backend = "cuda", or under #ifdef CUDA_KERNEL',
+        )
+    elif not any(family.libraries.match(library) for library in binary.needed):
+        yield Finding(
+            NAME,
+            binary.name,
+            f"{readable} is a name of {family.what}, and no library that the binary needs brings it",
+            family.hint,
+        )
 
 
 @cache
@@ -98,7 +116,7 @@ def _torch_families() -> tuple[_Family, ...]:
         _family(
             "Torch",
             rf"{TORCH_CPP.pattern}|{TORCH_C.pattern}",
-            r"lib(?:torch|torch_cpu|torch_cuda|torch_python|c10)\.so",
+            _TORCH_LIBRARIES.pattern,
             "link with libtorch_cpu.so",
             cuda=False,
         ),

@@ -182,6 +182,15 @@ def test_torch_must_be_needed(compile_module: Compile, make: Make) -> None:
     ]
 
 
+def test_a_name_of_the_cpp_runtime_without_its_version_is_worth_a_warning(compile_module: Compile, make: Make) -> None:
+    extra = calling("namespace std { void not_versioned(); }", "std::not_versioned()")
+    report = run(make(STABLE_CPU, compile_module(STABLE_CPU, extra)), only=["undefined"])
+    assert [(finding.severity, finding.message.split(",")[0]) for finding in report.findings] == [
+        ("warning", "std::not_versioned() is a name of the C++ runtime")
+    ]
+    assert report.ok
+
+
 def test_cuda_libraries_are_those_of_the_variants_cuda(compile_module: Compile, make: Make) -> None:
     module = compile_module(STABLE_CUDA, "", "-Wl,--no-as-needed", "-l:libcudart.so.12")
     (finding,) = findings(make(STABLE_CUDA, module))

@@ -15,6 +15,8 @@ from .sample import Make, findings
         ("def f(x: int | None): ...\n", "line 1: `int | None` as a type needs Python 3.10", "__future__"),
         ("from __future__ import annotations\n\nX = int | None\n", "line 3: `int | None`", "typing.Optional"),
         ("print(list(zip([1], [2], strict=True)))\n", "line 1: 'zip(strict)' needs Python 3.10", "Python 3.9"),
+        ("def f() -> int | str | float: ...\n", "line 1: `int | str | float`", "__future__"),
+        ("X = tuple[1 | None]\n", "line 1: `1 | None`", "typing.Union"),
         ("import tomllib\n", "line 1: 'tomllib' module needs Python 3.11", "Python 3.9"),
         (
             "from demo_kernel.layers import Norm\n",
@@ -51,13 +53,18 @@ def test_source_that_breaks_a_rule(make: Make, source: str, message: str, hint: 
         "import sys\n\nif sys.version_info >= (3, 11):\n    import tomllib\n",
         "import triton.language as tl\nfrom kernels import get_kernel_dep\n",
         "from . import layers\nfrom .layers import Norm\n",
-        "import torch\n\nFLAGS = 1 | 2\nMASK = torch.ones(1) | torch.ones(1)\n",
+        "import torch\n\nFLAGS = 1 | 2\nMASK = torch.ones(1) | torch.ones(1)\nSET = set(range(3)) | {4}\n",
         "import torch\n\nfrom ._ops import add_op_namespace_prefix\n\n\n"
         '@torch.library.register_fake(add_op_namespace_prefix("scale"))\ndef f(): ...\n',
     ],
 )
 def test_source_that_keeps_the_rules(make: Make, source: str) -> None:
     assert findings(make("torch-cpu", files={"part.py": source, "layers.py": ""}), "python-source") == []
+
+
+def test_a_guess_is_a_warning(make: Make) -> None:
+    (finding,) = findings(make("torch-cpu", files={"part.py": "n = 1\nn.is_integer()\n"}), "python-source")
+    assert (finding.severity, finding.message) == ("warning", "line 2: 'int.is_integer' member needs Python 3.12")
 
 
 def test_declared_dependencies_may_be_imported(make: Make) -> None:
