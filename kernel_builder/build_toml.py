@@ -24,6 +24,8 @@ else:
 
 EDITION = 5
 FILE = "build.toml"
+NAME = r"[a-z][-a-z0-9]*[a-z0-9]"
+REPO_ID = r"[A-Za-z0-9][-.\w]*/[A-Za-z0-9][-.\w]*"
 FRAMEWORKS = ("torch", "torch-noarch", "tvm-ffi")
 # The longest real build.toml has some 30 kB; a parser should not be made to read anything that was never meant for it.
 _MOST_BYTES = 1_000_000
@@ -88,9 +90,9 @@ def _kernel(value: Any, place: Place) -> dict[str, Any]:
     return {"name": name, **schema.table(keys)(value, place)}
 
 
-name = schema.matching(r"[a-z][-a-z0-9]*[a-z0-9]", 'a name of small letters, digits and dashes like "my-kernel"')
+_name = schema.matching(NAME, 'a name of small letters, digits and dashes like "my-kernel"')
 _word = schema.matching(r"\S+", "a name without spaces")
-_repo_id = schema.matching(r"[A-Za-z0-9][\w.-]*/[\w.-]+", 'a repository\'s name like "org/my-kernel"')
+_repo_id = schema.matching(REPO_ID, 'a repository\'s name like "org/my-kernel"')
 _kernel_name = schema.matching(r"[A-Za-z0-9_][-.\w]*", 'a kernel\'s name of letters, digits, "_", "-" and "."')
 _host = r"(?:[A-Za-z0-9][-A-Za-z0-9]*\.)*[A-Za-z][-A-Za-z0-9]*"
 _git_url = schema.matching(
@@ -119,7 +121,7 @@ def _backend_table(backend: str, **keys: Key) -> Key:
 
 
 _GENERAL = {
-    "name": Key(name, required=True),
+    "name": Key(_name, required=True),
     "version": Key(schema.natural, required=True),
     "edition": Key(schema.natural, required=True),
     "license": Key(schema.matching(r".*\S.*", 'a licence\'s SPDX name like "apache-2.0"'), required=True),

@@ -138,7 +138,7 @@ def text(value: Any, place: Place) -> str:
 
 def matching(pattern: str, expected: str) -> Reader:
     """A string that `pattern` matches in full. `expected` says what that is, with an example."""
-    compiled = re.compile(pattern)
+    compiled = re.compile(pattern, re.ASCII)
 
     def read(value: Any, place: Place) -> str:
         if not compiled.fullmatch(text(value, place)):

@@ -1,0 +1,49 @@
+"""`kernel-builder init`."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+_BACKENDS = "--backends"
+
+
+class _Init(click.Command):
+    """Lets `--backends` take several words, `--backends cpu cuda`, which click's options cannot."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        spread: list[str] = []
+        inside = False
+        for arg in args:
+            if arg.startswith("-"):
+                inside = arg.partition("=")[0] == _BACKENDS
+            elif inside and spread[-1] != _BACKENDS:
+                spread.append(_BACKENDS)
+            spread.append(arg)
+        return super().parse_args(ctx, spread)
+
+
+@click.command(cls=_Init)
+@click.argument("path", type=click.Path(path_type=Path), required=False)
+@click.option("--name", metavar="ORG/NAME", required=True, help="The Hub repository that the kernel will be in.")
+@click.option(
+    _BACKENDS,
+    multiple=True,
+    default=("cpu", "cuda"),
+    show_default=True,
+    metavar="BACKEND...",
+    help="The backends to start with: cpu, cuda. May be repeated.",
+)
+@click.option("--license", "licence", default="apache-2.0", show_default=True, help="The licence's SPDX name.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+def init(path: Path | None, name: str, backends: tuple[str, ...], licence: str, overwrite: bool) -> None:
+    """Create a project in PATH (by default, a directory of the kernel's name) that builds as it is."""
+    from kernel_builder.scaffold import create
+
+    words = [word for value in backends for word in value.replace(",", " ").split()]
+    directory = create(path, name, words, licence=licence, overwrite=overwrite)
+    click.echo(f"Created {directory}. Next:")
+    click.echo(f"  kernel-builder build {shlex.quote(str(directory))}")
+    click.echo(f"  pytest {shlex.quote(str(directory / 'tests'))}")

@@ -1,0 +1,152 @@
+"""A new kernel project that builds, tests and benchmarks as it is.
+
+The files are in `templates/init`: `common` for every project, and one directory for each backend. A file that several
+of them have is put together from all, in that order.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from kernel_builder.build_toml import NAME, REPO_ID
+from kernel_builder.errors import ConfigError
+from kernel_builder.project import python_name
+from kernel_builder.schema import nearest
+from kernel_builder.variant import BACKENDS
+
+_TEMPLATES = Path(__file__).parent / "templates" / "init"
+_COMMON = "common"
+# Stands in the templates' paths, where `${python_name}` would be hard on tools.
+_PYTHON_NAME = "python_name"
+
+
+def backends() -> tuple[str, ...]:
+    """The backends that there are templates for."""
+    return tuple(sorted(directory.name for directory in _TEMPLATES.iterdir() if directory.name != _COMMON))
+
+
+def create(
+    directory: Path | None, repo_id: str, wanted: Sequence[str], *, licence: str, overwrite: bool = False
+) -> Path:
+    """Write a project, all of it or nothing.
+
+    Args:
+        directory: Where; None for a directory of the kernel's name. Files of it that are not the scaffold's stay.
+        repo_id: The Hub repository, `org/my-kernel`; the part after the slash is the kernel's name.
+        wanted: The backends.
+        licence: The SPDX name of the licence.
+        overwrite: Replace files that are there already.
+
+    Returns:
+        The directory of the project.
+
+    Raises:
+        ConfigError: If an argument is not usable, a file is there already, or the directory cannot be written.
+    """
+    name = _name(repo_id)
+    _check_backends(wanted)
+    if not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9.+]*", licence):
+        raise ConfigError(
+            f"{licence!r} is not an SPDX name",
+            where="--license",
+            hint="write for example apache-2.0, mit or bsd-3-clause",
+        )
+    directory = directory or Path(name)
+    files = _render(repo_id, name, [backend for backend in backends() if backend in wanted], licence)
+    there = [path for path in files if (directory / path).is_symlink() or (directory / path).exists()]
+    if there and not overwrite:
+        raise ConfigError(
+            f"has {', '.join(there)} already", where=str(directory), hint="give another PATH, or --overwrite"
+        )
+    for path in there:
+        if (directory / path).is_dir():
+            raise ConfigError("is a directory; expected a file", where=str(directory / path), hint="move it away")
+    try:
+        _write(directory, files)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot be written: {error.strerror}",
+            where=str(error.filename2 or error.filename or directory),
+            hint="give another PATH",
+        ) from error
+    return directory
+
+
+def _name(repo_id: str) -> str:
+    name = repo_id.rpartition("/")[2]
+    if not re.fullmatch(REPO_ID, repo_id):
+        raise ConfigError(
+            f"{repo_id!r} is not the name of a Hub repository", where="--name", hint="write it as org/my-kernel"
+        )
+    if not re.fullmatch(NAME, name):
+        raise ConfigError(
+            f"{name!r} is not a kernel's name: small letters, digits and dashes, at least two, a letter first",
+            where="--name",
+            hint="write it as org/my-kernel",
+        )
+    return name
+
+
+def _check_backends(wanted: Sequence[str]) -> None:
+    known = backends()
+    for backend in wanted:
+        if backend not in known:
+            meant = nearest(backend, known)
+            raise ConfigError(
+                f"there is no template for the backend {backend!r}; there is one for {' and '.join(known)}"
+                if backend in BACKENDS
+                else f"{backend!r} is not a backend; expected {' or '.join(known)}",
+                where="--backends",
+                hint=f"did you mean {meant}?"
+                if meant and backend not in BACKENDS
+                else f"start with {known[0]}, and add other backends by docs/build-toml.md",
+            )
+    if not wanted:
+        raise ConfigError("names no backend", where="--backends", hint=f"choose from {', '.join(known)}")
+
+
+def _render(repo_id: str, name: str, wanted: Sequence[str], licence: str) -> dict[str, str]:
+    """The files of the project: path -> content."""
+    values = {
+        "name": name,
+        "python_name": python_name(name),
+        "repo_id": repo_id,
+        "license": licence,
+        "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
+        "device": "cuda" if "cuda" in wanted else wanted[0],
+    }
+    files: dict[str, str] = {}
+    for tree in (_TEMPLATES / part for part in (_COMMON, *wanted)):
+        for template in sorted(path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
+            path = template.relative_to(tree).as_posix().replace(_PYTHON_NAME, values["python_name"])
+            content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
+            files[path] = files.get(path, "") + content
+    return files
+
+
+def _write(directory: Path, files: Mapping[str, str]) -> None:
+    """Put the files into the directory; after an error, everything is as it was before."""
+    present = next(parent for parent in (directory, *directory.absolute().parents) if parent.is_dir())
+    with tempfile.TemporaryDirectory(prefix=".kernel-builder-", dir=present) as scratch, ExitStack() as undo:
+        staged, replaced = Path(scratch, "new"), Path(scratch, "old")
+        for name, content in files.items():
+            (staged / name).parent.mkdir(parents=True, exist_ok=True)
+            (staged / name).write_text(content, encoding="utf-8")
+        for name in files:
+            target = directory / name
+            for parent in reversed(target.parents):
+                if not parent.exists():
+                    parent.mkdir()
+                    undo.callback(parent.rmdir)
+            if target.is_symlink() or target.exists():
+                (replaced / name).parent.mkdir(parents=True, exist_ok=True)
+                target.rename(replaced / name)
+                undo.callback((replaced / name).rename, target)
+            (staged / name).rename(target)
+            undo.callback(target.unlink)
+        undo.pop_all()

@@ -1,0 +1,75 @@
+"""Holds the built kernel against Torch, on the GPU where there is one and the kernel is for it, else on the CPU.
+
+The kernel is loaded from `build/` with the public client, as a user would load it.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+PROJECT = Path(__file__).resolve().parents[1]
+BACKENDS = ${backends}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+DEVICE = "cuda" if "cuda" in BACKENDS and torch.cuda.is_available() else "cpu"
+if DEVICE not in BACKENDS:
+    pytest.skip("there is no GPU here, and the kernel is not for the CPU", allow_module_level=True)
+kernel = get_local_kernel(PROJECT, backend=DEVICE)
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=DEVICE, dtype=dtype)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (1000,), (3, 0, 5), (7, 300, 33)])
+def test_forward(shape, dtype):
+    x = random(*shape, dtype=dtype)
+    assert torch.equal(kernel.relu(x), torch.relu(x))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_backward(dtype):
+    x, grad = random(5, 1001, dtype=dtype).requires_grad_(), random(5, 1001, dtype=dtype)
+    (expected,) = torch.autograd.grad(torch.relu(x), x, grad)
+    (actual,) = torch.autograd.grad(kernel.relu(x), x, grad)
+    assert torch.equal(actual, expected)
+
+
+def test_special_values():
+    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0], device=DEVICE)
+    assert torch.equal(kernel.relu(x)[1:], torch.relu(x)[1:])
+    assert kernel.relu(x)[0].isnan()
+
+
+def test_strides():
+    x = random(6, 8, 10).transpose(0, 2)[::2]
+    assert torch.equal(kernel.relu(x), torch.relu(x))
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(RuntimeError, match="expected float32, float16 or bfloat16"):
+        kernel.relu(torch.zeros(3, device=DEVICE, dtype=torch.int64))
+
+
+def test_opcheck():
+    for x in (random(4, 5), random(4, 5).requires_grad_(), random(5, 4).t().requires_grad_()):
+        torch.library.opcheck(kernel.op.ops.relu.default, (x,))
+
+
+def test_compile():
+    compiled = torch.compile(lambda x: kernel.relu(x) + 1, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (3, 5):
+        x = random(rows, 8).requires_grad_()
+        torch.testing.assert_close(compiled(x), torch.relu(x) + 1)
+        compiled(x).sum().backward()
+        torch.testing.assert_close(x.grad, (x > 0).float())
+
+
+def test_layer():
+    x = random(4, 5)
+    assert torch.equal(kernel.layers.ReLU.forward(torch.nn.ReLU(), x), torch.relu(x))

@@ -1,0 +1,138 @@
+// Binds the kernel to Torch through its stable ABI, as of Torch 2.10.
+//
+// Reads:    sizes, types and devices of the arguments.
+// Writes:   tensors that it allocates itself.
+// Must not: compute; call anything of Torch newer than 2.10.
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Exception.h>
+#include <torch/headeronly/util/Half.h>
+
+#include "registration.h"
+// One shared object is built for each backend, from this file and the backend's own.
+#if defined(CUDA_KERNEL)
+#include "${python_name}_cuda/relu.h"
+#else
+#include "${python_name}_cpu/relu.h"
+#endif
+
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Calls `run` with a null pointer to the type of the tensor's elements.
+template <typename Run>
+void with_type_of(const Tensor& tensor, Run run) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+      return run(static_cast<float*>(nullptr));
+    case ScalarType::Half:
+      return run(static_cast<torch::headeronly::Half*>(nullptr));
+    case ScalarType::BFloat16:
+      return run(static_cast<torch::headeronly::BFloat16*>(nullptr));
+    default:
+      STD_TORCH_CHECK(false, "${name}: expected float32, float16 or bfloat16");
+  }
+}
+
+#if defined(CUDA_KERNEL)
+
+void check(int error) {
+  if (error == 0) return;
+  char* message = nullptr;
+  TORCH_ERROR_CODE_CHECK(torch_c10_cuda_check_msg(error, __FILE__, __func__, __LINE__, true, &message));
+  const std::string text = message == nullptr ? "CUDA error " + std::to_string(error) : message;
+  torch_c10_cuda_free_error_msg(message);
+  STD_TORCH_CHECK(false, "${name}: ", text);
+}
+
+// Runs `launch(stream)` on the device of the tensor and its current stream.
+template <typename Launch>
+void run_beside(const Tensor& tensor, Launch launch) {
+  const torch::stable::accelerator::DeviceGuard guard(tensor.get_device_index());
+  void* stream;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
+  check(launch(stream));
+}
+
+template <typename T>
+void forward(const Tensor& x, Tensor& y) {
+  run_beside(x, [&](void* stream) {
+    return relu::forward(x.const_data_ptr<T>(), y.mutable_data_ptr<T>(), x.numel(), stream);
+  });
+}
+
+template <typename T>
+void backward(const Tensor& grad, const Tensor& y, Tensor& grad_x) {
+  run_beside(y, [&](void* stream) {
+    return relu::backward(grad.const_data_ptr<T>(), y.const_data_ptr<T>(), grad_x.mutable_data_ptr<T>(), y.numel(),
+                          stream);
+  });
+}
+
+#else
+
+// So many elements are worth a thread.
+constexpr int64_t kGrain = 32768;
+
+template <typename T>
+void forward(const Tensor& x, Tensor& y) {
+  const T* from = x.const_data_ptr<T>();
+  T* to = y.mutable_data_ptr<T>();
+  torch::stable::parallel_for(0, x.numel(), kGrain,
+                              [&](int64_t begin, int64_t end) { relu::forward(from, to, begin, end); });
+}
+
+template <typename T>
+void backward(const Tensor& grad, const Tensor& y, Tensor& grad_x) {
+  const T *from = grad.const_data_ptr<T>(), *mask = y.const_data_ptr<T>();
+  T* to = grad_x.mutable_data_ptr<T>();
+  torch::stable::parallel_for(0, y.numel(), kGrain,
+                              [&](int64_t begin, int64_t end) { relu::backward(from, mask, to, begin, end); });
+}
+
+#endif
+
+Tensor relu_forward(const Tensor& x) {
+  const Tensor from = torch::stable::contiguous(x);
+  Tensor y = torch::stable::empty_like(from);
+  with_type_of(x, [&](auto* type) {
+    if (x.numel() > 0) forward<std::remove_pointer_t<decltype(type)>>(from, y);
+  });
+  return y;
+}
+
+Tensor relu_backward(const Tensor& grad, const Tensor& y) {
+  STD_TORCH_CHECK(grad.sizes().equals(y.sizes()), "${name}: grad must have the shape of y");
+  STD_TORCH_CHECK(grad.scalar_type() == y.scalar_type(), "${name}: grad must have the dtype of y");
+  STD_TORCH_CHECK(grad.device() == y.device(), "${name}: grad must be on the device of y");
+  const Tensor from = torch::stable::contiguous(grad), mask = torch::stable::contiguous(y);
+  Tensor grad_x = torch::stable::empty_like(mask);
+  with_type_of(y, [&](auto* type) {
+    if (y.numel() > 0) backward<std::remove_pointer_t<decltype(type)>>(from, mask, grad_x);
+  });
+  return grad_x;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("relu(Tensor x) -> Tensor");
+  ops.def("relu_backward(Tensor grad, Tensor y) -> Tensor");
+}
+
+#if defined(CUDA_KERNEL)
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+#else
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+#endif
+  ops.impl("relu", TORCH_BOX(&relu_forward));
+  ops.impl("relu_backward", TORCH_BOX(&relu_backward));
+}
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
