@@ -54,7 +54,7 @@ def invoke(*arguments: str) -> Result:
 def test_check_builds_passes_a_sound_package(project: Path) -> None:
     result = invoke("check-builds", str(project))
     assert result.exit_code == 0, result.output
-    assert "passed   layout, digest, python-source, load" in result.output
+    assert "passed   layout, digest, python-source, python-imports, op-namespace, load" in result.output
     assert "skipped  manylinux: the package has no binary" in result.output
 
 
@@ -62,7 +62,7 @@ def test_check_builds_reports_findings_and_ends_with_7(project: Path) -> None:
     (project / "build" / "torch-cpu" / "_ops.py").write_text("import numpy  # _demo_kernel_cpu_1\n")
     result = invoke("check-builds", str(project))
     assert result.exit_code == 7
-    assert "error    python-source: _ops.py: line 1: imports numpy" in result.output
+    assert "error    python-imports: _ops.py: line 1: imports numpy" in result.output
     assert "hint: use the standard library and Torch only" in result.output
 
 

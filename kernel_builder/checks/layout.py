@@ -11,15 +11,14 @@ from kernel_builder.variant import Noarch, Variant
 
 NAME = "layout"
 _REBUILD = "build the package again"
-_SUFFIX = ".abi3.so"
-_TYPES: Mapping[str, type | tuple[type, ...]] = {
-    "id": str,
-    "name": str,
-    "version": int,
-    "license": str,
-    "python-depends": list,
-    "backend": dict,
-    "digest": dict,
+_KEYS: Mapping[str, tuple[type, str]] = {
+    "id": (str, "a text"),
+    "name": (str, "a text"),
+    "version": (int, "a whole number"),
+    "license": (str, "a text"),
+    "python-depends": (list, "a list"),
+    "backend": (dict, "an object"),
+    "digest": (dict, "an object"),
 }
 
 
@@ -85,13 +84,13 @@ def _is_object_code(path: Path) -> bool:
 
 def _metadata(package: Package, metadata: Mapping[str, Any]) -> Iterator[Finding]:
     sound = True
-    for key, kind in _TYPES.items():
+    for key, (kind, spoken) in _KEYS.items():
         if key not in metadata:
             sound = False
             yield _finding("metadata.json", f"has no `{key}`")
         elif not isinstance(metadata[key], kind) or isinstance(metadata[key], bool):
             sound = False
-            yield _finding("metadata.json", f"`{key}` is {metadata[key]!r}, expected {_SPOKEN[kind]}")
+            yield _finding("metadata.json", f"`{key}` is {metadata[key]!r}, expected {spoken}")
     if not sound:
         return
     yield from _readable(package.directory / "metadata.json")
@@ -107,14 +106,6 @@ def _metadata(package: Package, metadata: Mapping[str, Any]) -> Iterator[Finding
     ops = package.directory / "_ops.py"
     if ops.is_file() and metadata["id"] not in ops.read_text(encoding="utf-8", errors="replace"):
         yield _finding("_ops.py", f"does not register operators under the `id` of metadata.json, {metadata['id']}")
-
-
-_SPOKEN: Mapping[type | tuple[type, ...], str] = {
-    str: "a text",
-    int: "a whole number",
-    list: "a list",
-    dict: "an object",
-}
 
 
 def _agreement(variant: Variant, metadata: Mapping[str, Any]) -> Iterator[Finding]:

@@ -55,7 +55,7 @@ def _rejections(variants: tuple[str, ...]) -> Mapping[str, str | None]:
     Asked once for all variants of a project: the client decides by the installed Torch, which takes seconds to import.
     """
     answer = _probe("fits", *variants)
-    return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"PyTorch cannot be imported: {answer[1]}")
+    return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"the client cannot be asked: {answer[1]}")
 
 
 def _probe(question: str, *arguments: str) -> Any:

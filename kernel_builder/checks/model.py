@@ -13,6 +13,7 @@ from kernel_builder.variant import Release, Variant
 
 if TYPE_CHECKING:
     from kernel_builder.checks.elf import SharedObject
+    from kernel_builder.checks.sources import Source
 
 
 _SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
@@ -82,6 +83,13 @@ class Package:
     def binary_paths(self) -> list[Path]:
         """The files at the top of the package that are named like shared objects, sorted."""
         return sorted(path for path in self.directory.iterdir() if _SHARED_OBJECT.search(path.name) and path.is_file())
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """The Python files of the package, sorted."""
+        from kernel_builder.checks import sources
+
+        return sources.read(self.directory, self.policy.python)
 
     @property
     def known_metadata(self) -> Mapping[str, Any]:

@@ -87,7 +87,7 @@ def _questions(package: Package, binary: SharedObject, name: str, readable: str)
             NAME,
             binary.name,
             f"{readable} is undefined: no source of the kernel and no library defines it",
-            "add the source that defines it to `src` of a [kernel.*] table or of [torch] in build.toml, or drop its use",
+            "add the source that defines it to `src` of [torch] or of a [kernel.*] table, or drop the call",
         )
     elif family.cuda and not package.may_use_cuda:
         backend = package.variant.backend if package.variant else "this"

@@ -6,41 +6,76 @@ import pytest
 
 from .sample import Make, findings
 
+PYTHON_CHECKS = ("python-source", "python-imports", "op-namespace")
+
 
 @pytest.mark.parametrize(
-    ("source", "message", "hint"),
+    ("check", "source", "message", "hint"),
     [
-        ("match 1:\n    case 1:\n        pass\n", ": Pattern matching is only supported in Python 3.10", "3.9"),
-        ("def f(:\n", "line 1: invalid syntax", "Python 3.9 understands it"),
-        ("def f(x: int | None): ...\n", "line 1: `int | None` as a type needs Python 3.10", "__future__"),
-        ("from __future__ import annotations\n\nX = int | None\n", "line 3: `int | None`", "typing.Optional"),
-        ("print(list(zip([1], [2], strict=True)))\n", "line 1: 'zip(strict)' needs Python 3.10", "Python 3.9"),
-        ("def f() -> int | str | float: ...\n", "line 1: `int | str | float`", "__future__"),
-        ("X = tuple[1 | None]\n", "line 1: `1 | None`", "typing.Union"),
-        ("import tomllib\n", "line 1: 'tomllib' module needs Python 3.11", "Python 3.9"),
         (
+            "python-source",
+            "match 1:\n    case 1:\n        pass\n",
+            ": Pattern matching is only supported in Python 3.10",
+            "3.9",
+        ),
+        ("python-source", "def f(:\n", "line 1: invalid syntax", "Python 3.9 understands it"),
+        (
+            "python-source",
+            "def f(x: int | None): ...\n",
+            "line 1: `int | None` as a type needs Python 3.10",
+            "__future__",
+        ),
+        (
+            "python-source",
+            "from __future__ import annotations\n\nX = int | None\n",
+            "line 3: `int | None`",
+            "typing.Optional",
+        ),
+        (
+            "python-source",
+            "print(list(zip([1], [2], strict=True)))\n",
+            "line 1: 'zip(strict)' needs Python 3.10",
+            "Python 3.9",
+        ),
+        ("python-source", "def f() -> int | str | float: ...\n", "line 1: `int | str | float`", "__future__"),
+        ("python-source", "X = tuple[1 | None]\n", "line 1: `1 | None`", "typing.Union"),
+        ("python-source", "import tomllib\n", "line 1: 'tomllib' module needs Python 3.11", "Python 3.9"),
+        (
+            "python-imports",
             "from demo_kernel.layers import Norm\n",
             "line 1: imports demo_kernel.layers by an absolute name",
             "from .layers",
         ),
-        ("import layers\n", "line 1: imports layers by an absolute name", "from .layers import"),
+        ("python-imports", "import layers\n", "line 1: imports layers by an absolute name", "from .layers import"),
         (
+            "python-imports",
             "import numpy\n",
             "line 1: imports numpy, which no user has to have",
             "use the standard library and Torch only",
         ),
-        ("from einops import rearrange\n", "line 1: imports einops", 'add "einops" to `python-depends`'),
         (
+            "python-imports",
+            "from einops import rearrange\n",
+            "line 1: imports einops",
+            'add "einops" to `python-depends`',
+        ),
+        (
+            "op-namespace",
             'from torch import library as lib\n\n\n@lib.custom_op("demo::scale", mutates_args=())\ndef f(): ...\n',
             "line 4: torch.library.custom_op with the fixed name 'demo::scale'",
             'add_op_namespace_prefix("scale")',
         ),
-        ('import torch\n\nL = torch.library.Library("demo", "DEF")\n', "line 3: torch.library.Library", "._ops"),
+        (
+            "op-namespace",
+            'import torch\n\nL = torch.library.Library("demo", "DEF")\n',
+            "line 3: torch.library.Library",
+            "._ops",
+        ),
     ],
 )
-def test_source_that_breaks_a_rule(make: Make, source: str, message: str, hint: str) -> None:
-    (finding,) = findings(make("torch-cpu", files={"part.py": source, "layers.py": ""}), "python-source")
-    assert (finding.check, finding.path) == ("python-source", "part.py")
+def test_source_that_breaks_a_rule(make: Make, check: str, source: str, message: str, hint: str) -> None:
+    (finding,) = findings(make("torch-cpu", files={"part.py": source, "layers.py": ""}), *PYTHON_CHECKS)
+    assert (finding.check, finding.path) == (check, "part.py")
     assert message in finding.message
     assert hint in finding.hint
 
@@ -59,14 +94,14 @@ def test_source_that_breaks_a_rule(make: Make, source: str, message: str, hint: 
     ],
 )
 def test_source_that_keeps_the_rules(make: Make, source: str) -> None:
-    assert findings(make("torch-cpu", files={"part.py": source, "layers.py": ""}), "python-source") == []
+    assert findings(make("torch-cpu", files={"part.py": source, "layers.py": ""}), *PYTHON_CHECKS) == []
 
 
 def test_a_guess_is_a_warning(make: Make) -> None:
-    (finding,) = findings(make("torch-cpu", files={"part.py": "n = 1\nn.is_integer()\n"}), "python-source")
+    (finding,) = findings(make("torch-cpu", files={"part.py": "n = 1\nn.is_integer()\n"}), *PYTHON_CHECKS)
     assert (finding.severity, finding.message) == ("warning", "line 2: 'int.is_integer' member needs Python 3.12")
 
 
 def test_declared_dependencies_may_be_imported(make: Make) -> None:
     package = make("torch-cpu", files={"part.py": "import einops\n"}, **{"python-depends": ["einops"]})
-    assert findings(package, "python-source") == []
+    assert findings(package, *PYTHON_CHECKS) == []

@@ -1,0 +1,85 @@
+"""Does the package import its own modules relatively, and else only what every process that loads it has?"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+
+from kernel_builder.checks.model import Finding, Package
+
+NAME = "python-imports"
+
+# Torch, what Torch's GPU builds bring, and the client that loads the kernel.
+_PRESENT = frozenset({"torch", "triton", "kernels"})
+
+
+def check(package: Package) -> Iterator[Finding]:
+    own = _python_name(package)
+    # The first parts of the files' paths, without the ending of a module at the top.
+    modules = {source.name.partition("/")[0].removesuffix(".py") for source in package.sources} | {own}
+    allowed = _PRESENT | _dependency_modules(package) | sys.stdlib_module_names
+    for source in package.sources:
+        for line, module in _absolute_imports(source.tree):
+            root = module.partition(".")[0]
+            if root in allowed:
+                continue
+            if root in modules:
+                yield Finding(
+                    NAME,
+                    source.name,
+                    f"line {line}: imports {module} by an absolute name, which is another version's or nobody's",
+                    f"import it relatively: `from .{module.removeprefix(f'{own}.')} import ...`",
+                )
+            elif line not in source.guarded_lines:
+                yield Finding(
+                    NAME, source.name, f"line {line}: imports {module}, which no user has to have", _hint(root)
+                )
+
+
+def _absolute_imports(tree: ast.Module | None) -> Iterator[tuple[int, str]]:
+    """Line and module of every import that is not relative."""
+    for node in ast.walk(tree) if tree else ():
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            yield node.lineno, node.module
+
+
+def _hint(root: str) -> str:
+    for dependency, modules in _known_dependencies().items():
+        if root in modules:
+            return f'add "{dependency}" to `python-depends` in build.toml'
+    return "use the standard library and Torch only, or a package that `python-depends` may name: " + ", ".join(
+        sorted(_known_dependencies())
+    )
+
+
+def _python_name(package: Package) -> str:
+    name = (package.metadata or {}).get("name")
+    return name.replace("-", "_") if isinstance(name, str) else ""
+
+
+def _dependency_modules(package: Package) -> frozenset[str]:
+    declared = (package.metadata or {}).get("python-depends")
+    names = declared if isinstance(declared, list) else []
+    return frozenset(module for name in names for module in _known_dependencies().get(name, ()))
+
+
+@cache
+def _known_dependencies() -> Mapping[str, frozenset[str]]:
+    """The packages that the client lets a kernel depend on, with the modules that each brings."""
+    spec = importlib.util.find_spec("kernels")
+    assert spec is not None and spec.origin is not None
+    data = json.loads((Path(spec.origin).parent / "python_depends.json").read_text(encoding="utf-8"))
+    tables = [data["general"], *data["backends"].values()]
+    return {
+        name: frozenset(python["import"] for python in entry["python"] if "import" in python)
+        for table in tables
+        for name, entry in table.items()
+    }
