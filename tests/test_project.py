@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 
@@ -364,3 +365,24 @@ def test_reading_is_fast(home: Path) -> None:
     for _ in range(10):
         project.read(home)
     assert (time.perf_counter() - start) / 10 < 0.005
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        "",
+        "[general.hub]",
+        "[general.cuda]",
+        "[general.xpu]",
+        "[torch]",
+        "[torch-noarch]",
+        "[tvm-ffi]",
+        *(f'[kernel.x]\nbackend = "{backend}"' for backend in ("cpu", "cuda", "metal", "rocm", "xpu")),
+    ],
+)
+def test_every_key_is_documented(home: Path, table: str) -> None:
+    docs = (Path(__file__).parents[1] / "docs/build-toml.md").read_text()
+    error = mistake(home, f"{MINIMAL[: MINIMAL.index('[torch]')]}{table}\nnothing = 1\n")
+    known = re.findall("`(.*?)`", error.message.removeprefix("unknown key; expected one of "))
+    assert len(known) > 1
+    assert [key for key in known if f"`{key}`" not in docs and f"`[general.{key}]`" not in docs] == []
