@@ -33,7 +33,8 @@ def find(facts: Facts, cxx: str | None = None) -> HostCompiler:
     if found is None:
         raise ToolchainError("no such program; a C++ compiler, g++ 11 or newer, is needed", where=named, hint=_HINT)
     path = Path(found).absolute()
-    about = facts.recall("host compiler", [path], lambda: _ask(path))
+    # The PATH decides which assembler and linker a g++ runs that does not bring its own.
+    about = facts.recall(f"host compiler {os.environ.get('PATH')}", [path], lambda: _ask(path))
     if not about["gcc"]:
         raise ToolchainError(
             f"is not g++, which nvcc and the checks of the output count on, but: {about['words']}",

@@ -185,8 +185,14 @@ class Store:
 
     def free(self) -> int:
         """Bytes free on the disk of the store."""
-        existing = next(path for path in [self.root, *self.root.absolute().parents] if path.exists())
-        return shutil.disk_usage(existing).free
+        return shutil.disk_usage(self._nearest()).free
+
+    def writable(self) -> bool:
+        """Whether a tree could be put into the store, as far as permissions say."""
+        return os.access(self._nearest(), os.W_OK | os.X_OK)
+
+    def _nearest(self) -> Path:
+        return next(path for path in [self.root, *self.root.absolute().parents] if path.exists())
 
     def _home(self, name: str) -> Path:
         return self.root / "trees" / name

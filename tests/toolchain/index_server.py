@@ -1,0 +1,296 @@
+"""A package index on the loopback interface, with small wheels laid out like the real ones, and faults on demand."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+import random
+import re
+import threading
+import time
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+NVCC = b"""#!/bin/sh
+case "$1" in
+--version) echo "Cuda compilation tools, release 13.0, V13.0.88" ;;
+--list-gpu-code) printf 'sm_100\\nsm_90\\nsm_80\\n' ;;
+esac
+"""
+
+
+def noise(seed: str, size: int) -> bytes:
+    """Bytes that do not compress."""
+    return random.Random(seed).randbytes(size)
+
+
+def wheel(project: str, version: str, files: Mapping[str, bytes], metadata: str = "") -> bytes:
+    """A wheel's bytes; the same for the same arguments."""
+    stem = f"{project.replace('-', '_')}-{version}.dist-info"
+    everything = {**files, f"{stem}/METADATA": f"Metadata-Version: 2.1\nName: {project}\n{metadata}".encode()}
+    record = "".join(
+        f"{name},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}\n"
+        for name, data in everything.items()
+    )
+    everything[f"{stem}/RECORD"] = f"{record}{stem}/RECORD,,\n".encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in everything.items():
+            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _cuda_wheels(machine: str) -> dict[str, bytes]:
+    tag = f"py3-none-manylinux2014_{machine}.manylinux_2_17_{machine}"
+    root = "nvidia/cu13"
+    parts: dict[str, tuple[str, dict[str, bytes]]] = {
+        "nvidia-cuda-nvcc": (
+            "13.0.88",
+            {
+                f"{root}/bin/nvcc": NVCC,
+                f"{root}/bin/nvcc.profile": b"TOP = $(_HERE_)/..\n",
+                f"{root}/bin/ptxas": b"\x7fELF" + noise(f"ptxas{machine}", 3_000_000),
+            },
+        ),
+        "nvidia-cuda-crt": ("13.0.88", {f"{root}/include/crt/host_config.h": b"// crt\n"}),
+        "nvidia-nvvm": (
+            "13.0.88",
+            {
+                f"{root}/lib/libnvvm.so.4": b"\x7fELF" + noise("libnvvm", 2_000_000),
+                f"{root}/nvvm/bin/cicc": b"\x7fELF" + noise("cicc", 1_000_000),
+            },
+        ),
+        "nvidia-cuda-runtime": (
+            "13.0.96",
+            {f"{root}/include/cuda_runtime.h": b"// runtime\n", f"{root}/lib/libcudart.so.13": b"\x7fELF"},
+        ),
+        "nvidia-cuda-cccl": ("13.0.85", {f"{root}/include/cccl/cub/cub.cuh": b"// cub\n"}),
+    }
+    found = {
+        f"{project.replace('-', '_')}-{version}-{tag}.whl": wheel(project, version, files)
+        for project, (version, files) in parts.items()
+    }
+    # A newer compiler of the same release, which the set does not name.
+    found[f"nvidia_cuda_nvcc-13.0.99-{tag}.whl"] = wheel("nvidia-cuda-nvcc", "13.0.99", {f"{root}/bin/nvcc": b""})
+    return found
+
+
+def _cuda_set(version: str, requirements: Mapping[str, str]) -> bytes:
+    lines = [f"Requires-Dist: {project}=={spec}; extra == 'all'" for project, spec in requirements.items()]
+    return wheel("cuda-toolkit", version, {}, "\n".join(["Version: " + version, *lines]) + "\n")
+
+
+def _torch_wheel(version: str, mark: str) -> bytes:
+    include = "torch/include"
+    return wheel(
+        "torch",
+        version,
+        {
+            "torch/lib/libtorch_cpu.so": noise(f"{version}{mark}", 200_000),
+            f"{include}/ATen/Config.h": b"// config\n",
+            f"{include}/ATen/ATen.h": noise("ATen", 200_000),
+            f"{include}/torch/csrc/api/include/torch/all.h": b"// all\n",
+            f"{include}/torch/csrc/stable/library.h": f"// stable {version} {mark}\n".encode(),
+            f"{include}/torch/headeronly/version.h": f"// {version} {mark}\n".encode(),
+            f"{include}/torch/library.h": b"// library\n",
+            "torch/version.py": noise("tail", 100_000),
+        },
+    )
+
+
+def build_wheels() -> dict[str, bytes]:
+    """File name -> bytes: CUDA 13.0 whole, 12.6 without a compiler, Torch 2.10 in several builds."""
+    parts_of_13 = {
+        "nvidia-cuda-nvcc": "13.0.88.*",
+        "nvidia-cuda-crt": "13.0.88.*",
+        "nvidia-nvvm": "13.0.88.*",
+        "nvidia-cuda-runtime": "13.0.96.*",
+        "nvidia-cuda-cccl": "13.0.85.*",
+    }
+    any_platform = "py2.py3-none-any.whl"
+    files = {
+        f"cuda_toolkit-12.6.3-{any_platform}": _cuda_set("12.6.3", {"nvidia-cuda-nvcc-cu12": "12.6.85.*"}),
+        f"cuda_toolkit-13.0.1-{any_platform}": _cuda_set("13.0.1", parts_of_13 | {"nvidia-cuda-nvcc": "13.0.48.*"}),
+        f"cuda_toolkit-13.0.2-{any_platform}": _cuda_set("13.0.2", parts_of_13),
+        f"cuda_toolkit-13.0.3rc1-{any_platform}": _cuda_set("13.0.3rc1", parts_of_13 | {"nvidia-nvvm": "13.0.99.*"}),
+    }
+    for machine in ("x86_64", "aarch64"):
+        files |= _cuda_wheels(machine)
+        for version, build, python in [
+            ("2.10.0", "", "cp310-cp310"),
+            ("2.10.1", "", "cp310-cp310"),
+            ("2.10.1", "-3", "cp310-cp310"),
+            ("2.10.1", "-4", "cp311-cp311"),
+            ("2.10.1", "-5", "cp310-cp310t"),
+            ("2.10.2rc1", "", "cp310-cp310"),
+        ]:
+            name = f"torch-{version}{build}-{python}-manylinux_2_28_{machine}.whl"
+            files[name] = _torch_wheel(version, f"{build}{python}{machine}")
+    return files
+
+
+@dataclass
+class Fault:
+    """What a server does wrong with one file.
+
+    Attributes:
+        times: How many requests it concerns; negative for all.
+        status: Answer with this instead.
+        cut: Close the connection after so many bytes of the body.
+        flip: Position of a byte to alter.
+        shorter: Leave out so many bytes of the file's end.
+        no_ranges: Answer range requests with the whole file.
+        rate: Bytes a second.
+    """
+
+    times: int = -1
+    status: int | None = None
+    cut: int | None = None
+    flip: int | None = None
+    shorter: int = 0
+    no_ranges: bool = False
+    rate: int | None = None
+
+
+@dataclass
+class Request:
+    """One answered request for a file. `sent` counts the bytes of the body."""
+
+    file: str
+    start: int
+    stop: int
+    sent: int = 0
+    authorization: str | None = None
+
+
+@dataclass
+class IndexServer:
+    """The index, while entered. `files` and `faults` may be changed at any time."""
+
+    files: dict[str, bytes]
+    faults: dict[str, Fault] = field(default_factory=dict)
+    requests: list[Request] = field(default_factory=list)
+    stated: dict[str, str] = field(default_factory=dict)
+    password: tuple[str, str] | None = None
+    file_host: str = "127.0.0.1"
+
+    def __enter__(self) -> IndexServer:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                server._answer(self)
+
+            def log_message(self, format: str, *args: object) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            def handle_error(self, request: object, client_address: object) -> None:
+                """Clients that are killed are no news."""
+
+        self._http = Server(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self.port = self._http.server_address[1]
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.02})
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Close the port."""
+        if self._thread.is_alive():
+            self._http.shutdown()
+            self._thread.join()
+            self._http.server_close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/simple/"
+
+    @property
+    def sent(self) -> int:
+        """Bytes of files sent so far."""
+        return sum(request.sent for request in self.requests)
+
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        if match := re.fullmatch(r"/simple/([^/]+)/", handler.path):
+            self._page(handler, match[1])
+        elif handler.path.removeprefix("/files/") in self.files:
+            self._file(handler, handler.path.removeprefix("/files/"))
+        else:
+            self._send(handler, 404, b"")
+
+    def _page(self, handler: BaseHTTPRequestHandler, project: str) -> None:
+        if self.password:
+            expected = "Basic " + base64.b64encode(":".join(self.password).encode()).decode()
+            if handler.headers["Authorization"] != expected:
+                self._send(handler, 401, b"")
+                return
+        links = [
+            f'<a href="http://{self.file_host}:{self.port}/files/{name}#sha256='
+            f'{self.stated.get(name) or hashlib.sha256(data).hexdigest()}">{name}</a>'
+            for name, data in self.files.items()
+            if name.partition("-")[0].replace("_", "-") == project
+        ]
+        page = "<!DOCTYPE html><html><body>" + "<br/>".join(links) + "</body></html>"
+        self._send(handler, 200 if links else 404, page.encode())
+
+    def _send(self, handler: BaseHTTPRequestHandler, status: int, body: bytes) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Type", "text/html")
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    def _file(self, handler: BaseHTTPRequestHandler, name: str) -> None:
+        fault = self.faults.get(name, Fault())
+        if fault.times == 0:
+            fault = Fault()
+        fault.times -= 1
+        if fault.status:
+            self._send(handler, fault.status, b"")
+            return
+        data = bytearray(self.files[name])
+        if fault.flip is not None:
+            data[fault.flip] ^= 0x01
+        data = data[: len(data) - fault.shorter]
+        start, stop, status = 0, len(data), 200
+        asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers["Range"] or "")
+        if asked and not fault.no_ranges:
+            start, stop, status = int(asked[1]), min(int(asked[2]) + 1, len(data)), 206
+        if start >= stop:
+            handler.send_response(416)
+            handler.send_header("Content-Range", f"bytes */{len(data)}")
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
+        request = Request(name, start, stop, authorization=handler.headers["Authorization"])
+        self.requests.append(request)
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(stop - start))
+        if status == 206:
+            handler.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(data)}")
+        handler.end_headers()
+        end = stop if fault.cut is None else min(stop, start + fault.cut)
+        step = 16_384
+        try:
+            for position in range(start, end, step):
+                piece = data[position : min(position + step, end)]
+                handler.wfile.write(piece)
+                request.sent += len(piece)
+                if fault.rate:
+                    time.sleep(step / fault.rate)
+        except (BrokenPipeError, ConnectionResetError):
+            handler.close_connection = True
+        if end < stop:
+            handler.close_connection = True

@@ -1,0 +1,299 @@
+"""From an index to a tree in the store, with everything that can go wrong in between."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+import signal
+import stat
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.errors import FetchError, StoreError
+from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.variant import Release, this_platform
+
+from .index_server import Fault, IndexServer
+
+CUDA = Release(13, 0)
+TORCH = Release(2, 10)
+
+MACHINE = this_platform().partition("-")[0]
+NVCC = f"nvidia_cuda_nvcc-13.0.88-py3-none-manylinux2014_{MACHINE}.manylinux_2_17_{MACHINE}.whl"
+TORCH_WHEEL = f"torch-2.10.1-3-cp310-cp310-manylinux_2_28_{MACHINE}.whl"
+
+Start = Callable[..., "subprocess.Popen[str]"]
+Make = Callable[..., Toolchains]
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def assert_only_finished_trees(cache: Path) -> None:
+    store = cache / "toolchains"
+    assert not list(store.glob("trees/.*")), "a tree was left half made"
+    assert not list(store.glob("scratch/*")), "downloads were left"
+
+
+def test_cuda_tree_holds_the_wheels_files_and_not_the_library(
+    toolchains: Make, server: IndexServer, pinned: lock.Lock, cache: Path, unpacked: Callable[[str], dict[str, bytes]]
+) -> None:
+    toolkit = toolchains().cuda(CUDA)
+    got = files_of(toolkit.root)
+    expected = {
+        name.removeprefix("nvidia/cu13/"): data
+        for wheel in pinned.cuda[CUDA].platforms[this_platform()]
+        for name, data in unpacked(wheel.file).items()
+        if name.startswith("nvidia/cu13/")
+    }
+    assert got == {name: data for name, data in expected.items() if name != "lib/libnvvm.so.4"}
+    assert (toolkit.version, toolkit.origin, toolkit.capabilities) == ("13.0.88", "index", ("8.0", "9.0", "10.0"))
+    modes = {name: stat.S_IMODE((toolkit.root / name).stat().st_mode) for name in got}
+    assert modes["bin/nvcc"] == modes["bin/ptxas"] == modes["nvvm/bin/cicc"] == 0o555
+    assert modes["bin/nvcc.profile"] == modes["include/cuda_runtime.h"] == 0o444
+    assert server.sent == sum(wheel.download for wheel in pinned.cuda[CUDA].platforms[this_platform()])
+    assert_only_finished_trees(cache)
+
+
+def test_stable_headers_are_a_small_part_and_full_ones_are_all(
+    toolchains: Make, server: IndexServer, unpacked: Callable[[str], dict[str, bytes]]
+) -> None:
+    every = {
+        name.removeprefix("torch/include/"): data
+        for name, data in unpacked(TORCH_WHEEL).items()
+        if name.startswith("torch/include/")
+    }
+    stable = toolchains().torch(TORCH, "stable")
+    assert server.sent < 10_000
+    wanted = ("ATen/Config.h", "torch/csrc/stable/library.h", "torch/headeronly/version.h")
+    assert files_of(stable.include[0]) == {name: every[name] for name in wanted}
+    full = toolchains().torch(TORCH, "full")
+    assert files_of(full.include[0]) == every
+    assert full.include[1] == full.include[0] / "torch/csrc/api/include"
+    assert stable.identity != full.identity
+
+
+def test_once_there_no_network_is_needed(toolchains: Make, server: IndexServer) -> None:
+    cold = toolchains(offline=True)
+    with pytest.raises(FetchError, match="not in the store") as caught:
+        cold.cuda(CUDA)
+    assert "toolchain fetch" in (caught.value.hint or "")
+    first = toolchains().cuda(CUDA)
+    server.stop()
+    assert toolchains(offline=True).cuda(CUDA) == first == toolchains().cuda(CUDA)
+
+
+def test_a_cut_connection_goes_on_where_it_was(toolchains: Make, server: IndexServer, pinned: lock.Lock) -> None:
+    server.faults[NVCC] = Fault(times=2, cut=1_000_000)
+    toolchains().cuda(CUDA)
+    asked = [request for request in server.requests if request.file == NVCC]
+    wheel = next(wheel for wheel in pinned.cuda[CUDA].platforms[this_platform()] if wheel.file == NVCC)
+    assert len(asked) == 3
+    again = sum(request.sent for request in asked) - wheel.download
+    assert 0 <= again < 100_000, "bytes that were here were asked for again"
+
+
+def test_a_busy_server_is_asked_again(toolchains: Make, server: IndexServer) -> None:
+    server.faults[NVCC] = Fault(times=2, status=503)
+    assert toolchains().cuda(CUDA).version == "13.0.88"
+
+
+def test_a_server_without_ranges_serves(toolchains: Make, server: IndexServer) -> None:
+    server.faults[TORCH_WHEEL] = Fault(no_ranges=True)
+    assert b"stable" in (toolchains().torch(TORCH, "stable").include[0] / "torch/csrc/stable/library.h").read_bytes()
+
+
+def test_an_altered_download_is_named_and_not_kept(toolchains: Make, server: IndexServer, cache: Path) -> None:
+    server.faults[NVCC] = Fault(flip=1_000_000)
+    with pytest.raises(FetchError) as caught:
+        toolchains().cuda(CUDA)
+    assert NVCC in str(caught.value)
+    assert "bin/ptxas" in caught.value.message and "expected" in caught.value.message
+    assert not list(cache.glob("toolchains/scratch/*/nvidia-cuda-nvcc*")), "the altered download was kept"
+    assert not list(cache.glob("toolchains/trees/*"))
+    del server.faults[NVCC]
+    toolchains().cuda(CUDA)
+    assert_only_finished_trees(cache)
+
+
+def test_headers_that_differ_from_the_pinned_record_are_refused(
+    toolchains: Make, server: IndexServer, pinned: lock.Lock
+) -> None:
+    wheel = pinned.torch[TORCH].platforms[this_platform()]["stable"]
+    start, _ = wheel.ranges[-1]
+    # A file of the same size whose RECORD is consistent but another one than the lock pins.
+    other = replace(wheel, record="0" * 64)
+    platforms = {this_platform(): {**pinned.torch[TORCH].platforms[this_platform()], "stable": other}}
+    mislocked = replace(pinned, torch={TORCH: replace(pinned.torch[TORCH], platforms=platforms)})
+    with pytest.raises(FetchError, match=r"RECORD has SHA-256 \w+, expected 0{64}"):
+        toolchains(pinned=mislocked).torch(TORCH, "stable")
+    server.faults[TORCH_WHEEL] = Fault(flip=start + 100)
+    with pytest.raises(FetchError, match="not what the lock pins"):
+        toolchains().torch(TORCH, "stable")
+
+
+def test_a_truncated_file_is_told_by_its_size(
+    toolchains: Make, server: IndexServer, wheel_files: dict[str, bytes]
+) -> None:
+    server.faults[NVCC] = Fault(shorter=1000)
+    size = len(wheel_files[NVCC])
+    with pytest.raises(FetchError, match=f"has {size - 1000} bytes at the index, expected {size}") as caught:
+        toolchains().cuda(CUDA)
+    assert NVCC in str(caught.value)
+
+
+def test_another_file_under_the_name_is_refused_before_downloading(toolchains: Make, server: IndexServer) -> None:
+    server.stated[NVCC] = "f" * 64
+    with pytest.raises(FetchError, match=r"f{64}, expected"):
+        toolchains().cuda(CUDA)
+    assert not [request for request in server.requests if request.file == NVCC]
+
+
+def test_an_index_that_lacks_the_file(toolchains: Make, server: IndexServer) -> None:
+    del server.files[NVCC]
+    with pytest.raises(FetchError, match="does not have it") as caught:
+        toolchains().cuda(CUDA)
+    assert NVCC in str(caught.value) and server.url in str(caught.value)
+
+
+def test_an_index_out_of_reach_with_a_cold_store(start: Start, server: IndexServer) -> None:
+    server.stop()
+    process = start("fetch", "--cuda", "13.0")
+    _, errors = process.communicate()
+    assert process.returncode == 4
+    for word in ("nvidia_cuda_cccl-13.0.85", server.url, "--index-url", "PIP_INDEX_URL", "toolchain fetch"):
+        assert word in errors
+
+
+def test_kill_9_in_a_download_then_only_the_missing_bytes(
+    start: Start, server: IndexServer, pinned: lock.Lock, cache: Path
+) -> None:
+    server.faults[NVCC] = Fault(rate=2_000_000)
+    process = start("fetch", "--cuda", "13.0")
+    wait_until(lambda: any(r.file == NVCC and r.sent > 1_500_000 for r in server.requests))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not list(cache.glob("toolchains/trees/[!.]*"))
+    kept = {path.name: path.stat().st_size for path in cache.glob("toolchains/scratch/*/*")}
+    wheels = pinned.cuda[CUDA].platforms[this_platform()]
+    assert 500_000 < sum(kept.values()) < sum(wheel.download for wheel in wheels)
+
+    del server.faults[NVCC]
+    server.requests.clear()
+    process = start("fetch", "--cuda", "13.0")
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert server.sent == sum(wheel.download for wheel in wheels) - sum(kept.values())
+    assert_only_finished_trees(cache)
+
+
+@pytest.mark.parametrize(
+    "moment",
+    ["locks/*", "scratch/*/*", "trees/.*.new/tree/*/*", "trees/.*.new/tree/nvvm/*/*", "trees/.*.new/manifest.json"],
+)
+def test_kill_9_when_something_appears_leaves_nothing_wrong(moment: str, start: Start, cache: Path) -> None:
+    process = start("fetch", "--cuda", "13.0")
+    store = cache / "toolchains"
+    while process.poll() is None and not list(store.glob(moment)):
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    process = start("fetch", "--cuda", "13.0")
+    _, errors = process.communicate()
+    assert process.returncode == 0, errors
+    process = start("verify", fetch=False)
+    output, _ = process.communicate()
+    assert (process.returncode, output) == (0, "1 toolchains checked, 0 files damaged\n")
+    assert_only_finished_trees(cache)
+
+
+def test_two_at_once_download_once(start: Start, server: IndexServer, pinned: lock.Lock) -> None:
+    server.faults[NVCC] = Fault(rate=2_000_000)
+    first = start("fetch", "--cuda", "13.0")
+    wait_until(lambda: any(r.file == NVCC for r in server.requests))
+    second = start("fetch", "--cuda", "13.0")
+    _, errors = second.communicate()
+    first.communicate()
+    assert (first.returncode, second.returncode) == (0, 0), errors
+    assert "waiting for another process" in errors
+    assert server.sent == sum(wheel.download for wheel in pinned.cuda[CUDA].platforms[this_platform()])
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 2 MB."""
+    where = tmp_path / "disk"
+    where.mkdir()
+    mount = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "none", where], capture_output=True, text=True, check=False
+    )
+    if mount.returncode:
+        pytest.skip(f"cannot mount a small file system: {mount.stderr.strip()}")
+    yield where
+    subprocess.run(["umount", where], check=True)
+
+
+def test_a_disk_known_to_be_too_small(toolchains: Make, server: IndexServer, small_disk: Path) -> None:
+    with pytest.raises(StoreError, match=r"the disk is full: \d+ bytes free, \d+ needed") as caught:
+        toolchains(cache=small_disk / "cache").cuda(CUDA)
+    assert str(small_disk) in str(caught.value)
+    assert server.sent == 0
+
+
+def test_a_disk_that_fills_up_is_given_its_space_back(toolchains: Make, pinned: lock.Lock, small_disk: Path) -> None:
+    # A lock that understates what is unpacked passes the look at the free space, and meets the end of the disk.
+    platform = this_platform()
+    wheels = tuple(replace(wheel, unpacked=-wheel.download) for wheel in pinned.cuda[CUDA].platforms[platform])
+    understated = replace(pinned, cuda={CUDA: replace(pinned.cuda[CUDA], platforms={platform: wheels})})
+    with pytest.raises(StoreError, match="the disk is full") as caught:
+        toolchains(cache=small_disk / "cache", pinned=understated).cuda(CUDA)
+    assert isinstance(caught.value.__cause__, OSError)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert_only_finished_trees(small_disk / "cache")
+    assert shutil.disk_usage(small_disk).used < 100_000
+
+
+def test_a_limit_on_file_sizes_is_a_full_disk_too(start: Start, cache: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
+
+    process = start("fetch", "--cuda", "13.0", preexec_fn=limit)
+    _, errors = process.communicate()
+    assert process.returncode == 4
+    assert str(cache) in errors and "needed" in errors and "Traceback" not in errors
+    assert_only_finished_trees(cache)
+
+
+def test_a_store_that_cannot_be_written(toolchains: Make, tmp_path: Path, cache: Path) -> None:
+    toolchains().torch(TORCH, "stable")
+    if os.geteuid() == 0:  # permissions do not bind root, a mount does
+        bind = ["mount", "--bind", "-o", "ro", str(cache), str(cache)]
+        if subprocess.run(bind, capture_output=True, check=False).returncode:
+            pytest.skip("cannot mount read-only")
+        undo = ["umount", str(cache)]
+    else:
+        subprocess.run(["chmod", "-R", "a-w", str(cache)], check=True)
+        undo = ["chmod", "-R", "u+w", str(cache)]
+    try:
+        assert toolchains().torch(TORCH, "stable").version == "2.10.1", "what is there serves all the same"
+        with pytest.raises(StoreError, match="cannot be written") as caught:
+            toolchains().torch(TORCH, "full")
+        assert str(cache) in str(caught.value)
+        assert "KERNEL_BUILDER_CACHE" in (caught.value.hint or "")
+    finally:
+        subprocess.run(undo, check=True)

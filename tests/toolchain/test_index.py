@@ -1,0 +1,62 @@
+"""Which index is asked, and with which credentials."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from urllib3 import Retry
+
+from kernel_builder.errors import FetchError
+from kernel_builder.toolchain import lock
+from kernel_builder.toolchain.index import Index, configured_url
+from kernel_builder.variant import Release, this_platform
+
+from .index_server import Fault, IndexServer
+
+
+def test_the_users_own_index_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    configuration = tmp_path / "xdg/pip/pip.conf"
+    configuration.parent.mkdir(parents=True)
+    configuration.write_text("[global]\nindex-url = http://from.file/simple\n")
+    named = tmp_path / "named.conf"
+    named.write_text("[global]\nindex-url = http://from.named/simple\n")
+    environment = {"XDG_CONFIG_HOME": str(tmp_path / "xdg")}
+    expected = [
+        ("PIP_CONFIG_FILE", str(named), "http://from.named/simple"),
+        ("UV_INDEX_URL", "http://from.uv/simple", "http://from.uv/simple"),
+        ("UV_DEFAULT_INDEX", "http://from.uv2/simple", "http://from.uv2/simple"),
+        ("PIP_INDEX_URL", "http://from.pip/simple", "http://from.pip/simple"),
+    ]
+    assert configured_url(environment) == "http://from.file/simple"
+    for name, value, url in expected:  # each goes before those above it
+        environment[name] = value
+        assert configured_url(environment) == url
+
+
+def test_a_connection_that_always_breaks_is_given_up(server: IndexServer, pinned: lock.Lock, tmp_path: Path) -> None:
+    wheel = pinned.torch[Release(2, 10)].platforms[this_platform()]["stable"]
+    server.faults[wheel.file] = Fault(cut=0)
+    index = Index(server.url, retries=Retry(total=2, backoff_factor=0))
+    with pytest.raises(FetchError, match="cannot be reached"):
+        index.fetch(wheel, *wheel.ranges[0], tmp_path / "part", lambda done: None)
+    assert len(server.requests) == 3
+
+
+def test_credentials_go_to_the_index_only_and_are_not_shown(
+    wheel_files: dict[str, bytes], pinned: lock.Lock, tmp_path: Path
+) -> None:
+    wheel = pinned.torch[Release(2, 10)].platforms[this_platform()]["stable"]
+    start, stop = wheel.ranges[0]
+    with IndexServer(dict(wheel_files), password=("me", "secret"), file_host="localhost") as server:
+        url = server.url.replace("//", "//me:secret@")
+        index = Index(url)
+        index.fetch(wheel, start, stop, tmp_path / "part", lambda done: None)
+        assert (tmp_path / "part").stat().st_size == stop - start
+        assert [request.authorization for request in server.requests] == [None]
+        with pytest.raises(FetchError) as caught:
+            index.packages("no-such-project")
+        assert "secret" not in str(caught.value)
+        with pytest.raises(FetchError, match="401"):
+            Index(server.url).packages("torch")

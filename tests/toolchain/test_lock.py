@@ -1,0 +1,80 @@
+"""The lock: written from an index by rules, read back, and the one that comes with the builder."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kernel_builder import matrix
+from kernel_builder.errors import FetchError, ToolchainError
+from kernel_builder.toolchain import lock, trees
+from kernel_builder.toolchain.index import Index
+from kernel_builder.toolchain.progress import Silent
+from kernel_builder.toolchain.resolve import resolve
+from kernel_builder.variant import PLATFORMS, Release
+
+from .index_server import IndexServer
+
+
+def test_rules_choose_the_newest_that_belongs_together(pinned: lock.Lock) -> None:
+    cuda = pinned.cuda[Release(13, 0)]
+    assert cuda.version == "13.0.2", "not the older set, not the pre-release"
+    assert {wheel.project: wheel.version for wheel in cuda.platforms["aarch64-linux"]} == {
+        "nvidia-cuda-cccl": "13.0.85",
+        "nvidia-cuda-crt": "13.0.88",
+        "nvidia-cuda-nvcc": "13.0.88",  # 13.0.99 is newer, and not of the set
+        "nvidia-cuda-runtime": "13.0.96",
+        "nvidia-nvvm": "13.0.88",
+    }
+    torch = pinned.torch[Release(2, 10)]
+    assert torch.version == "2.10.1"
+    assert {platform: subsets["full"].file for platform, subsets in torch.platforms.items()} == {
+        platform: f"torch-2.10.1-3-cp310-cp310-manylinux_2_28_{platform.partition('-')[0]}.whl"
+        for platform in PLATFORMS
+    }
+
+
+def test_writing_it_needs_a_small_part_of_the_wheels_and_is_repeatable(
+    server: IndexServer, pinned: lock.Lock, wheel_files: dict[str, bytes]
+) -> None:
+    again = resolve(Index(server.url), [Release(2, 10)], [Release(12, 6), Release(13, 0)], PLATFORMS, Silent())
+    assert lock.dumps(again) == lock.dumps(pinned), "12.6 has no compiler in the index and is left out"
+    assert server.sent < sum(map(len, wheel_files.values())) / 4
+
+
+def test_a_torch_release_that_the_index_lacks(server: IndexServer) -> None:
+    with pytest.raises(FetchError, match=r"torch 2\.99"):
+        resolve(Index(server.url), [Release(2, 99)], [], PLATFORMS, Silent())
+
+
+def test_it_reads_back(pinned: lock.Lock, tmp_path: Path) -> None:
+    path = tmp_path / "lock.json"
+    path.write_text(lock.dumps(pinned))
+    assert lock.read(path) == pinned
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 1, "cuda": {"13.0": {}}, "torch": {}}'])
+def test_what_is_not_a_lock_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    with pytest.raises(ToolchainError, match=r"other\.json: is not a toolchain lock"):
+        lock.read(path)
+
+
+def test_the_shipped_lock_covers_the_matrix_within_its_budget() -> None:
+    shipped = lock.shipped()
+    assert tuple(shipped.torch) == matrix.torch_releases()
+    assert set(shipped.cuda) == {release for release in matrix.cuda_releases() if release.major >= 13}
+    for platform in PLATFORMS:
+        assert all(platform in entry.platforms for entry in [*shipped.cuda.values(), *shipped.torch.values()])
+    compiler = trees.cuda_tree(shipped.cuda[Release(13, 0)], "x86_64-linux")
+    headers = trees.torch_tree(shipped.torch[Release(2, 10)], "x86_64-linux", "stable")
+    assert compiler.download + headers.download < 80_000_000
+
+
+def test_the_lock_names_no_host(pinned: lock.Lock) -> None:
+    for text in (lock.dumps(pinned), lock.dumps(lock.shipped())):
+        assert "//" not in text
+        assert json.loads(text)["schema"] == lock.SCHEMA

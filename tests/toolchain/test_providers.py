@@ -1,0 +1,140 @@
+"""The user's own g++ and CUDA toolkit, and what is said when neither will do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.errors import ToolchainError
+from kernel_builder.toolchain import Toolchains
+from kernel_builder.variant import PLATFORMS, Release, this_platform
+
+from .index_server import NVCC
+
+Make = Callable[..., Toolchains]
+
+
+def program(path: Path, script: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def toolkit(tmp_path: Path) -> Path:
+    """A directory laid out like an installed CUDA 13.0, headers behind a link as there."""
+    root = tmp_path / "cuda"
+    program(root / "bin/nvcc", NVCC.decode().removeprefix("#!/bin/sh\n"))
+    for name in ("bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc"):
+        program(root / name, "exit 1")
+    (root / "targets/include").mkdir(parents=True)
+    (root / "targets/include/cuda.h").write_text("// 1\n")
+    (root / "include").symlink_to("targets/include")
+    (root / "lib64").mkdir()
+    return root
+
+
+def test_the_machines_compiler_is_known_by_what_it_is_not_where(
+    toolchains: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    real = toolchains().host()
+    assert real.path == Path(shutil.which("g++") or "")
+    assert int(real.version.split(".")[0]) >= 11
+    elsewhere = tmp_path / "tool chain/c++-own"
+    program(elsewhere, f'exec {real.path} "$@"')
+    monkeypatch.setenv("CXX", str(elsewhere))
+    wrapped = toolchains().host()
+    assert wrapped.path == elsewhere
+    assert wrapped.identity == real.identity
+    assert toolchains(cxx="g++").host() == real, "what is given goes before CXX"
+
+
+def test_a_compiler_whose_parts_change_is_another_one(toolchains: Make, tmp_path: Path) -> None:
+    assembler = program(tmp_path / "as", "echo 1")
+    wrapper = program(tmp_path / "g++", f'test "$1" = -print-prog-name=as && echo {assembler} || exec g++ "$@"')
+    before = toolchains(cxx=str(wrapper)).host().identity
+    assert toolchains(cxx=str(wrapper)).host().identity == before
+    program(assembler, "echo 2")
+    assert toolchains(cxx=str(wrapper)).host().identity != before
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('case "$1" in --version) echo "g++ (GCC) 10.2.1";; -dumpfullversion) echo 10.2.1;; esac', "g\\+\\+ 10.2.1"),
+        ('case "$1" in -dM) echo "#define __clang__ 1";; *) echo "clang version 19.1.7";; esac', "not g\\+\\+"),
+        ("exit 1", "not g\\+\\+"),
+    ],
+)
+def test_a_compiler_that_will_not_do(toolchains: Make, tmp_path: Path, script: str, message: str) -> None:
+    path = program(tmp_path / "bin/c++", script)
+    with pytest.raises(ToolchainError, match=message) as caught:
+        toolchains(cxx=str(path)).host()
+    assert "apt-get install g++" in (caught.value.hint or "")
+
+
+def test_no_compiler_at_all(toolchains: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ToolchainError, match=r"g\+\+: no such program") as caught:
+        toolchains().host()
+    assert "dnf install gcc-c++" in (caught.value.hint or "")
+
+
+def test_the_users_toolkit_stands_in_for_its_release(
+    toolchains: Make, toolkit: Path, server: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found = toolchains(cuda_home=toolkit, offline=True).cuda(Release(13, 0))
+    assert (found.origin, found.root, found.version) == ("system", toolkit, "13.0.88")
+    assert found.capabilities == ("8.0", "9.0", "10.0")
+    monkeypatch.setenv("CUDA_HOME", str(toolkit))
+    assert toolchains(offline=True).cuda(Release(13, 0)) == found
+
+    moved = tmp_path / "moved"
+    shutil.copytree(toolkit, moved, symlinks=True)
+    assert toolchains(cuda_home=moved).cuda(Release(13, 0)).identity == found.identity
+
+    (toolkit / "include/cuda.h").write_text("// 2\n")
+    assert toolchains(cuda_home=toolkit).cuda(Release(13, 0)).identity != found.identity
+
+
+def test_what_is_not_a_toolkit_is_refused(toolchains: Make, toolkit: Path) -> None:
+    (toolkit / "nvvm/bin/cicc").unlink()
+    with pytest.raises(ToolchainError, match="it has no nvvm/bin/cicc"):
+        toolchains(cuda_home=toolkit).cuda(Release(13, 0))
+
+
+def test_obstacles(toolchains: Make, toolkit: Path) -> None:
+    here = this_platform()
+    there = next(platform for platform in PLATFORMS if platform != here)
+    tools = toolchains(offline=True)
+    assert tools.cuda_obstacle(Release(13, 0), here) is None
+    old = tools.cuda_obstacle(Release(12, 6), here)
+    assert old is not None
+    assert "--cuda-home" in old.hint
+    foreign = tools.cuda_obstacle(Release(13, 0), there)
+    assert foreign is not None
+    assert there in foreign.hint
+    nvcc = toolkit / "bin/nvcc"
+    nvcc.write_text(nvcc.read_text().replace("V13.0.88", "V12.6.85"))
+    assert toolchains(cuda_home=toolkit).cuda_obstacle(Release(12, 6), here) is None
+    with pytest.raises(ToolchainError, match=r"CUDA 12\.6"):
+        tools.cuda(Release(12, 6))
+
+
+def test_asking_again_is_quick(toolchains: Make, cache: Path) -> None:
+    """A build with nothing to do asks all of this, and has half a second for everything."""
+    toolchains().cuda(Release(13, 0))
+    toolchains().host()
+    begin = time.perf_counter()
+    tools = toolchains()
+    tools.host(), tools.cuda(Release(13, 0))
+    assert time.perf_counter() - begin < 0.05
+    assert os.path.commonpath([cache, tools.store.root]) == str(cache)

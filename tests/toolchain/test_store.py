@@ -1,0 +1,81 @@
+"""Looking after the store: verify, list, clean."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kernel_builder.toolchain import Toolchains
+from kernel_builder.variant import Release
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+def test_verify_finds_every_kind_of_damage_and_mends_by_fetching_again(
+    toolchains: Callable[..., Toolchains], start: Start
+) -> None:
+    root = toolchains().cuda(Release(13, 0)).root
+    altered, missing, added = root / "bin/ptxas", root / "include/cuda_runtime.h", root / "include/new.h"
+    altered.chmod(0o755)
+    altered.write_bytes(altered.read_bytes()[:-1] + b"!")
+    missing.unlink()
+    added.write_text("")
+    process = start("verify", "--json", fetch=False)
+    output, _ = process.communicate()
+    assert process.returncode == 4
+    assert {damage["path"] for damage in json.loads(output)["damages"]} == {str(altered), str(missing), str(added)}
+    assert start("verify", "--remove", fetch=False).wait() == 0
+    assert not root.exists()
+    assert toolchains().cuda(Release(13, 0)).root == root
+    assert start("verify", fetch=False).wait() == 0
+
+
+def test_list_says_what_is_there(toolchains: Callable[..., Toolchains], start: Start, tmp_path: Path) -> None:
+    toolchains().torch(Release(2, 10), "stable")
+    process = start("list", "--json", "--lock", str(tmp_path / "lock.json"), fetch=False)
+    output, errors = process.communicate()
+    assert process.returncode == 0, errors
+    rows = {row["title"]: row for row in json.loads(output)["toolchains"]}
+    assert rows["CUDA 13.0"]["stored"] is None
+    assert rows["CUDA 13.0"]["download"] > 4_000_000
+    assert 0 < rows["Torch 2.10 headers (stable)"]["stored"] < 1000
+
+
+def test_clean_removes_what_was_not_used_and_what_was_interrupted(
+    toolchains: Callable[..., Toolchains], start: Start, cache: Path
+) -> None:
+    tools = toolchains()
+    old, recent = tools.torch(Release(2, 10), "full").include[0], tools.torch(Release(2, 10), "stable").include[0]
+    ten_days_ago = time.time() - 10 * 86400
+    os.utime(old.parent, (ten_days_ago, ten_days_ago))
+    half = cache / "toolchains/scratch/cuda-x/half.part"
+    half.parent.mkdir(parents=True)
+    half.write_bytes(b"x" * 1000)
+    assert start("clean", "--older-than", "5", fetch=False).wait() == 0
+    assert not old.exists()
+    assert recent.exists()
+    assert not half.exists()
+    assert start("clean", "--all", fetch=False).wait() == 0
+    assert not list(cache.glob("toolchains/trees/*"))
+
+
+def test_fetch_reports_for_scripts(start: Start, server: object) -> None:
+    for downloaded in (True, False):
+        process = start("fetch", "--torch", "2.10", "--json")
+        output, errors = process.communicate()
+        assert process.returncode == 0, errors
+        (row,) = json.loads(output)
+        assert (row["downloaded"] > 0) is downloaded
+        assert Path(row["path"]).is_dir()
+
+
+def test_fetch_of_what_is_not_pinned_says_what_is(start: Start) -> None:
+    process = start("fetch", "--cuda", "12.6")
+    _, errors = process.communicate()
+    assert process.returncode == 4
+    assert "cuda-12.6" in errors
+    assert "cuda-13.0" in errors

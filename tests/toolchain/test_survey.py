@@ -1,0 +1,56 @@
+"""`kernel-builder doctor` on machines that lack this or that."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from .conftest import COMMAND
+
+
+def doctor(cache: Path, *arguments: str, **environment: str) -> tuple[int, dict[str, Any]]:
+    kept = {name: value for name, value in os.environ.items() if name not in {"CXX", "CUDA_HOME"}}
+    done = subprocess.run(
+        [*COMMAND, "doctor", "--json", *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**kept, "KERNEL_BUILDER_CACHE": str(cache), **environment},
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def test_a_machine_with_all_it_needs(cache: Path) -> None:
+    code, report = doctor(cache)
+    assert (code, report["ready"]) == (0, {"cpu": True, "cuda": True})
+    values = {finding["name"]: finding["value"] for finding in report["findings"]}
+    assert "to download" in values["CUDA 13.0"]
+
+
+def test_a_machine_without_a_compiler(cache: Path, tmp_path: Path) -> None:
+    code, report = doctor(cache, PATH=str(tmp_path))
+    assert (code, report["ready"]) == (1, {"cpu": False, "cuda": False})
+    missing = {finding["name"]: finding["mend"] for finding in report["findings"] if not finding["ok"]}
+    assert "apt-get install g++" in missing["g++"]
+    assert "git" in missing, "what only helps is named too"
+
+
+def test_a_wrong_cuda_home_stands_in_the_way_of_cuda_only(cache: Path, tmp_path: Path) -> None:
+    code, report = doctor(cache, "--cuda-home", str(tmp_path))
+    assert (code, report["ready"]) == (1, {"cpu": True, "cuda": False})
+
+
+def test_people_get_one_line_a_finding(cache: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "doctor"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KERNEL_BUILDER_CACHE": str(cache)},
+    )
+    assert "cuda builds: ready" in done.stdout
+    assert "g++" in done.stdout
