@@ -65,13 +65,19 @@ def _probe(question: str, *arguments: str) -> Any:
         Its answer. Where it died, was stopped, or had to be, that is `["failed", why]`.
     """
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as empty:
         result = Path(empty) / "result.json"
         command = [sys.executable, "-B", "-X", "faulthandler", "-c", source, str(result), question, *arguments]
         try:
             process = subprocess.run(
-                command, cwd=empty, env=environment, capture_output=True, text=True, timeout=_SECONDS, check=False
+                command,
+                cwd=empty,
+                env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_SECONDS,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return "failed", f"no answer after {_SECONDS} seconds"
@@ -90,6 +96,6 @@ def _death(process: subprocess.CompletedProcess[str]) -> str:
 def _hint(text: str) -> str:
     if "undefined symbol" in text:
         return "add the source that defines the symbol to `src` in build.toml"
-    if "SIG" in text:
+    if "was killed by" in text:
         return "look for code that runs before main: static initialisers and operator registrations"
     return "import the package's `__init__.py` by hand to see the whole traceback"
