@@ -17,8 +17,7 @@ from kernel_builder.schema import Place
 from kernel_builder.variant import BACKENDS, Release
 
 _PYEXT = ("py", "pyi")
-# What the builder adds to a package.
-_RESERVED = ("_ops.py", "metadata.json")
+_BYTECODE = (".pyc", ".pyo")
 
 
 @dataclass(frozen=True)
@@ -207,8 +206,8 @@ def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], pla
                 )
             if not _inside(root, root / path):
                 raise _leaves(path, where)
-            if paths.count(path) > 1:
-                raise ConfigError(f"{path!r} is named twice", where=where, hint="name it once")
+            if key == "src" and paths.count(path) > 1:
+                raise ConfigError(f"{path!r} is named twice", where=where, hint="name it once: its symbols would clash")
 
 
 def _holds(test: Callable[[Path], bool], path: Path) -> bool:
@@ -243,13 +242,14 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
             where=str(package / "__init__.py"),
             hint='make it (and keep "py" in `pyext`): it is what users of the kernel import',
         )
-    for reserved in _RESERVED:
-        if reserved in found:
-            raise ConfigError(
-                "the builder writes a file of this name into the package itself",
-                where=str(package / reserved),
-                hint="give the file another name",
-            )
+    # A package built from this has a directory of its own name, for old clients, which a module would be hidden by.
+    reserved = {"_ops.py", "metadata.json", package.name, f"{package.name}.py"}
+    for taken in reserved & {name.partition("/")[0] for name in found}:
+        raise ConfigError(
+            "the builder puts something of this name into the package itself",
+            where=str(package / taken),
+            hint="give it another name",
+        )
     return tuple((name, root / path.relative_to(package.parent.parent)) for name, path in found.items())
 
 
@@ -257,7 +257,11 @@ def _walk(root: Path, top: Path, endings: tuple[str, ...]) -> Iterator[Path]:
     """Every file below `top` that has one of `endings`."""
     for folder, folders, files in os.walk(top, followlinks=True):
         folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
-        wanted = [Path(folder, name) for name in files if name.endswith(endings) and not name.startswith(".")]
+        wanted = [
+            Path(folder, name)
+            for name in files
+            if name.endswith(endings) and not name.endswith(_BYTECODE) and not name.startswith(".")
+        ]
         for path in [*(Path(folder, name) for name in folders), *wanted]:
             if path.is_symlink() and not _inside(root, path):
                 raise _leaves(path.name, str(path))

@@ -345,9 +345,13 @@ def test_the_package_must_be_there(home: Path) -> None:
     assert error.where == str(home / "torch-ext/my_relu/__init__.py")
 
 
-def test_files_that_the_builder_writes_are_reserved(home: Path) -> None:
-    (home / "torch-ext/my_relu/_ops.py").touch()
-    assert mistake(home).where == str(home / "torch-ext/my_relu/_ops.py")
+@pytest.mark.parametrize("name", ["_ops.py", "metadata.json", "my_relu.py", "my_relu/ops.py"])
+def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None:
+    file = home / "torch-ext/my_relu" / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    error = mistake(home, MINIMAL.replace("[torch]", '[torch]\npyext = ["py", "json", "pyc"]'))
+    assert error.where == str(home / "torch-ext/my_relu" / name.partition("/")[0])
 
 
 def test_relative_directories_are_named_as_given(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
