@@ -24,8 +24,8 @@ enum class Type : int { float32, float16, bfloat16 };
 // Leading dimensions that do not fold into one, at most; a tensor with more of them is copied before it comes here.
 constexpr int kMaxDims = 4;
 
-// Where the rows of a tensor start. With more than one dimension there are fewer than 2^31 rows, so that a division by a
-// size, which takes a GPU several times as long with 64 bits, needs 32.
+// Where the rows of a tensor start. With more than one dimension there are fewer than 2^31 rows, so that a division by
+// a size, which takes a GPU several times as long with 64 bits, needs 32.
 struct Rows {
   const void* data = nullptr;  // null: there is no such tensor
   int dims = 0;                // outermost first

@@ -85,13 +85,17 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
   }
   if (problem.partial == nullptr) return;
   float* partial_row = problem.partial + static_cast<int64_t>(blockIdx.x) * hidden;
-  float* sums_row = rows_in_block == 1 ? partial_row : sums_of_groups + threadIdx.x / group * hidden;
+  float* sums_row = sums_of_groups + threadIdx.x / group * hidden;
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const int column = first_column + i * group * kWidth;
     if (column < hidden) {
+      if (rows_in_block == 1) {
+        store_floats(partial_row + column, weight_sums[i]);
+      } else {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) sums_row[column + j] = weight_sums[i][j];
+        for (int j = 0; j < kWidth; ++j) sums_row[column + j] = weight_sums[i][j];
+      }
     }
   }
   if (rows_in_block == 1) return;
@@ -141,15 +145,16 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
       Vector<T, kWidth> grad_sum{};
       if (grad_sum_row != nullptr) grad_sum = load<T, kWidth>(grad_sum_row + column);
       Vector<T, kWidth> result;
+      float weight_sums[kWidth] = {};
+      // A thread meets the same columns in every row.
+      if (partial_row != nullptr && row != blockIdx.x) load_floats(partial_row + column, weight_sums);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const float value = decode(x.elements[j]), slope = decode(grad.elements[j]);
+        weight_sums[j] += slope * (value * rstd);
         result.elements[j] = encode<T>(rstd * (slope * weight[j] - value * along) + decode(grad_sum.elements[j]));
-        if (partial_row != nullptr) {  // a thread meets the same columns in every row
-          const float before = row == blockIdx.x ? 0.0f : partial_row[column + j];
-          partial_row[column + j] = before + slope * (value * rstd);
-        }
       }
+      if (partial_row != nullptr) store_floats(partial_row + column, weight_sums);
       store(grad_x_row + column, result);
     }
   }
@@ -174,7 +179,7 @@ __global__ void __launch_bounds__(kReduceColumns* kReduceRows)
 
 template <typename T, int kWidth>
 void launch(const Backward& problem, cudaStream_t stream) {
-  const Shape shape = shape_of(problem.hidden, kWidth, kMostThreads);
+  const Shape shape = shape_of(problem.hidden, kWidth, kMostThreads, kMostLoads);
   const unsigned blocks =
       problem.partial == nullptr ? blocks_for(problem.rows, shape) : static_cast<unsigned>(problem.parts);
   const unsigned threads = static_cast<unsigned>(shape.block());
@@ -220,7 +225,7 @@ int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts) {
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
-  const Shape shape = shape_of(hidden, kVectorBytes / (type == Type::float32 ? 4 : 2), kMostThreads);
+  const Shape shape = shape_of(hidden, kVectorBytes / (type == Type::float32 ? 4 : 2), kMostThreads, kMostLoads);
   const int blocks_on_processor = std::max(1, kThreadsOnProcessor / shape.block());
   *parts = std::min<int64_t>(blocks_for(rows, shape), static_cast<int64_t>(processors) * blocks_on_processor);
   return cudaSuccess;

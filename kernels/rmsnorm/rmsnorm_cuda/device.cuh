@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 
 #include "rmsnorm/problem.h"
 
@@ -47,14 +48,62 @@ __device__ __forceinline__ __nv_bfloat16 encode<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
+template <size_t kBytes>
+struct Word;
+template <>
+struct Word<2> {
+  using Type = uint16_t;
+};
+template <>
+struct Word<4> {
+  using Type = uint32_t;
+};
+template <>
+struct Word<16> {
+  using Type = uint4;
+};
+
+// Vectors move as one word. With a plain assignment the compiler sometimes stores them element by element.
 template <typename T, int kWidth>
 __device__ __forceinline__ Vector<T, kWidth> load(const T* from) {
-  return *reinterpret_cast<const Vector<T, kWidth>*>(from);
+  using Whole = typename Word<sizeof(T) * kWidth>::Type;
+  const Whole whole = *reinterpret_cast<const Whole*>(from);
+  Vector<T, kWidth> vector;
+  memcpy(&vector, &whole, sizeof(whole));
+  return vector;
 }
 
-template <int kWidth, typename T>
+template <typename T, int kWidth>
 __device__ __forceinline__ void store(T* to, const Vector<T, kWidth>& vector) {
-  *reinterpret_cast<Vector<T, kWidth>*>(to) = vector;
+  using Whole = typename Word<sizeof(T) * kWidth>::Type;
+  Whole whole;
+  memcpy(&whole, &vector, sizeof(whole));
+  __stwb(reinterpret_cast<Whole*>(to), whole);
+}
+
+// Floats, of which a vector of smaller elements corresponds to several vectors.
+template <int kWidth>
+constexpr int kFloats = kWidth < 4 ? kWidth : 4;
+
+template <int kWidth>
+__device__ __forceinline__ void load_floats(const float* from, float (&values)[kWidth]) {
+#pragma unroll
+  for (int start = 0; start < kWidth; start += kFloats<kWidth>) {
+    const auto vector = load<float, kFloats<kWidth>>(from + start);
+#pragma unroll
+    for (int i = 0; i < kFloats<kWidth>; ++i) values[start + i] = vector.elements[i];
+  }
+}
+
+template <int kWidth>
+__device__ __forceinline__ void store_floats(float* to, const float (&values)[kWidth]) {
+#pragma unroll
+  for (int start = 0; start < kWidth; start += kFloats<kWidth>) {
+    Vector<float, kFloats<kWidth>> vector;
+#pragma unroll
+    for (int i = 0; i < kFloats<kWidth>; ++i) vector.elements[i] = values[start + i];
+    store(to + start, vector);
+  }
 }
 
 // The factors of the elements from `column` on.
@@ -68,13 +117,7 @@ __device__ __forceinline__ void load_weight(const Weight& weight, int64_t column
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) factors[i] = decode(vector.elements[i]);
   } else {
-    constexpr int kPart = kWidth < 4 ? kWidth : 4;
-#pragma unroll
-    for (int start = 0; start < kWidth; start += kPart) {
-      const auto vector = load<float, kPart>(static_cast<const float*>(weight.data) + column + start);
-#pragma unroll
-      for (int i = 0; i < kPart; ++i) factors[start + i] = vector.elements[i];
-    }
+    load_floats(static_cast<const float*>(weight.data) + column, factors);
   }
 }
 
@@ -131,16 +174,17 @@ struct Shape {
   int block() const { return group * rows; }
 };
 
-// `limit`: the most threads that a block may have.
-inline Shape shape_of(int64_t hidden, int width, int limit) {
+// `limit`: the most threads that a block may have. `loads`: as many as a thread should have where the block allows it.
+inline Shape shape_of(int64_t hidden, int width, int limit, int loads) {
   const int64_t vectors = (hidden + width - 1) / width;
   if (vectors > static_cast<int64_t>(limit) * kMostLoads) return {kLongBlock, 1, 0};
   const int count = static_cast<int>(vectors);
   if (count > kWarp * kMostLoads) {
-    const int threads = (count + kMostLoads - 1) / kMostLoads;
-    return {(threads + kWarp - 1) / kWarp * kWarp, 1, kMostLoads};
+    if (count > limit * loads) loads = kMostLoads;
+    const int threads = (count + loads - 1) / loads;
+    return {(threads + kWarp - 1) / kWarp * kWarp, 1, loads};
   }
-  int loads = 1;
+  loads = 1;
   while (kWarp * loads < count) loads *= 2;
   int group = 1;
   while (group * loads < count) group *= 2;

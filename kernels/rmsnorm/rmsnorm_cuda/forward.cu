@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
 
 template <typename T, int kWidth, bool kAdd>
 void launch(const Forward& problem, cudaStream_t stream) {
-  const Shape shape = shape_of(problem.hidden, kWidth, kMostThreads);
+  const Shape shape = shape_of(problem.hidden, kWidth, kMostThreads, kWidth > 1 ? 2 : kMostLoads);
   const unsigned blocks = blocks_for(problem.rows, shape);
   const unsigned threads = static_cast<unsigned>(shape.block());
   if (shape.loads == 0) {

@@ -238,6 +238,21 @@ def test_only_what_needs_a_gradient_gets_one():
         assert not kernel.rms_norm(x, weight).requires_grad
 
 
+@pytest.mark.parametrize("used", [0, 1])
+def test_gradient_through_one_of_two_results(used):
+    x, residual = (random(4, 64, dtype=torch.float32, requires_grad=True) for _ in range(2))
+    weight = random(64, dtype=torch.float32, requires_grad=True)
+
+    def by_hand(x, residual, weight):
+        total = x + residual
+        return eager(total, weight), total
+
+    expected, actual = (f(x, residual, weight)[used].sum() for f in (by_hand, kernel.add_rms_norm))
+    for inputs in ([x], [residual], [x, residual]):
+        a = torch.autograd.grad(actual, inputs, retain_graph=True)
+        torch.testing.assert_close(a, torch.autograd.grad(expected, inputs, retain_graph=True))
+
+
 def test_gradients_are_equal_to_the_bit():
     x, weight = random(1000, 520, dtype=torch.bfloat16), random(520, dtype=torch.float32)
     first = ops.rms_norm_backward(x, x, weight, None, EPS, True)

@@ -82,38 +82,67 @@ def _rms_norm_backward_fake(grad, x, weight, grad_sum, eps, weight_grad):
     return x.new_empty(x.shape), (x if weight is None else weight).new_empty(x.shape[-1] if weight_grad else 0)
 
 
-def _save_for_rms_norm(ctx, inputs, output):
-    x, weight, ctx.eps = inputs
-    ctx.save_for_backward(x, weight)
+# What `torch.library.register_autograd` would do, at less than half of its cost for each call.
 
 
-def _differentiate_rms_norm(ctx, grad):
-    x, weight = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[1]
-    grad_x, grad_weight = ops.rms_norm_backward(grad, x, weight, None, ctx.eps, wanted)
-    return grad_x, grad_weight if wanted else None, None
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        ctx.save_for_backward(x, weight)
+        ctx.eps = eps
+        with torch._C._AutoDispatchBelowAutograd():
+            return ops.rms_norm(x, weight, eps)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[1]
+        grad_x, grad_weight = ops.rms_norm_backward(grad, x, weight, None, ctx.eps, wanted)
+        return grad_x, grad_weight if wanted else None, None
 
 
-def _save_for_add_rms_norm(ctx, inputs, output):
-    _, _, weight, ctx.eps = inputs
-    ctx.save_for_backward(output[1], weight)
+class _AddRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, weight, eps):
+        with torch._C._AutoDispatchBelowAutograd():
+            normed, total = ops.add_rms_norm(x, residual, weight, eps)
+        ctx.save_for_backward(total, weight)
+        ctx.eps = eps
+        ctx.set_materialize_grads(False)
+        return normed, total
+
+    @staticmethod
+    def backward(ctx, grad, grad_sum):
+        if grad is None:
+            return grad_sum, grad_sum, None, None
+        total, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2]
+        grad_total, grad_weight = ops.rms_norm_backward(grad, total, weight, grad_sum, ctx.eps, wanted)
+        return grad_total, grad_total, grad_weight if wanted else None, None
 
 
-def _differentiate_add_rms_norm(ctx, grad, grad_sum):
-    total, weight = ctx.saved_tensors
-    wanted = ctx.needs_input_grad[2]
-    grad_total, grad_weight = ops.rms_norm_backward(grad, total, weight, grad_sum, ctx.eps, wanted)
-    return grad_total, grad_total, grad_weight if wanted else None, None
+class _RMSNormBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *arguments):
+        with torch._C._AutoDispatchBelowAutograd():
+            return ops.rms_norm_backward(*arguments)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("rmsnorm: its gradient cannot be differentiated a second time")
 
 
-def _refuse_second_derivative(ctx, *grads):
-    raise NotImplementedError("rmsnorm: its gradient cannot be differentiated a second time")
+def _differentiable(name, function):
+    operator = getattr(ops, name).default
+
+    @torch.library.impl(add_op_namespace_prefix(name), "Autograd")
+    def forward(*arguments):
+        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in arguments):
+            return function.apply(*arguments)
+        with torch._C._AutoDispatchBelowAutograd():
+            return operator(*arguments)
 
 
-torch.library.register_autograd(
-    add_op_namespace_prefix("rms_norm"), _differentiate_rms_norm, setup_context=_save_for_rms_norm
-)
-torch.library.register_autograd(
-    add_op_namespace_prefix("add_rms_norm"), _differentiate_add_rms_norm, setup_context=_save_for_add_rms_norm
-)
-torch.library.register_autograd(add_op_namespace_prefix("rms_norm_backward"), _refuse_second_derivative)
+_differentiable("rms_norm", _RMSNorm)
+_differentiable("add_rms_norm", _AddRMSNorm)
+_differentiable("rms_norm_backward", _RMSNormBackward)
