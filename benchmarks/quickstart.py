@@ -1,6 +1,6 @@
 """Build kernels/rmsnorm for every variant of this platform, load it as anyone would, check it and time it.
 
-    make quickstart
+make quickstart
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ def main() -> None:
     done = subprocess.run([builder, "build", PROJECT, "--json"], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         answer = json.loads(done.stdout or "{}")
-        raise SystemExit(f"the build failed: {answer.get('message')}\n{answer.get('output') or ''}\n{answer.get('hint')}")
+        words = [answer.get(key) for key in ("where", "message", "output", "hint")]
+        raise SystemExit("the build failed:\n" + "\n".join(word for word in words if word))
     summary = json.loads(done.stdout)
 
     command = [sys.executable, __file__, "--check"]

@@ -330,7 +330,7 @@ def _is_fresh(planned: PlannedVariant, recorded: Mapping[str, Any], destination:
         record = json.loads(_record_path(planned, recorded, cache).read_text())
     except (OSError, ValueError):
         return False
-    return bool(record.get("tree") == package.tree_digest(destination / planned.variant.name))
+    return bool(record.get("tree") == package.hash_tree(destination / planned.variant.name).value)
 
 
 def _run(graph: Graph, request: Request, cache: Path, listener: Listener) -> ninja.Outcome:
@@ -376,7 +376,7 @@ def _package(
             directory = staged / one.variant.name
             binary = ninja.binary_path(cache, one.binary) if one.binary else None
             package.assemble(one, binary, recorded, directory)
-        trees = {one.variant.name: package.tree_digest(staged / one.variant.name) for one in planned}
+        trees = {one.variant.name: package.hash_tree(staged / one.variant.name).value for one in planned}
         for one in planned:
             listener.checking(f"{one.project.name} {one.variant.name}")
             report = checks.run(staged / one.variant.name, load=load)

@@ -158,10 +158,10 @@ def _run(graph: Graph, cache: Path, jobs: int, compiler_cache: Path | None, prog
     output = _ninja(work, jobs, compiler_cache, cache, lambda line: _report(line, progress))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     split = _mark_split(binaries, work, cache)
-    for step in steps:
-        made = object_path(cache, step).exists() if isinstance(step, Compile) else _linked(work, step).exists()
-        if not made and not split:
-            raise _failure(graph, step, work, output)
+    made = [object_path(cache, step) for step in compiles] + [_linked(work, binary) for binary in binaries]
+    for one, path in zip(steps, made, strict=True):
+        if not path.exists() and not split:
+            raise _failure(graph, one, work, output)
     if not split:
         for binary in binaries:
             _refuse_too_new(binary, _linked(work, binary), graph)
@@ -213,7 +213,7 @@ def _write(directory: Path, name: str, content: bytes) -> None:
 
 def _script(directory: Path, commands: Sequence[str]) -> None:
     """A step's `run.sh`: its commands, one after the other, with all they say in `log`."""
-    lines = ["#!/bin/sh", "set -e", f"cd {shlex.quote(str(directory))}", "exec > log 2>&1", *commands]
+    lines = ["#!/bin/sh", "set -e", f"cd {shlex.quote(str(directory))}", "exec >> log 2>&1", *commands]
     _write(directory, "run.sh", ("\n".join(lines) + "\n").encode())
 
 
@@ -234,11 +234,13 @@ def _stage_compile(step: Compile, work: Path, output: Path, compiler_cache: Path
     command = _with_paths(step.argv, directory, step.roots)
     if step.tool == "cuda":
         (directory / "keep").mkdir()
-        if compiler_cache is None and threads > 1:
+        if threads > 1 and compiler_cache is None:
             command.append(f"--threads={threads}")
+    compile_it = shlex.join([*command, "-o", "out.o"])
     if compiler_cache is not None:
-        command.insert(0, str(compiler_cache))
-    _script(directory, [shlex.join([*command, "-o", "out.o"]), f"mv -f out.o {shlex.quote(str(output))}"])
+        # A compiler cache may fail where the compiler does not (a server that went away, a full disk of its own).
+        compile_it = f"{shlex.quote(str(compiler_cache))} {compile_it} || {{ : > log; {compile_it}; }}"
+    _script(directory, [compile_it, f"mv -f out.o {shlex.quote(str(output))}"])
 
 
 def _stage_link(binary: Binary, work: Path, cache: Path) -> None:
@@ -272,7 +274,7 @@ def _write_build_file(
     from ninja import ninja_syntax
 
     text = io.StringIO()
-    writer = ninja_syntax.Writer(text, width=1000)
+    writer = ninja_syntax.Writer(text, width=1000)  # type: ignore[arg-type]  # a stream, whatever its stub says
     writer.variable("builddir", ninja_syntax.escape_path(str(work)))
     writer.pool("device", device_depth)
     writer.rule("run", command="sh $script", description="$title")
@@ -400,9 +402,11 @@ def _refuse_too_new(binary: Binary, path: Path, graph: Graph) -> None:
     Such symbols were left out of what it was linked against, so they are undefined, with no version.
     """
     from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
 
     with path.open("rb") as stream:
         table = ELFFile(stream).get_section_by_name(".dynsym")
+        assert isinstance(table, SymbolTableSection)
         undefined = {symbol.name for symbol in table.iter_symbols() if symbol["st_shndx"] == "SHN_UNDEF"}
     too_new = Sysroot(binary.roots[SYSROOT]).too_new()
     late = sorted(undefined & too_new.keys())

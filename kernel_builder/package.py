@@ -151,23 +151,33 @@ def assemble(planned: PlannedVariant, binary: Path | None, recorded: Mapping[str
         shutil.copyfile(binary, directory / f"{planned.module}.abi3.so")
         (directory / f"{planned.module}.abi3.so").chmod(0o755)
     computed = Digest.hash_variant(DigestAlgorithm.SHA256, directory)
-    content = metadata(planned, recorded)
-    content["digest"] = {"algorithm": "sha256", "files": dict(sorted(computed.files.items()))}
-    (directory / "metadata.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    described = metadata(planned, recorded)
+    described["digest"] = {"algorithm": "sha256", "files": dict(sorted(computed.files.items()))}
+    (directory / "metadata.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
-def tree_digest(directory: Path) -> str | None:
-    """One SHA-256 over the names and bytes of all files below a directory, or None if there is no such directory."""
-    if not directory.is_dir():
-        return None
-    lines = []
-    for path in sorted(path for path in directory.rglob("*") if "__pycache__" not in path.parts):
-        name = path.relative_to(directory).as_posix()
-        if path.is_symlink() or not (path.is_file() or path.is_dir()):
-            return None
-        if path.is_file():
-            lines.append(f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {name}\n")
-    return hashlib.sha256("".join(lines).encode()).hexdigest()
+@dataclass(frozen=True)
+class TreeDigest:
+    """SHA-256 of every file of a package (its path -> hex digits), and one over them all.
+
+    `value` is the SHA-256 of what `sha256sum` prints for the files in the order of their paths, so that
+    `cd DIR && find * -type f | LC_ALL=C sort | xargs -d '\\n' sha256sum | sha256sum` gives the same.
+    """
+
+    value: str
+    files: dict[str, str]
+
+
+def hash_tree(directory: Path) -> TreeDigest:
+    """The digest of all files under `directory` but Python's bytecode, `metadata.json` included.
+
+    Two packages have the same value when and only when they are equal to the bit.
+    """
+    paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file() and path.suffix != ".pyc")
+    names = sorted(path.as_posix() for path in paths if "__pycache__" not in path.parts)
+    files = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in names}
+    lines = "".join(f"{digest}  {path}\n" for path, digest in files.items())
+    return TreeDigest(hashlib.sha256(lines.encode()).hexdigest(), files)
 
 
 @contextmanager

@@ -340,6 +340,7 @@ def _compile(
             standard,
             *_NVCC_FLAGS,
             *_gencode(matrix.capabilities(kernel, variant.cuda)),
+            *_compression(tools.cuda.release),
             *defines,
             *includes,
             *kernel.cuda_flags,
@@ -427,6 +428,11 @@ def _gencode(capabilities: Sequence[str]) -> list[str]:
         codes = f"sm_{number}" + (f",compute_{number}" if base != capability else "")
         arguments.append(f"-gencode=arch=compute_{number},code=[{codes}]")
     return arguments
+
+
+def _compression(cuda: Release) -> list[str]:
+    """Smaller device code. Every driver that runs CUDA 13 can read it; some that run CUDA 12 cannot."""
+    return ["--compress-mode=size"] if cuda.major >= 13 else []
 
 
 def _python_include(project: Project, source: str) -> Path:

@@ -36,9 +36,12 @@ class _Lines(Listener):
 
 
 class _Bar(Listener):
-    """A bar on a terminal. Shows nothing until there is something to show."""
+    """A bar on a terminal. Shows nothing until there is something to show.
 
-    def __init__(self, stack: ExitStack) -> None:
+    Once the graph is planned nothing is fetched any more, and `fetching`, the display of downloads, is closed.
+    """
+
+    def __init__(self, stack: ExitStack, fetching: ExitStack) -> None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -51,7 +54,11 @@ class _Bar(Listener):
             transient=True,
         )
         self._task: TaskID | None = None
+        self._fetching = fetching
         stack.callback(self._progress.stop)
+
+    def planned(self, variants: int, binaries: int) -> None:
+        self._fetching.close()
 
     def step(self, done: int, total: int, title: str) -> None:
         self._show(title, done, total)
@@ -163,13 +170,11 @@ def build(
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
     """
-    from kernel_builder.toolchain import Bars, Lines, Progress, Toolchains
+    from kernel_builder.toolchain import Toolchains, shown
 
-    with ExitStack() as stack:
-        listener: Listener = _Lines()
-        downloads: Progress = Lines(sys.stderr)
-        if sys.stderr.isatty():
-            listener, downloads = _Bar(stack), stack.enter_context(Bars(sys.stderr))
+    with ExitStack() as stack, ExitStack() as fetching:
+        listener = _Bar(stack, fetching) if sys.stderr.isatty() else _Lines()
+        downloads = fetching.enter_context(shown(sys.stderr))
         toolchains = Toolchains(cuda_home=cuda_home, cxx=cxx, offline=offline, progress=downloads)
         summary = run_build(
             Request(

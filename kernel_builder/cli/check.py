@@ -109,7 +109,7 @@ def hash_builds(directory: Path, as_json: bool) -> None:
 
     With --json, also the SHA-256 of every file.
     """
-    from kernel_builder.checks.digest import hash_tree
+    from kernel_builder.package import hash_tree
 
     digests = {package.name: hash_tree(package) for package in _packages(directory)}
     if as_json:

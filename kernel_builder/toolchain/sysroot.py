@@ -110,6 +110,8 @@ _KINDS = {"STT_FUNC": "function", "STT_LOOS": "function", "STT_OBJECT": "object"
 def defined_symbols(library: Path) -> list[Symbol]:
     """The versioned symbols that a shared library defines."""
     from elftools.elf.elffile import ELFFile
+    from elftools.elf.gnuversions import GNUVerDefSection, GNUVerSymSection
+    from elftools.elf.sections import SymbolTableSection
 
     symbols = []
     with library.open("rb") as stream:
@@ -117,7 +119,11 @@ def defined_symbols(library: Path) -> list[Symbol]:
         table = elf.get_section_by_name(".dynsym")
         versions = elf.get_section_by_name(".gnu.version")
         definitions = elf.get_section_by_name(".gnu.version_d")
-        if table is None or versions is None or definitions is None:
+        if not (
+            isinstance(table, SymbolTableSection)
+            and isinstance(versions, GNUVerSymSection)
+            and isinstance(definitions, GNUVerDefSection)
+        ):
             return []
         names = {
             definition["vd_ndx"]: next(iter(auxiliaries)).name

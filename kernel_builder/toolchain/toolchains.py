@@ -49,7 +49,8 @@ class Toolchains:
     ) -> None:
         self.cache = cache or default_cache()
         self._progress = progress or Silent()
-        self.store = Store(self.cache / "toolchains", self._progress)
+        # With symbolic links resolved: compiler caches remember a compiler by its path.
+        self.store = Store((self.cache / "toolchains").resolve(), self._progress)
         self._facts = Facts(self.store.root / "facts")
         self._cuda_home, self._cxx = cuda_home, cxx
         self._offline, self._index_url = offline, index_url

@@ -1,0 +1,44 @@
+"""Fixtures for all tests: copies of the small projects, and caches that share what was downloaded."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.toolchain import Toolchains
+
+ROOT = Path(__file__).resolve().parent.parent
+PROJECTS = ROOT / "tests" / "projects"
+
+CPU = "torch-stable-abi210-cpu-x86_64-linux"
+CUDA = "torch-stable-abi210-cu130-x86_64-linux"
+
+
+@pytest.fixture
+def copy_project(tmp_path: Path) -> Callable[..., Path]:
+    """Copies a project of `tests/projects` to a fresh place; `name` is the directory it gets there."""
+
+    def copy(project: str, name: str = "") -> Path:
+        target = tmp_path / (name or project)
+        shutil.copytree(PROJECTS / project, target, ignore=shutil.ignore_patterns("build"))
+        return target
+
+    return copy
+
+
+@pytest.fixture
+def new_cache(tmp_path: Path) -> Callable[[str], Path]:
+    """Makes caches with nothing compiled in them, on the user's own downloaded toolchains."""
+
+    def make(name: str) -> Path:
+        cache = tmp_path / name
+        cache.mkdir()
+        shared = Toolchains().store.root
+        shared.mkdir(parents=True, exist_ok=True)
+        (cache / "toolchains").symlink_to(shared, target_is_directory=True)
+        return cache
+
+    return make

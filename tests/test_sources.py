@@ -1,0 +1,82 @@
+"""What a source can reach through its includes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.sources import Scan, scan
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    files = {
+        "a.cpp": '#include "lib/one.h"\n#include <vector>\n',
+        "lib/one.h": '#pragma once\n#include "two.h"\n  #  include <inc/three.h>\n',
+        "lib/two.h": '#include "one.h"\n',
+        "other/inc/three.h": "int three;\n",
+        "other/unused.h": "int unused;\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def found(scanned: Scan) -> list[str]:
+    return [name for name, _ in scanned.files]
+
+
+def test_includes_are_followed_through_directories_and_cycles(project: Path) -> None:
+    assert found(scan(project, "a.cpp", ["other"])) == ["a.cpp", "lib/one.h", "lib/two.h", "other/inc/three.h"]
+    assert found(scan(project, "a.cpp")) == ["a.cpp", "lib/one.h", "lib/two.h"]
+
+
+@pytest.mark.parametrize(
+    ("text", "torch"),
+    [
+        ("#include <torch/library.h>", True),
+        ('#include "ATen/ATen.h"', True),
+        ("#include <c10/util/Exception.h>", True),
+        ("// #include <torch/library.h>", False),
+        ("/* \n#include <torch/library.h>\n*/", False),
+        ('const char* s = "/*";\n#include <torch/library.h>\nconst char* t = "*/";', True),
+        ('const char* s = "\\n#include <torch/library.h>";', False),
+        ("#include <torchvision/ops.h>", False),
+        ("#include <cuda_runtime.h>", False),
+    ],
+)
+def test_torch_is_seen_where_it_is_included(project: Path, text: str, torch: bool) -> None:
+    (project / "b.cpp").write_text(text + "\n")
+    assert scan(project, "b.cpp").torch is torch
+
+
+def test_torch_is_seen_through_the_projects_own_headers(project: Path) -> None:
+    (project / "lib/two.h").write_text("#include <torch/torch.h>\nvoid f(decltype(TORCH_EXTENSION_NAME));\n")
+    scanned = scan(project, "a.cpp")
+    assert scanned.torch
+    assert scanned.namespace
+    assert not scanned.python
+
+
+def test_a_computed_include_may_mean_any_listed_file(project: Path) -> None:
+    (project / "c.cpp").write_text("#define HEADER <inc/three.h>\n#include HEADER\n")
+    scanned = scan(project, "c.cpp", ["other"], ["c.cpp", "other/unused.h"])
+    assert found(scanned) == ["c.cpp", "other/unused.h"]
+    assert scanned.torch
+
+
+def test_nothing_outside_the_project_is_read(project: Path) -> None:
+    inner = project / "lib"
+    (inner / "d.cpp").write_text('#include "../a.cpp"\n#include "../lib/two.h"\n')
+    assert found(scan(inner, "d.cpp")) == ["d.cpp"]
+    assert found(scan(project, "lib/d.cpp")) == ["a.cpp", "lib/d.cpp", "lib/one.h", "lib/two.h"]
+
+
+def test_content_is_named_by_its_hash(project: Path) -> None:
+    before = dict(scan(project, "a.cpp").files)
+    (project / "lib/two.h").write_text("// changed\n")
+    after = dict(scan(project, "a.cpp").files)
+    assert before["a.cpp"] == after["a.cpp"]
+    assert before["lib/two.h"] != after["lib/two.h"]

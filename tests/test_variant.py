@@ -1,0 +1,67 @@
+"""Names of variants, both ways, held against the public client's parser."""
+
+from __future__ import annotations
+
+import pytest
+from kernels.variants import parse_variant
+
+from kernel_builder import matrix
+from kernel_builder.errors import VariantError
+from kernel_builder.variant import Noarch, Release, StableAbi, Torch, Variant
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        (
+            "torch214-cxx11-cu130-x86_64-linux",
+            Variant(Torch(Release(2, 14)), "cuda", Release(13, 0), "x86_64-linux"),
+        ),
+        ("torch29-cxx11-cpu-aarch64-linux", Variant(Torch(Release(2, 9)), "cpu", None, "aarch64-linux")),
+        (
+            "torch-stable-abi210-cu126-x86_64-linux",
+            Variant(StableAbi(Release(2, 10)), "cuda", Release(12, 6), "x86_64-linux"),
+        ),
+        ("torch-xpu", Variant(Noarch(), "xpu")),
+    ],
+)
+def test_names_go_both_ways(name: str, variant: Variant) -> None:
+    assert Variant.parse(name) == variant
+    assert variant.name == name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "torch",
+        "torch-",
+        "torch-vulkan",
+        "torch214-cu130-x86_64-linux",
+        "torch214-cxx98-cu130-x86_64-linux",
+        "torch214-cxx11-rocm71-x86_64-linux",
+        "torch214-cxx11-cu130-riscv-linux",
+        "torch214-cxx11-cu130-x86_64-linux/..",
+        "torch-stable-abi210-cxx11-cpu-x86_64-linux",
+    ],
+)
+def test_other_names_are_refused_with_an_example(name: str) -> None:
+    with pytest.raises(VariantError, match="torch214-cxx11-cu130-x86_64-linux"):
+        Variant.parse(name)
+
+
+def test_the_client_reads_every_name_of_the_matrix_the_same_way() -> None:
+    for torch in matrix.torch_releases():
+        for cuda in matrix.cuda_releases():
+            for framework in (Torch(torch), StableAbi(torch)):
+                name = Variant(framework, "cuda", cuda, "x86_64-linux").name
+                theirs = parse_variant(name)
+                assert theirs.variant_str == name
+                assert (theirs.framework.version.major, theirs.framework.version.minor) == torch
+                assert (theirs.arch.backend.version.major, theirs.arch.backend.version.minor) == cuda
+
+
+def test_releases_are_ordered_as_numbers() -> None:
+    assert Release.parse("2.9") < Release.parse("2.10")
+    with pytest.raises(ValueError, match=r"2\.10"):
+        Release.parse("2")
