@@ -21,6 +21,13 @@ class Workloads:
 
     seed = 42
 
+    def __init_subclass__(cls) -> None:
+        # One workload for each shape: the runner finds them by the names of methods.
+        for name in SHAPES:
+            setattr(cls, f"setup_{name}", lambda self, name=name: self.prepare(name))
+            setattr(cls, f"benchmark_{name}", lambda self: self.run())
+            setattr(cls, f"verify_{name}", lambda self: self.reference())
+
     def prepare(self, shape: str) -> None:
         rows, hidden = SHAPES[shape]
         # The CPU has no time for the sizes of a GPU.
@@ -58,11 +65,3 @@ class RMSNormBackward(Workloads, Benchmark):
 
     def reference(self) -> torch.Tensor:
         return torch.autograd.grad(eager(self.x, self.weight), (self.x, self.weight), self.grad)[0]
-
-
-# One workload for each shape: the runner finds them by the names of methods.
-for _name in SHAPES:
-    for _class in (RMSNorm, AddRMSNorm, RMSNormBackward):
-        setattr(_class, f"setup_{_name}", lambda self, shape=_name: self.prepare(shape))
-        setattr(_class, f"benchmark_{_name}", lambda self: self.run())
-        setattr(_class, f"verify_{_name}", lambda self: self.reference())
