@@ -1,14 +1,12 @@
 """Compilers, headers and libraries for a variant, as files with identities, wherever they come from."""
 
 from kernel_builder.toolchain.model import CudaToolkit, HostCompiler, Obstacle, Subset, TorchHeaders
-from kernel_builder.toolchain.progress import Bars, Lines, Progress, Silent, shown
+from kernel_builder.toolchain.progress import Progress, Silent, shown
 from kernel_builder.toolchain.toolchains import Toolchains
 
 __all__ = [
-    "Bars",
     "CudaToolkit",
     "HostCompiler",
-    "Lines",
     "Obstacle",
     "Progress",
     "Silent",

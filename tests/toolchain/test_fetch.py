@@ -148,13 +148,14 @@ def test_headers_that_differ_from_the_pinned_record_are_refused(
 
 
 def test_a_truncated_file_is_told_by_its_size(
-    toolchains: Make, server: IndexServer, wheel_files: dict[str, bytes]
+    toolchains: Make, server: IndexServer, wheel_files: dict[str, bytes], cache: Path
 ) -> None:
     server.faults[NVCC] = Fault(shorter=1000)
     size = len(wheel_files[NVCC])
     with pytest.raises(FetchError, match=f"has {size - 1000} bytes at the index, expected {size}") as caught:
         toolchains().cuda(CUDA)
     assert NVCC in str(caught.value)
+    assert not sum(part.stat().st_size for part in cache.glob("toolchains/scratch/*/nvidia-cuda-nvcc*"))
 
 
 def test_another_file_under_the_name_is_refused_before_downloading(toolchains: Make, server: IndexServer) -> None:
