@@ -40,7 +40,7 @@ class Matrix:
         platforms: The platforms that the Hub asks for.
         torch: Torch release -> the CUDA releases it is published for, ascending.
         capabilities: CUDA release -> the capabilities that its compiler knows, ascending.
-        cxx: Torch release -> the C++ standard that its full headers need.
+        cxx: Torch release -> the C++ standard that its headers need.
     """
 
     hub_releases: int
@@ -82,7 +82,7 @@ def cuda_releases() -> tuple[Release, ...]:
 
 
 def cxx_standard(torch: Release) -> int:
-    """The C++ standard to compile a Torch release's full headers with; newer releases need what the newest does."""
+    """The C++ standard to compile a Torch release's headers with; newer releases need what the newest does."""
     standards = load().cxx
     return standards.get(torch, standards[max(standards)] if torch > max(standards) else 17)
 

@@ -319,7 +319,7 @@ def _compile(
         includes += ["-isystem", PYTHON]
 
     uses_cuda = suffix in sources.CUDA_SUFFIXES
-    standard = f"-std=c++{_standard(tools.torch) if scanned.torch else 17}"
+    standard = f"-std=c++{matrix.cxx_standard(tools.torch.release) if scanned.torch else 17}"
     defines = [*definitions]
     if scanned.namespace:
         defines.append(f"-DTORCH_EXTENSION_NAME=_{project.python_name}_{variant.backend}_{PLACEHOLDER}")
@@ -402,10 +402,6 @@ def _settle(draft: Compile, module: str, is_split: Callable[[str], bool]) -> Com
         for part in draft.argv
     )
     return replace(draft, argv=argv, key=digest("settled", draft.key, module), placeholder=False)
-
-
-def _standard(torch: TorchHeaders) -> int:
-    return matrix.cxx_standard(torch.release) if torch.subset == "full" else 17
 
 
 def _system_includes(token: str, root: Path, directories: Sequence[Path]) -> list[str]:
