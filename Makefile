@@ -17,7 +17,9 @@ quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
 
 test: .venv/ready lint
-	.venv/bin/python -m pytest
+	.venv/bin/python -m pytest tests
+	.venv/bin/kernel-builder build kernels/rmsnorm --backend cpu
+	.venv/bin/python -m pytest kernels/rmsnorm/tests
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .

@@ -97,8 +97,8 @@ def main() -> None:
         )
     console.print(table)
     console.print(
-        f"{summary['compiles']} files compiled in {summary['cpu-seconds']:.0f} s of processor time, "
-        f"{summary['seconds']:.0f} s in all. Now: kernel-builder init --name you/my-kernel"
+        f"{summary['compiles']} files compiled, {summary['seconds']:.0f} s in all. "
+        "Now: .venv/bin/kernel-builder init --name you/my-kernel"
     )
 
 

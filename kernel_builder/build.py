@@ -119,7 +119,7 @@ class Summary:
     Attributes:
         skipped: Project name -> backends that are valid but not built here.
         steps, compiles: How many steps ran, and how many of them were compiles.
-        cpu_seconds: Processor time of the compilers.
+        cpu_seconds: Processor time of the compilers; None where a compiler cache's server ran them.
         seconds: Wall time of the whole build.
         warnings: Title of a step -> what its compiler said.
     """
@@ -129,7 +129,7 @@ class Summary:
     skipped: Mapping[str, tuple[str, ...]]
     steps: int
     compiles: int
-    cpu_seconds: float
+    cpu_seconds: float | None
     seconds: float
     warnings: Mapping[str, str] = field(default_factory=dict)
 
@@ -140,7 +140,7 @@ class Summary:
             "skipped-backends": {name: list(backends) for name, backends in self.skipped.items()},
             "steps": self.steps,
             "compiles": self.compiles,
-            "cpu-seconds": round(self.cpu_seconds, 2),
+            "cpu-seconds": None if self.cpu_seconds is None else round(self.cpu_seconds, 2),
             "seconds": round(self.seconds, 3),
             "warnings": dict(self.warnings),
         }
@@ -250,7 +250,7 @@ def build(request: Request, toolchains: Toolchains, listener: Listener | None = 
             outcome = ninja.Outcome(
                 steps=outcome.steps + again.steps,
                 compiles=outcome.compiles + again.compiles,
-                cpu_seconds=outcome.cpu_seconds + again.cpu_seconds,
+                cpu_seconds=_sum(outcome.cpu_seconds, again.cpu_seconds),
                 warnings={**outcome.warnings, **again.warnings},
                 split=again.split,
             )
@@ -277,6 +277,10 @@ def build(request: Request, toolchains: Toolchains, listener: Listener | None = 
         seconds=time.monotonic() - started,
         warnings=outcome.warnings,
     )
+
+
+def _sum(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second
 
 
 def _refuse_equal_names(found: Sequence[Project]) -> None:

@@ -39,13 +39,13 @@ class Outcome:
             not linked; the graph has to be planned and run again.
         steps: How many steps ran: compiles and links.
         compiles: How many of them were compiles.
-        cpu_seconds: Processor time of all compilers, user and system.
+        cpu_seconds: Processor time of all compilers, user and system; None where a compiler cache's server ran them.
         warnings: Title of a step -> what its compiler said though it succeeded.
     """
 
     steps: int
     compiles: int
-    cpu_seconds: float
+    cpu_seconds: float | None
     warnings: Mapping[str, str]
     split: bool = False
 
@@ -175,7 +175,7 @@ def _run(graph: Graph, cache: Path, jobs: int, compiler_cache: Path | None, prog
     return Outcome(
         steps=len(steps),
         compiles=len(compiles),
-        cpu_seconds=(after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime),
+        cpu_seconds=None if compiler_cache else (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime),
         warnings=warnings,
         split=split,
     )

