@@ -18,8 +18,9 @@
 namespace rmsnorm {
 namespace {
 
-// A float32 sum over more elements than this loses more than one rounding at the end.
-constexpr int64_t kSumLength = 4096;
+// A row is summed in float32 over this many elements at a time, and in float64 beyond: a longer float32 sum would be
+// off by more than the roundings of a result, in the same direction for a whole row.
+constexpr int64_t kSumLength = 256;
 
 // Everything below is inlined into one function for each instruction set, and compiled for it there.
 #define INLINE inline __attribute__((always_inline))
@@ -103,7 +104,7 @@ INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
 }
 
 INLINE float reciprocal_norm(double sum_of_squares, int64_t hidden, float eps) {
-  return 1.0f / std::sqrt(static_cast<float>(sum_of_squares / static_cast<double>(hidden)) + eps);
+  return static_cast<float>(1.0 / std::sqrt(sum_of_squares / static_cast<double>(hidden) + static_cast<double>(eps)));
 }
 
 template <class T, class W>

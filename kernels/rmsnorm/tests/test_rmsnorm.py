@@ -101,6 +101,16 @@ def test_add_forward(hidden, dtype):
     assert_as_good(normed, eager(total, weight), exact(total, weight))
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(512, 4096), (1000, 1000), (64, 30000)])
+def test_error_over_many_rows(shape, dtype):
+    """In the mean, where chance and slack do not hide a norm that is off for a whole row."""
+    x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
+    expected = exact(x, weight)
+    ours = (kernel.rms_norm(x, weight, EPS).double() - expected).norm()
+    assert ours <= 1.1 * (eager(x, weight).double() - expected).norm()
+
+
 @pytest.mark.parametrize("eps", [0.0, 0.5])
 def test_eps(eps):
     x, weight = (random(*shape, dtype=torch.float32, requires_grad=True) for shape in ((6, 40), (40,)))
