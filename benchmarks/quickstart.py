@@ -60,7 +60,7 @@ def check_and_time() -> None:
 def main() -> None:
     """Build, then print two small tables."""
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
     builder = Path(sys.executable).with_name("kernel-builder")
     done = subprocess.run([builder, "build", PROJECT, "--json"], stdout=subprocess.PIPE, text=True, check=False)
@@ -75,17 +75,19 @@ def main() -> None:
     checked = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout)
 
     console = Console()
-    table = Table("variant", "size", "checks", title="kernels/rmsnorm/build")
+    table = Table(Column("variant", no_wrap=True), "size", "checks", title="kernels/rmsnorm/build")
     for package in summary["packages"]:
         checks = package["checks"]
         said = f"{len(checks['passed'])} passed, {len(checks['skipped'])} skipped" if checks else "passed before"
         table.add_row(package["variant"], f"{package['bytes'] / 1024:.0f} KiB", said)
-    for missing in summary["unavailable"]:
-        table.add_row(missing["variant"], "-", f"not built: {missing['reason']}")
+    elsewhere = [missing["variant"] for missing in summary["unavailable"]]
     console.print(table)
+    if elsewhere:
+        console.print(f"not built on this machine: {', '.join(elsewhere)}")
+        console.print("(.venv/bin/kernel-builder list-variants kernels/rmsnorm says why, and what to do)\n")
 
     title = f"loaded with the public client into Torch {checked['torch']}, on the CPU"
-    table = Table("rms_norm", "dtype", "error", "error of eager", "time", "against eager", title=title)
+    table = Table("rms_norm", "dtype", "error", "eager's error", "time", "speed", title=title)
     for row in checked["shapes"]:
         table.add_row(
             row["shape"],
@@ -93,7 +95,7 @@ def main() -> None:
             f"{row['error']:.1e}",
             f"{row['eager_error']:.1e}",
             f"{row['microseconds']:.0f} us",
-            f"{row['speedup']:.1f} times as fast",
+            f"{row['speedup']:.1f} x eager",
         )
     console.print(table)
     console.print(
