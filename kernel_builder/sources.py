@@ -8,11 +8,14 @@ file that the scan missed is not staged, and the compiler says so instead of bui
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
+
+from kernel_builder.errors import ConfigError
 
 CUDA_SUFFIXES = frozenset({".cu"})
 CXX_SUFFIXES = frozenset({".cc", ".cpp", ".cxx"})
@@ -94,6 +97,16 @@ def _inside(root: Path, candidate: PurePosixPath) -> str | None:
     return name if name and (root / name).is_file() else None
 
 
+def _refuse_foreign(root: Path, name: str) -> None:
+    """Refuse a header that is a link out of the project; the files that `build.toml` lists were looked at before."""
+    if not Path(os.path.realpath(root / name)).is_relative_to(os.path.realpath(root)):
+        raise ConfigError(
+            "is a symbolic link out of the project",
+            where=str(root / name),
+            hint="copy what it points to into the project: a kernel is built from its own files only",
+        )
+
+
 def scan(
     root: Path,
     source: str,
@@ -110,6 +123,9 @@ def scan(
         listed: The other files that `build.toml` lists beside it. They count only if some file includes a macro
             instead of a name, since then nothing short of a preprocessor knows which file is meant.
         generated: Names of headers that the builder provides -> content; they are not the project's.
+
+    Raises:
+        ConfigError: If a file includes another by an absolute path, or through a symbolic link out of the project.
     """
     found: dict[str, str] = {}
     torch = python = namespace = False
@@ -125,9 +141,16 @@ def scan(
             torch = True
             queue += listed
         for target, beside in [(t, False) for t in facts.angled] + [(t, True) for t in facts.quoted]:
+            if target.startswith("/"):
+                raise ConfigError(
+                    f"includes {target} by an absolute path",
+                    where=str(root / name),
+                    hint="copy it into the project and include it by its name there: other machines do not have it",
+                )
             places = ([PurePosixPath(name).parent] if beside else []) + [PurePosixPath(entry) for entry in include]
             ours = next((hit for place in places if (hit := _inside(root, place / target))), None)
             if ours is not None:
+                _refuse_foreign(root, ours)
                 queue.append(ours)
             elif target not in generated:
                 torch = torch or target.split("/", 1)[0] in _TORCH_ROOTS
