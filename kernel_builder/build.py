@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -306,7 +307,7 @@ def _lock(locks: ExitStack, cache: Path, destination: Path, listener: Listener) 
 
     from kernel_builder.errors import StoreError
 
-    name = hashlib.sha256(str(destination).encode()).hexdigest()[:16]
+    name = hashlib.sha256(os.fsencode(destination)).hexdigest()[:16]
     try:
         (cache / "locks").mkdir(parents=True, exist_ok=True)
         lock = FileLock(cache / "locks" / f"{name}.lock")
