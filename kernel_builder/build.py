@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_builder import matrix, ninja, package
 from kernel_builder import project as projects
-from kernel_builder.errors import CheckError, ConfigError, VariantError
+from kernel_builder.errors import CheckError, ConfigError, PackageError, VariantError
 from kernel_builder.plan import Graph, PlannedVariant, plan
 from kernel_builder.project import Project
 from kernel_builder.variant import Variant, this_platform
@@ -296,10 +296,12 @@ def _refuse_equal_names(found: Sequence[Project]) -> None:
 
 
 def _destination(project: Project, request: Request, count: int) -> Path:
-    if request.out is None:
-        return project.root / "build"
-    out = request.out.resolve()
-    return out / project.name if count > 1 else out
+    """Where a project's packages go, with links followed: what is swapped is the directory, not a link to it."""
+    out = request.out or project.root / "build"
+    path = Path(os.path.realpath(out / project.name if request.out and count > 1 else out))
+    if path.exists() and not path.is_dir():
+        raise PackageError("is a file; packages need a directory", where=str(path), hint="move it, or choose --out")
+    return path
 
 
 def _lock(locks: ExitStack, cache: Path, destination: Path, listener: Listener) -> None:

@@ -1,21 +1,24 @@
 """Binaries -> `build/<variant>/`: the package as the public client loads it, with its metadata and digest.
 
 A package is assembled in a staging directory beside its destination, and the whole of `build/` is swapped in one
-system call, so that at no moment there is a package that is half old and half new.
+system call, so that at no moment there is a package that is half old and half new. Where `build/` itself cannot be
+moved, its packages are swapped one by one.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import string
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -182,26 +185,62 @@ def hash_tree(directory: Path) -> TreeDigest:
 
 @contextmanager
 def staging(destination: Path) -> Iterator[Path]:
-    """A directory on the same file system as `destination`, removed at the end; left-overs of killed builds go too."""
-    parent = destination.parent
+    """A directory from which `publish` moves packages to `destination`, removed at the end.
+
+    It lies beside `destination`, or inside it where one cannot take the other's place. One build at a time has one;
+    what killed builds left goes first.
+    """
+    parent = destination.parent if _can_be_swapped(destination) else destination
     prefix = f".{destination.name}.staging-"
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        previous = _previous(destination)
-        if previous.exists() and not destination.exists():
-            previous.rename(destination)
-        shutil.rmtree(previous, ignore_errors=True)
-        for stale in parent.glob(f"{prefix}*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with _alone(parent):
+            for previous in parent.glob(f".{destination.name if parent != destination else '*'}.previous"):
+                _take_back(previous)
+            for stale in parent.glob(f"{prefix}*"):
+                shutil.rmtree(stale, ignore_errors=True)
+            directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+            try:
+                yield directory
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
     except OSError as error:
         raise _unwritable(error, parent) from error
+
+
+def _can_be_swapped(destination: Path) -> bool:
+    """Whether a directory beside `destination` can take its place.
+
+    It cannot where `destination` is a mount point, such as a volume of a container, or its parent cannot be written;
+    and it must not where the user is in it, whose shell would be left in the old one.
+    """
+    if not destination.exists():
+        return True
+    if Path.cwd().is_relative_to(destination):
+        return False
+    return os.access(destination.parent, os.W_OK) and _mount(destination) == _mount(destination.parent)
+
+
+def _mount(directory: Path) -> str:
+    """Names the mount that a directory is in. Device numbers do not tell a bind mount from the rest of its device."""
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        yield directory
-    except OSError as error:
-        raise _unwritable(error, directory) from error
+        match = re.search(r"^mnt_id:.*", Path(f"/proc/self/fdinfo/{descriptor}").read_text(), re.M)
+        return match[0] if match else str(os.fstat(descriptor).st_dev)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        os.close(descriptor)
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """Holds a lock on a directory, which builds with other caches know of, too."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # some network file systems cannot; builds with one cache have a lock there
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _unwritable(error: OSError, path: Path) -> PackageError:
@@ -213,24 +252,28 @@ def _unwritable(error: OSError, path: Path) -> PackageError:
 
 
 def publish(staged: Path, destination: Path, *, replace_all: Sequence[str]) -> None:
-    """Put the packages of `staged` in place of `destination`, all at once.
+    """Put the packages of `staged` in place of `destination`, all at once, or each at once if `staged` is inside it.
 
     Args:
         staged: Holds the new packages, one directory for each; it is consumed.
-        destination: The `build` directory; made if missing.
+        destination: The `build` directory, no link; made if missing.
         replace_all: Names in `destination` that go unless `staged` has them: packages of this project that this build
             no longer makes. Everything else that lies there is kept.
     """
     staged.chmod(0o777 & ~_umask())
-    if destination.is_symlink():
-        destination = destination.resolve()
     if not destination.exists():
         staged.rename(destination)
         return
+    made = sorted(path.name for path in staged.iterdir())
+    if staged.parent == destination:
+        for name in made:
+            _exchange(staged / name, destination / name)
+        for name in set(replace_all).difference(made):
+            (destination / name).rename(staged / name)
+        return
     for entry in sorted(destination.iterdir()):
-        if entry.name in replace_all or (staged / entry.name).exists():
-            continue
-        _link_tree(entry, staged / entry.name)
+        if entry.name not in {*replace_all, *made}:
+            _link_tree(entry, staged / entry.name)
     _exchange(staged, destination)
 
 
@@ -261,16 +304,31 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def _previous(destination: Path) -> Path:
-    return destination.with_name(f".{destination.name}.previous")
-
-
 def _exchange(first: Path, second: Path) -> None:
-    """Swap two directories in one step; on file systems that cannot, in two, which `staging` takes back if cut off."""
+    """Swap two directories in one step; on file systems that cannot, in two, which `staging` takes back if cut off.
+
+    If there is no `second` yet, `first` becomes it.
+    """
+    if not os.path.lexists(second):
+        first.rename(second)
+        return
     libc = ctypes.CDLL(None, use_errno=True)
     done = libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
     if done != 0:
-        previous = _previous(second)
+        previous = second.with_name(f".{second.name}.previous")
         second.rename(previous)
-        first.rename(second)
+        try:
+            first.rename(second)
+        except OSError:
+            previous.rename(second)
+            raise
         previous.rename(first)
+
+
+def _take_back(previous: Path) -> None:
+    """Undo a swap in two steps that was cut off between them, or remove what it left after them."""
+    original = previous.with_name(previous.name[1:].removesuffix(".previous"))
+    if original.exists():
+        shutil.rmtree(previous, ignore_errors=True)
+    else:
+        previous.rename(original)
