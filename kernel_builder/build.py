@@ -240,7 +240,9 @@ def build(request: Request, toolchains: Toolchains, listener: Listener | None = 
         stale = [
             planned
             for planned in graph.variants
-            if not _is_fresh(planned, records[planned.project.root], destinations[planned.project.root], cache)
+            if not _is_fresh(
+                planned, records[planned.project.root], destinations[planned.project.root], cache, load=request.load
+            )
         ]
         outcome = _run(Graph(tuple(stale)), request, cache, listener)
         while outcome.split:
@@ -331,13 +333,16 @@ def _record_path(planned: PlannedVariant, recorded: Mapping[str, Any], cache: Pa
     return cache / "packages" / f"{package.package_key(planned, recorded)}.json"
 
 
-def _is_fresh(planned: PlannedVariant, recorded: Mapping[str, Any], destination: Path, cache: Path) -> bool:
-    """Whether the package is there, is what these inputs give, and has passed the checks."""
+def _is_fresh(
+    planned: PlannedVariant, recorded: Mapping[str, Any], destination: Path, cache: Path, *, load: bool
+) -> bool:
+    """Whether the package is there, is what these inputs give, and has passed the checks that are asked for."""
     try:
         record = json.loads(_record_path(planned, recorded, cache).read_text())
     except (OSError, ValueError):
         return False
-    return bool(record.get("tree") == package.hash_tree(destination / planned.variant.name).value)
+    checked = record.get("loaded") or not load
+    return bool(checked and record.get("tree") == package.hash_tree(destination / planned.variant.name).value)
 
 
 def _run(graph: Graph, request: Request, cache: Path, listener: Listener) -> ninja.Outcome:
@@ -405,7 +410,7 @@ def _package(
         record = _record_path(one, recorded, cache)
         record.parent.mkdir(parents=True, exist_ok=True)
         temporary = record.with_suffix(f".{one.module}.tmp")
-        temporary.write_text(json.dumps({"tree": trees[one.variant.name]}))
+        temporary.write_text(json.dumps({"tree": trees[one.variant.name], "loaded": load}))
         temporary.replace(record)
     return reports
 

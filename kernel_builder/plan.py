@@ -245,7 +245,9 @@ def _binary(project: Project, variant: Variant, toolchains: Toolchains, is_split
 
     libraries = _torch_libraries(stable=stable is not None, cuda=variant.cuda is not None)
     argv = (*_LINK_FLAGS, f"-L{SYSROOT}/lib")
-    inputs = [tools.host.identity, [draft.key for draft in drafts], argv, libraries]
+    sysroot = toolchains.sysroot().root
+    # The store names a sysroot by its recipe and the host compiler.
+    inputs = [tools.host.identity, sysroot.name, sysroot.parent.name, [draft.key for draft in drafts], argv, libraries]
     module = unique_name(project, variant.backend, *inputs)
     objects = tuple(_settle(draft, module, is_split) for draft in drafts)
     return Binary(
@@ -255,7 +257,7 @@ def _binary(project: Project, variant: Variant, toolchains: Toolchains, is_split
         cxx=tools.host.path,
         argv=argv,
         libraries=libraries,
-        roots={SYSROOT: toolchains.sysroot().root},
+        roots={SYSROOT: sysroot},
         generated={"exports.map": _EXPORTS},
         title=f"{project.name} {variant.backend}{f' {variant.cuda}' if variant.cuda else ''}",
     )
@@ -275,6 +277,22 @@ def _refuse_unprovided(project: Project, kernel: Kernel) -> None:
         )
 
 
+def _refuse_this_machines(project: Project, kernel: Kernel) -> None:
+    native = [flag for flag in (*kernel.cxx_flags, *kernel.cuda_flags) if flag.endswith("=native")]
+    if native:
+        raise ConfigError(
+            f"{native[0]} makes a binary for the machine that builds it, and the Hub's users have others",
+            where=f"{project.root / 'build.toml'}: [{_table(kernel)}] cxx-flags, cuda-flags",
+            hint="name an instruction set that all users have, or choose at run time: __attribute__((target(...))) and "
+            "__builtin_cpu_supports; for CUDA, list cuda-capabilities",
+        )
+
+
+def _table(kernel: Kernel) -> str:
+    """The table of `build.toml` that a part of a binary comes from."""
+    return "torch" if kernel.name == "torch" else f"kernel.{kernel.name}"
+
+
 def _torch_libraries(*, stable: bool, cuda: bool) -> tuple[str, ...]:
     host = ("libtorch_cpu.so",) if stable else ("libc10.so", "libtorch_cpu.so", "libtorch.so")
     device = ("libtorch_cuda.so",) if stable else ("libc10_cuda.so", "libtorch_cuda.so")
@@ -288,7 +306,7 @@ def _registration_header() -> str:
 def _compile(
     project: Project, kernel: Kernel, source: str, variant: Variant, tools: _Tools, definitions: Sequence[str]
 ) -> Compile:
-    where = f"{project.root / 'build.toml'}: [{'torch' if kernel.name == 'torch' else f'kernel.{kernel.name}'}] src"
+    where = f"{project.root / 'build.toml'}: [{_table(kernel)}] src"
     suffix = PurePosixPath(source).suffix
     if suffix not in sources.CUDA_SUFFIXES | sources.CXX_SUFFIXES:
         raise ConfigError(
@@ -303,6 +321,7 @@ def _compile(
             hint='move it to a [kernel.*] table with backend = "cuda"',
         )
 
+    _refuse_this_machines(project, kernel)
     generated = {"registration.h": _registration_header()}
     scanned = sources.scan(project.root, source, kernel.include, kernel.src, generated)
     roots: dict[str, Path] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,21 @@ def test_builds_are_equal_to_the_bit(copy_project: Copy, new_cache: NewCache, ke
     assert results[0].keys() == results[1].keys()
     assert [name for name in results[0] if results[0][name] != results[1][name]] == []
     assert any(name.endswith(".so") for name in results[0])
+
+
+def test_neither_time_nor_place_is_in_a_binary(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    results = []
+    for name in ("one", "two"):
+        project = copy_project("stable-scale", name)
+        for source in ("scale_cpu.cpp", "scale_cuda.cu"):
+            with (project / "scale" / source).open("a") as stream:
+                stream.write('const char* where = __FILE__ " " __DATE__ " " __TIME__ " " __TIMESTAMP__;\n')
+                stream.write("void said(const char**out) { *out = where; }\n")
+        done = kernel_builder(new_cache(f"cache-{name}"), "build", project, "--no-load", "--compiler-cache", "off")
+        assert done.code == 0, done
+        results.append(content(project / "build"))
+        time.sleep(1)
+    assert results[0] == results[1]
 
 
 def test_a_compiler_cache_gives_the_same_bytes(
