@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -49,6 +49,11 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
         click.echo(error.hint, err=True)
 
 
+def _stop(number: int, frame: FrameType | None) -> NoReturn:
+    """End as an exception does, so that compilers are stopped and staging directories removed."""
+    sys.exit(128 + number)
+
+
 class LazyGroup(click.Group):
     """A group whose commands are imported on first use, and whose errors are the user's, not tracebacks."""
 
@@ -64,11 +69,22 @@ class LazyGroup(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _stop)
         try:
             return super().invoke(ctx)
         except KernelBuilderError as error:
-            report_error(error, as_json="--json" in sys.argv)
-            ctx.exit(error.exit_code)
+            self._stop(ctx, error)
+        except BrokenPipeError:  # whoever read our output has gone; click knows what to do
+            raise
+        except OSError as error:
+            where = str(error.filename) if error.filename else None
+            self._stop(ctx, KernelBuilderError(error.strerror or str(error), where=where))
+
+    @staticmethod
+    def _stop(ctx: click.Context, error: KernelBuilderError) -> NoReturn:
+        report_error(error, as_json="--json" in sys.argv)
+        ctx.exit(error.exit_code)
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

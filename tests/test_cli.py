@@ -1,0 +1,67 @@
+"""The command line itself: help, completion, and how errors are told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kernel_builder import __version__
+from kernel_builder.cli import main
+
+COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(command: str) -> None:
+    done = CliRunner().invoke(main, [command, "--help"])
+    assert done.exit_code == 0
+    assert len(done.output.splitlines()) > 5
+
+
+def test_the_list_of_commands_says_what_each_does() -> None:
+    done = CliRunner().invoke(main, ["--help"])
+    listed = done.output.partition("Commands:")[2].splitlines()
+    assert {line.split()[0] for line in listed if line.strip()} == set(COMMANDS)
+    assert all(len(line.split()) > 3 for line in listed if line.strip())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_completes(shell: str) -> None:
+    script = CliRunner().invoke(main, ["completions", shell])
+    assert "_KERNEL_BUILDER_COMPLETE" in script.output
+    if shell != "bash":
+        return
+    # What the script asks for at the prompt `kernel-builder build --var`.
+    builder = Path(sys.executable).with_name("kernel-builder")
+    words = {"COMP_WORDS": "kernel-builder build --var", "COMP_CWORD": "2", "_KERNEL_BUILDER_COMPLETE": "bash_complete"}
+    done = subprocess.run([builder], capture_output=True, text=True, check=False, env=words)
+    assert "--variant" in done.stdout
+
+
+def test_version() -> None:
+    assert __version__ in CliRunner().invoke(main, ["--version"]).output
+
+
+@pytest.mark.parametrize("arguments", [["build", "--nonsense"], ["nonsense"], ["build", "--jobs", "0"]])
+def test_wrong_usage_is_status_2_and_a_word_of_help(arguments: list[str]) -> None:
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert "Usage:" in done.output
+
+
+def test_errors_are_words_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["check-config", str(tmp_path)]
+    words = CliRunner().invoke(main, command)
+    assert words.exit_code == 2
+    assert words.stdout == ""
+    assert words.stderr.startswith("error: ")
+    assert "hint: " in words.stderr
+    monkeypatch.setattr(sys, "argv", ["kernel-builder", *command, "--json"])
+    answer = json.loads(CliRunner().invoke(main, [*command, "--json"]).stdout)
+    assert answer["error"] == "ConfigError"
+    assert answer["where"] and answer["hint"]
