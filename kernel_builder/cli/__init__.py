@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import signal
 import sys
+from types import FrameType
 from typing import Any, NoReturn
 
 import click
