@@ -7,24 +7,46 @@ when the step runs, so a killed build leaves nothing that a later one could mist
 
 from __future__ import annotations
 
-import hashlib
+import ctypes
+import fcntl
 import io
 import os
 import re
 import resource
 import shlex
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_builder import sources
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.plan import PLACEHOLDER, STEP, SYSROOT, Binary, Compile, Graph
 from kernel_builder.toolchain.sysroot import Sysroot
 
 # What one compile step is taken to need at its peak: nvcc's optimiser on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
+
+# With fewer free bytes on the disk of the cache, a step is taken to have failed for want of them.
+_LEAST_FREE = 2**20
+
+_PR_SET_PDEATHSIG = 1
+
+# Environment variables that change what g++, ld or nvcc make of a command.
+_STEERING = (
+    "COMPILER_PATH",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "C_INCLUDE_PATH",
+    "GCC_EXEC_PREFIX",
+    "LD_RUN_PATH",
+    "LIBRARY_PATH",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "NVCC_PREPEND_FLAGS",
+)
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and the title of the step that ended last."""
@@ -101,20 +123,20 @@ def run(
     """
     if not _missing(graph, cache)[1]:
         return Outcome(0, 0, 0.0, {})
-    from filelock import FileLock, Timeout
-
     _refuse_unsafe(cache)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cache / "build.lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            if waiting:
-                waiting()
-            lock.acquire()
-        with lock:
-            return _run(graph, cache, jobs, compiler_cache, progress)
+        with (cache / "build.lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if waiting:
+                    waiting()
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                return _run(graph, cache, jobs, compiler_cache, progress, lock.fileno())
+            finally:
+                fcntl.flock(lock, fcntl.LOCK_UN)
     except OSError as error:
         raise StoreError(
             f"the cache cannot be written: {error.strerror}",
@@ -139,7 +161,9 @@ def _missing(graph: Graph, cache: Path) -> tuple[list[Compile], list[Binary]]:
     return [step for step in needed.values() if not object_path(cache, step).exists()], binaries
 
 
-def _run(graph: Graph, cache: Path, jobs: int, compiler_cache: Path | None, progress: Progress | None) -> Outcome:
+def _run(
+    graph: Graph, cache: Path, jobs: int, compiler_cache: Path | None, progress: Progress | None, lock: int
+) -> Outcome:
     # Asked again, now that no other build is at work: it may have made what was missing.
     compiles, binaries = _missing(graph, cache)
     steps: list[Compile | Binary] = [*compiles, *binaries]
@@ -155,7 +179,7 @@ def _run(graph: Graph, cache: Path, jobs: int, compiler_cache: Path | None, prog
     _write_build_file(compiles, binaries, work, cache, max(1, jobs // threads))
 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    output = _ninja(work, jobs, compiler_cache, cache, lambda line: _report(line, progress))
+    output = _ninja(work, jobs, compiler_cache, cache, lock, lambda line: _report(line, progress))
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     split = _mark_split(binaries, work, cache)
     made = [object_path(cache, step) for step in compiles] + [_linked(work, binary) for binary in binaries]
@@ -209,25 +233,19 @@ def _write(directory: Path, name: str, content: bytes) -> None:
     path = directory / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
+    os.utime(path, (0, 0))  # __TIMESTAMP__ is the time of the file
 
 
 def _script(directory: Path, commands: Sequence[str]) -> None:
     """A step's `run.sh`: its commands, one after the other, with all they say in `log`."""
     lines = ["#!/bin/sh", "set -e", f"cd {shlex.quote(str(directory))}", "exec >> log 2>&1", *commands]
-    _write(directory, "run.sh", ("\n".join(lines) + "\n").encode())
+    _write(directory, "run.sh", os.fsencode("\n".join(lines) + "\n"))
 
 
 def _stage_compile(step: Compile, work: Path, output: Path, compiler_cache: Path | None, threads: int) -> None:
     directory = work / step.key
     for name, expected in step.files:
-        content = (step.project / name).read_bytes()
-        if hashlib.sha256(content).hexdigest() != expected:
-            raise BuildError(
-                "the file changed while it was being built",
-                where=str(step.project / name),
-                hint="run the build again",
-            )
-        _write(directory, f"src/{name}", content)
+        _write(directory, f"src/{name}", sources.read_unchanged(step.project / name, expected))
     for name, text in step.generated.items():
         _write(directory, name, text.encode())
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -297,7 +315,7 @@ def _write_build_file(
                 "title": ninja_syntax.escape(f"link {binary.title}"),
             },
         )
-    (work / "build.ninja").write_text(text.getvalue())
+    (work / "build.ninja").write_bytes(os.fsencode(text.getvalue()))
 
 
 def find_ninja() -> Path:
@@ -306,35 +324,50 @@ def find_ninja() -> Path:
     Raises:
         ToolchainError: If there is none.
     """
-    try:
-        import ninja
+    import ninja
 
-        bundled = Path(ninja.BIN_DIR) / "ninja"
-        if bundled.is_file():
-            return bundled
-    except ImportError:
-        pass
-    found = shutil.which("ninja")
+    found = shutil.which("ninja", path=ninja.BIN_DIR) or shutil.which("ninja")
     if found is None:
         raise ToolchainError("there is no ninja on this machine", hint="pip install ninja")
     return Path(found)
 
 
-def _ninja(work: Path, jobs: int, compiler_cache: Path | None, cache: Path, each_line: Callable[[str], None]) -> str:
+def _ninja(
+    work: Path,
+    jobs: int,
+    compiler_cache: Path | None,
+    cache: Path,
+    lock: int,
+    each_line: Callable[[str], None],
+) -> str:
+    """Run the build file, and return all that ninja says.
+
+    Ninja and the compilers inherit `lock`, the descriptor of the lock on the cache: should they outlive this process,
+    a later build waits for them instead of working in the same directories.
+    """
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
-    # The user's own flags for these tools would change bytes behind the keys' back.
-    for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS", "CPATH", "CPLUS_INCLUDE_PATH", "C_INCLUDE_PATH"):
+    # What the user has set for these tools would change bytes behind the keys' back, and so would the time.
+    for name in _STEERING:
         environment.pop(name, None)
-    environment["LC_ALL"] = "C.UTF-8"
+    environment.update(LC_ALL="C.UTF-8", TZ="UTC", SOURCE_DATE_EPOCH="0")
     if compiler_cache is not None:
         environment.setdefault("SCCACHE_BASEDIRS", str(cache))
+        # Its server outlives the build, so it must be no child of a step, which has the lock. It may be running.
+        start = [str(compiler_cache), "--start-server"]
+        subprocess.run(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, env=environment)
+    (work / "tmp").mkdir()
+    libc = ctypes.CDLL(None)
     process = subprocess.Popen(
         [str(find_ninja()), "-C", str(work), "-j", str(jobs)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env=environment,
+        # What killed compilers leave goes with the rest.
+        env={**environment, "TMPDIR": str(work / "tmp")},
+        pass_fds=[lock],
+        # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
+        preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
     )
     assert process.stdout is not None
     lines = []
@@ -342,13 +375,12 @@ def _ninja(work: Path, jobs: int, compiler_cache: Path | None, cache: Path, each
         for line in process.stdout:
             lines.append(line)
             each_line(line)
+    except BaseException:
+        process.terminate()
+        raise
     finally:
-        if process.poll() is None:
-            try:
-                process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                process.terminate()
-                process.wait()
+        process.wait()
+        process.stdout.close()
     return "".join(lines)
 
 
@@ -365,14 +397,15 @@ def _failure(graph: Graph, step: Compile | Binary, work: Path, ninja_output: str
     if not log.exists():
         return BuildError("ninja could not run the step", where=step.title, output=ninja_output)
     words = log.read_text(errors="replace").replace(f"{directory}/src/", "")
-    if "No space left on device" in words:
+    # A full disk may have no room for the compiler's words either.
+    if "No space left on device" in words or shutil.disk_usage(work).free < _LEAST_FREE:
         raise StoreError(
             "the disk is full",
             where=str(work),
             hint="free some space, or set KERNEL_BUILDER_CACHE to a directory on another disk; what is built is kept",
         )
     variants = ", ".join(graph.variants_of(step))
-    command = (directory / "run.sh").read_text().splitlines()[4:]
+    command = os.fsdecode((directory / "run.sh").read_bytes()).splitlines()[4:]
     if isinstance(step, Compile):
         return BuildError(
             f"the compiler refused it, for {variants}",

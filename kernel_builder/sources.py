@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from kernel_builder.errors import ConfigError
+from kernel_builder.errors import BuildError, ConfigError
 
 CUDA_SUFFIXES = frozenset({".cu"})
 CXX_SUFFIXES = frozenset({".cc", ".cpp", ".cxx"})
@@ -76,6 +76,21 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         computed=computed,
         namespace=b"TORCH_EXTENSION_NAME" in bare,
     )
+
+
+def read_unchanged(path: Path, expected: str) -> bytes:
+    """The content of a project's file, whose SHA-256 was `expected` when the build was planned.
+
+    Raises:
+        BuildError: If it is another by now, or cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = None
+    if content is None or hashlib.sha256(content).hexdigest() != expected:
+        raise BuildError("the file changed while it was being built", where=str(path), hint="run the build again")
+    return content
 
 
 def _facts(path: Path) -> _File:
