@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -408,10 +408,14 @@ def _package(
         package.publish(staged, destination, replace_all=gone)
     for one in planned:
         record = _record_path(one, recorded, cache)
-        record.parent.mkdir(parents=True, exist_ok=True)
         temporary = record.with_suffix(f".{one.module}.tmp")
-        temporary.write_text(json.dumps({"tree": trees[one.variant.name], "loaded": load}))
-        temporary.replace(record)
+        # The packages are in place. Without the record the next build checks them again, and that is all.
+        with suppress(OSError):
+            record.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({"tree": trees[one.variant.name], "loaded": load}))
+            temporary.replace(record)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
     return reports
 
 

@@ -28,6 +28,7 @@ from kernel_builder import __version__
 from kernel_builder.errors import PackageError
 from kernel_builder.plan import PlannedVariant, digest
 from kernel_builder.project import KernelDependency, Project
+from kernel_builder.sources import read_unchanged
 
 # Raise when a change here changes the files of a package for equal inputs.
 _RECIPE = 1
@@ -127,6 +128,7 @@ def assemble(planned: PlannedVariant, binary: Path | None, recorded: Mapping[str
 
     Raises:
         PackageError: If a file of the project takes a name that the builder needs.
+        BuildError: If a Python file of the project is not what it was when the build was planned.
     """
     from kernels_data import Digest, DigestAlgorithm
 
@@ -149,7 +151,7 @@ def assemble(planned: PlannedVariant, binary: Path | None, recorded: Mapping[str
                 hint="give the file another name",
             )
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, target)
+        target.write_bytes(read_unchanged(source, planned.python[name]))
     if binary is not None:
         shutil.copyfile(binary, directory / f"{planned.module}.abi3.so")
         (directory / f"{planned.module}.abi3.so").chmod(0o755)

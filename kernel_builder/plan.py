@@ -118,12 +118,20 @@ class Binary:
 
 @dataclass(frozen=True)
 class PlannedVariant:
-    """What is to be published as one variant. `binary` is None for Python-only variants."""
+    """What is to be published as one variant.
+
+    Attributes:
+        module: Its op namespace, which stands for the content of binary and Python files.
+        archs: The capabilities that its binary has code for.
+        python: Path inside the package -> SHA-256 of the project's Python files.
+        binary: None for Python-only variants.
+    """
 
     project: Project
     variant: Variant
     module: str
     archs: tuple[str, ...]
+    python: Mapping[str, str]
     binary: Binary | None
 
 
@@ -151,14 +159,14 @@ class Graph:
         )
 
 
-def unique_name(project: Project, backend: str, *inputs: object) -> str:
+def unique_name(project: Project, backend: str, python: Mapping[str, str], *inputs: object) -> str:
     """The op namespace of a binary: unique by content, the same wherever and whenever it is built.
 
     It covers the Python files too: two versions of a kernel that share their binary still register their fakes and
     gradients under it, and have to be told apart.
     """
-    python = [(name, hashlib.sha256(path.read_bytes()).hexdigest()) for name, path in project.python_files]
-    content = hashlib.sha256(digest(_RECIPE, project.name, project.version, backend, python, *inputs).encode()).digest()
+    named = (project.name, project.version, backend, dict(python))
+    content = hashlib.sha256(digest(_RECIPE, *named, *inputs).encode()).digest()
     unique = base64.b32encode(content).decode().lower()[: len(PLACEHOLDER)]
     return f"_{project.python_name}_{backend}_{unique}"
 
@@ -183,18 +191,19 @@ def plan(
     planned = []
     for project, variants in selections:
         binaries: dict[str, Binary] = {}
+        python = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in project.python_files}
         for variant in variants:
             if isinstance(variant.framework, Noarch):
-                module = unique_name(project, variant.backend)
+                module = unique_name(project, variant.backend, python)
                 declared = project.framework.cuda_capabilities if isinstance(project.framework, TorchNoarch) else None
                 archs = (declared or ()) if variant.backend == "cuda" else ()
-                planned.append(PlannedVariant(project, variant, module, tuple(archs), None))
+                planned.append(PlannedVariant(project, variant, module, tuple(archs), python, None))
                 continue
-            binary = _binary(project, variant, toolchains, is_split)
+            binary = _binary(project, variant, python, toolchains, is_split)
             binary = binaries.setdefault(binary.key, binary)
             kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
             cuda_archs = matrix.archs(kernels, variant.cuda) if variant.cuda else ()
-            planned.append(PlannedVariant(project, variant, binary.module, cuda_archs, binary))
+            planned.append(PlannedVariant(project, variant, binary.module, cuda_archs, python, binary))
     return Graph(tuple(planned))
 
 
@@ -207,7 +216,13 @@ class _Tools:
     torch: TorchHeaders
 
 
-def _binary(project: Project, variant: Variant, toolchains: Toolchains, is_split: Callable[[str], bool]) -> Binary:
+def _binary(
+    project: Project,
+    variant: Variant,
+    python: Mapping[str, str],
+    toolchains: Toolchains,
+    is_split: Callable[[str], bool],
+) -> Binary:
     framework = project.framework
     assert isinstance(framework, TorchFramework)
     assert not isinstance(variant.framework, Noarch)
@@ -248,7 +263,7 @@ def _binary(project: Project, variant: Variant, toolchains: Toolchains, is_split
     sysroot = toolchains.sysroot().root
     # The store names a sysroot by its recipe and the host compiler.
     inputs = [tools.host.identity, sysroot.name, sysroot.parent.name, [draft.key for draft in drafts], argv, libraries]
-    module = unique_name(project, variant.backend, *inputs)
+    module = unique_name(project, variant.backend, python, *inputs)
     objects = tuple(_settle(draft, module, is_split) for draft in drafts)
     return Binary(
         key=digest("link", _RECIPE, module, [step.key for step in objects], inputs),
