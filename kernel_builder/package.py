@@ -8,6 +8,7 @@ moved, its packages are swapped one by one.
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import hashlib
 import json
@@ -318,7 +319,16 @@ def _exchange(first: Path, second: Path) -> None:
     done = libc.renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE)
     if done != 0:
         previous = second.with_name(f".{second.name}.previous")
-        second.rename(previous)
+        try:
+            second.rename(previous)
+        except OSError as error:
+            if error.errno != errno.EXDEV:
+                raise
+            # A directory of a container's image cannot be moved, only copied and removed.
+            copy = first.with_name(f"{first.name}-previous")
+            shutil.copytree(second, copy, symlinks=True)
+            copy.rename(previous)
+            shutil.rmtree(second)
         try:
             first.rename(second)
         except OSError:
@@ -328,9 +338,8 @@ def _exchange(first: Path, second: Path) -> None:
 
 
 def _take_back(previous: Path) -> None:
-    """Undo a swap in two steps that was cut off between them, or remove what it left after them."""
+    """Undo a swap in two steps that was cut off; of the two directories, this one is whole at any moment."""
     original = previous.with_name(previous.name[1:].removesuffix(".previous"))
     if original.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-    else:
-        previous.rename(original)
+        shutil.rmtree(original)
+    previous.rename(original)

@@ -74,7 +74,8 @@ def test_what_killed_builds_left_is_taken_back(build: Path, monkeypatch: pytest.
         monkeypatch.chdir(build)
         home, cut_off = build, build / "two"
         write(home, **{f".{build.name}.staging-killed": "half"})
-        write(home, **{".one.previous": "older"})
+        write(home, **{".one.previous": "old"})
+        (build / "one" / "metadata.json").write_text("half")
     else:
         home, cut_off = build.parent, build
         write(home, **{f".{build.name}.staging-killed": "half", ".other.previous": "not ours"})

@@ -390,6 +390,33 @@ rm -rf {result}; cp -a {volume} {result}
 
 
 @needs_mounts
+def test_packages_of_a_container_image(copy_project: Copy, new_cache: NewCache, tmp_path: Path) -> None:
+    """An overlay's lower directories cannot be renamed."""
+    lower, cache = copy_project("python-only").parent, new_cache("cache")
+    image, merged, result = tmp_path / "image", tmp_path / "merged", tmp_path / "result"
+    (lower / "python-only" / "build" / "torch-cpu").mkdir(parents=True)
+    (lower / "python-only" / "build" / "torch-cpu" / "old.py").touch()
+    (lower / "python-only").rename(image)
+    merged.mkdir()
+    script = f"""
+set -e
+mount -t tmpfs none /mnt; mkdir /mnt/upper /mnt/work
+mount -t overlay none -o lowerdir={image},upperdir=/mnt/upper,workdir=/mnt/work {merged} || exit 77
+{BUILDER} build {merged} --no-load --json
+cp -a {merged} {result}
+"""
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", script], capture_output=True, text=True, env=environment(cache), check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("no overlays here")
+    assert done.returncode == 0, done
+    assert sorted(path.name for path in result.iterdir()) == ["build", "build.toml", "torch-ext"]
+    assert sorted(path.name for path in (result / "build").iterdir()) == ["torch-cpu", "torch-cuda"]
+    assert not (result / "build" / "torch-cpu" / "old.py").exists()
+
+
+@needs_mounts
 @pytest.mark.parametrize("where", ["cache", "project"])
 def test_a_read_only_file_system(copy_project: Copy, new_cache: NewCache, tmp_path: Path, where: str) -> None:
     project, cache = copy_project("python-only"), new_cache("cache")
