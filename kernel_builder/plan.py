@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -335,6 +336,12 @@ def _compile(
             where=where,
             hint='move it to a [kernel.*] table with backend = "cuda"',
         )
+    if suffix in sources.CUDA_SUFFIXES and re.search(r'[,"$`\\]', source):
+        raise ConfigError(
+            f"nvcc cannot compile {source}: it takes names apart at commas, and gives the rest to a shell",
+            where=where,
+            hint="rename the file: letters, digits, dots, dashes and underscores are safe",
+        )
 
     _refuse_this_machines(project, kernel)
     generated = {"registration.h": _registration_header()}
@@ -358,7 +365,8 @@ def _compile(
     if scanned.namespace:
         defines.append(f"-DTORCH_EXTENSION_NAME=_{project.python_name}_{variant.backend}_{PLACEHOLDER}")
     # What the compilers are told instead of the file's real path: stable, and different for each use of a source.
-    alias = f"/{project.name}/{kernel.name}/{source}"
+    # nvcc takes such options apart at commas and white space.
+    alias = re.sub(r"[^\w./-]", lambda found: f"%{ord(found[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
     if tools.cuda is not None:
         identities.append(tools.cuda.identity)
         roots[CUDA] = tools.cuda.root

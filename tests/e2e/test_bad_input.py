@@ -302,6 +302,22 @@ def test_odd_names_of_project_directories(
     assert snapshot(odd / "build") == snapshot(plain / "build")
 
 
+def test_odd_names_of_sources(project: Path, cache: Path, kernel_builder: Run) -> None:
+    """g++ takes any; nvcc does not, and it hands names to a shell."""
+    for old, new in (("scale_cpu.cpp", "a b'$:,é;.cpp"), ("scale_cuda.cu", "it's a scale.cu")):
+        replace(project / "build.toml", old, new)
+        (project / "scale" / old).rename(project / "scale" / new)
+    done = kernel_builder(cache, "build", project, "--variant", CPU, "--variant", CUDA, "--no-load")
+    assert done.code == 0, done
+    replace(project / "build.toml", "it's a scale.cu", "$(touch owned).cu")
+    (project / "scale" / "it's a scale.cu").rename(project / "scale" / "$(touch owned).cu")
+    with untouched(project):
+        done = kernel_builder(cache, "build", project, "--variant", CUDA)
+    assert_refused(
+        done, 2, "ConfigError", where="[kernel.scale_cuda] src", says="nvcc cannot compile", hint="rename the file"
+    )
+
+
 def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> None:
     """The file, the variant, the command and the compiler's words; the other steps' results are kept."""
     source = project / "scale" / "scale_cpu.cpp"
