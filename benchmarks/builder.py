@@ -309,7 +309,7 @@ def further_torch(workshop: Workshop) -> Figure:
     compiles = [step for step in further.steps if not step.startswith("link ")]
     return Figure(
         "further-torch",
-        "the same written against the full C++ ABI: steps for a further Torch release",
+        "a project written against the full C++ ABI: steps for a further Torch release",
         "its binding only, once for each backend, and the links",
         f"{len(compiles)} compiles, {len(further.steps) - len(compiles)} links",
         len(compiles) == 2 and all("torch_binding" in step for step in compiles),
@@ -540,9 +540,9 @@ def cpp_extension(workshop: Workshop) -> Figure:
     return Figure(
         "cpp-extension",
         "cold build of rmsnorm beside `torch.utils.cpp_extension` building the same sources for the same "
-        "capabilities once for each Torch release, processor time",
-        "a ratio; at most 0.55 for two releases and 0.2 for six",
-        ", ".join(f"{ratio:.2f} for {releases}" for releases, ratio in ratios.items()),
+        "capabilities, once for each Torch release: ratio of processor times",
+        "at most 0.55 for two releases and 0.2 for six",
+        ", ".join(f"{ratio:.3f} for {releases}" for releases, ratio in ratios.items()),
         ratios[2] <= 0.55 and ratios[6] <= 0.2,
         (ours.command, "benchmarks/builder.py --only cpp-extension"),
         f"Compilers and linkers only: {own:.1f} s here for all releases; there, by Torch headers: {installed}, of "
