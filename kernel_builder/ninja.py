@@ -17,6 +17,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ from kernel_builder.toolchain.sysroot import Sysroot
 
 # What one compile step is taken to need at its peak: nvcc's optimiser on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
+
+# Outputs that no build has used for so long are removed; they can be made again.
+_KEEP_SECONDS = 30 * 24 * 3600
 
 # With fewer free bytes on the disk of the cache, a step is taken to have failed for want of them.
 _LEAST_FREE = 2**20
@@ -196,6 +200,7 @@ def _run(
         if (log := work / step.key / "log").exists() and (text := log.read_text(errors="replace").strip())
     }
     shutil.rmtree(work, ignore_errors=True)
+    _forget_unused(graph, cache)
     return Outcome(
         steps=len(steps),
         compiles=len(compiles),
@@ -203,6 +208,19 @@ def _run(
         warnings=warnings,
         split=split,
     )
+
+
+def _forget_unused(graph: Graph, cache: Path) -> None:
+    """Keep the cache from growing for ever."""
+    used = [object_path(cache, step) for step in graph.compiles] + [binary_path(cache, one) for one in graph.binaries]
+    for path in used:
+        if path.exists():
+            os.utime(path)
+    oldest = time.time() - _KEEP_SECONDS
+    for folder in ("objects", "binaries", "packages"):
+        for path in (cache / folder).rglob("*"):
+            if path.is_file() and path.stat().st_mtime < oldest:
+                path.unlink(missing_ok=True)
 
 
 def _linked(work: Path, binary: Binary) -> Path:

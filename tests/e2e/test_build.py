@@ -83,10 +83,16 @@ def test_one_changed_source_is_one_step_and_its_links(
 ) -> None:
     project, cache = copy_project("stable-scale"), new_cache("cache")
     before = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
+    unused = cache / "objects" / "aa" / "unused.o"
+    unused.parent.mkdir(exist_ok=True)
+    unused.touch()
+    os.utime(unused, (0, 0))
     source = project / "scale" / "scale_cpu.cpp"
     source.write_text(source.read_text().replace("factor * in[i]", "in[i] * factor + 0.0f"))
     after = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
     assert (after.answer["compiles"], after.answer["steps"]) == (1, 2)
+    # What no build has used for long is forgotten.
+    assert not unused.exists()
     assert after.answer["packages"][0]["module"] != before.answer["packages"][0]["module"]
 
     python = project / "torch-ext" / "stable_scale" / "__init__.py"
