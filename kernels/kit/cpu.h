@@ -83,4 +83,14 @@ inline bool has_avx2() {
 #endif
 }
 
+// Whether code for `target("avx512f,avx512bw,avx512dq,avx512vl")` runs here.
+inline bool has_avx512() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
 }  // namespace kit
