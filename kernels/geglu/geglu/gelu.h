@@ -66,9 +66,11 @@ struct Gelu {
 
  private:
   // Phi(-|x|) is 2 to the power of a polynomial, and Phi(|x|) what it leaves of 1: off by at most 4e-8. The relative
-  // error grows to 3e-6 at -5.5, where 1 + erf has lost all but two digits. Further out the polynomial falls on.
+  // error grows to 3e-6 at -5.5, where 1 + erf has lost all but two digits.
   static KIT_HOST_DEVICE float distribution(float x) {
-    const float t = fabsf(x), square = x * x;
+    float t = fabsf(x);
+    t = t > 14.0f ? 14.0f : t;  // where 2^power is 0 already
+    const float square = t * t;
     float even = -2.576207514e-08f, odd = 7.729840377e-07f;
     even = even * square + -9.976945876e-06f;
     odd = odd * square + 7.032747089e-05f;

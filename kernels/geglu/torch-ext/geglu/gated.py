@@ -76,9 +76,7 @@ def _geglu_pair_fake(gate, up, tanh):
     _check(gate, "gate")
     torch._check(up.device == gate.device, lambda: "geglu: up must be on the device of gate")
     torch._check(up.dtype == gate.dtype, lambda: "geglu: up must have the dtype of gate")
-    torch._check(
-        up.shape == gate.shape, lambda: f"geglu: up must have shape {list(gate.shape)}, not {list(up.shape)}"
-    )
+    torch._check(up.shape == gate.shape, lambda: f"geglu: up must have shape {list(gate.shape)}, not {list(up.shape)}")
     return gate.new_empty(gate.shape)
 
 
