@@ -59,11 +59,17 @@ def _made(
     offset: PerAxis,
     device: torch.device,
 ) -> Tables:
+    if grid is not None and len(grid) != AXES:
+        raise ValueError(f"rope3d: grid must have {AXES} sizes, not {len(grid)}")
     frequencies = _frequencies(width, widths, order, theta, device)
     if positions is None:
         axes = [torch.arange(size, dtype=torch.float64, device=device) for size in grid]
     else:
-        axes = [torch.as_tensor(p, device=device).double() for p in positions]
+        if len(positions) != AXES:
+            raise ValueError(f"rope3d: positions must be given for {AXES} axes, not {len(positions)}")
+        axes = [torch.as_tensor(p, dtype=torch.float64, device=device) for p in positions]
+        if grid is not None and any(axis.shape != (size,) for axis, size in zip(axes, grid)):
+            raise ValueError("rope3d: positions must be as many as grid has on each axis")
     angles = [
         (axis * s + o)[..., None] * f
         for axis, s, o, f in zip(axes, _each(scale, "scale"), _each(offset, "offset"), frequencies)
