@@ -20,49 +20,93 @@ namespace {
 
 using namespace kit;
 
-// The part of a row between two elements, counted over all rows.
+// How a loop meets elements of type T: as they lie in memory, decoded and encoded by `Element` as it goes.
+template <class T>
+struct Access {
+  using Element = T;
+  using Storage = typename T::Storage;
+  struct Block {};
+  static constexpr int64_t kMost = INT64_MAX;  // elements at a time
+  static INLINE const Storage* read(const Storage* from, Block&, int64_t) { return from; }
+  static INLINE Storage* target(Storage* to, Block&) { return to; }
+  static INLINE void write(Block&, Storage*, int64_t) {}
+};
+
+#if defined(__x86_64__)
+// Or converted before and after it, a block at a time, which stays in the cache.
+struct ConvertedFloat16 {
+  using Storage = uint16_t;
+};
+template <>
+struct Access<ConvertedFloat16> {
+  using Element = Float32;
+  static constexpr int64_t kMost = 512;
+  using Block = float[kMost];
+  static INLINE const float* read(const uint16_t* from, Block& block, int64_t count) {
+    float16_to_floats(from, block, count);
+    return block;
+  }
+  static INLINE float* target(uint16_t*, Block& block) { return block; }
+  static INLINE void write(Block& block, uint16_t* to, int64_t count) { floats_to_float16(block, to, count); }
+};
+#endif
+
+// Some elements of a row, the first of those from `begin` to `end`, which count over all rows.
 struct Part {
   int64_t row, column, count;
 };
 
-INLINE Part part_at(int64_t begin, int64_t end, int64_t hidden) {
+INLINE Part part_at(int64_t begin, int64_t end, int64_t hidden, int64_t most) {
   const int64_t row = begin / hidden, column = begin % hidden;
-  return {row, column, std::min(hidden - column, end - begin)};
+  return {row, column, std::min({hidden - column, end - begin, most})};
 }
 
 template <class T, class G>
 INLINE void run_range(const Forward& problem, int64_t begin, int64_t end) {
-  using Storage = typename T::Storage;
+  using Way = Access<T>;
+  using Element = typename Way::Element;
+  typename Way::Block gate_block, up_block, out_block;
   while (begin < end) {
-    const Part part = part_at(begin, end, problem.hidden);
-    const Storage* gate = at<T>(problem.gate, part.row) + part.column;
-    const Storage* up = at<T>(problem.up, part.row) + part.column;
-    Storage* __restrict__ out = static_cast<Storage*>(problem.out) + begin;
+    const auto [row, column, count] = part_at(begin, end, problem.hidden, Way::kMost);
+    const auto* gate = Way::read(at<T>(problem.gate, row) + column, gate_block, count);
+    const auto* up = Way::read(at<T>(problem.up, row) + column, up_block, count);
+    auto* result = static_cast<typename T::Storage*>(problem.out) + begin;
+    auto* __restrict__ out = Way::target(result, out_block);
 #pragma omp simd
-    for (int64_t i = 0; i < part.count; ++i) out[i] = T::encode(T::decode(up[i]) * G::value(T::decode(gate[i])));
-    begin += part.count;
+    for (int64_t i = 0; i < count; ++i) {
+      out[i] = Element::encode(Element::decode(up[i]) * G::value(Element::decode(gate[i])));
+    }
+    Way::write(out_block, result, count);
+    begin += count;
   }
 }
 
 template <class T, class G>
 INLINE void run_range(const Backward& problem, int64_t begin, int64_t end) {
-  using Storage = typename T::Storage;
+  using Way = Access<T>;
+  using Element = typename Way::Element;
+  typename Way::Block grad_block, gate_block, up_block, grad_gate_block, grad_up_block;
   while (begin < end) {
-    const Part part = part_at(begin, end, problem.hidden);
-    const Storage* grad = at<T>(problem.grad, part.row) + part.column;
-    const Storage* gate = at<T>(problem.gate, part.row) + part.column;
-    const Storage* up = at<T>(problem.up, part.row) + part.column;
-    const int64_t start = part.row * problem.stride + part.column;
-    Storage* __restrict__ grad_gate = static_cast<Storage*>(problem.grad_gate) + start;
-    Storage* __restrict__ grad_up = static_cast<Storage*>(problem.grad_up) + start;
+    const auto [row, column, count] = part_at(begin, end, problem.hidden, Way::kMost);
+    const auto* grad = Way::read(at<T>(problem.grad, row) + column, grad_block, count);
+    const auto* gate = Way::read(at<T>(problem.gate, row) + column, gate_block, count);
+    const auto* up = Way::read(at<T>(problem.up, row) + column, up_block, count);
+    const int64_t start = row * problem.stride + column;
+    auto* gate_result = static_cast<typename T::Storage*>(problem.grad_gate) + start;
+    auto* up_result = static_cast<typename T::Storage*>(problem.grad_up) + start;
+    auto* __restrict__ grad_gate = Way::target(gate_result, grad_gate_block);
+    auto* __restrict__ grad_up = Way::target(up_result, grad_up_block);
 #pragma omp simd
-    for (int64_t i = 0; i < part.count; ++i) {
+    for (int64_t i = 0; i < count; ++i) {
+      const float above = Element::decode(grad[i]);
       float value, slope;
-      G::value_and_slope(T::decode(gate[i]), value, slope);
-      grad_gate[i] = T::encode(T::decode(grad[i]) * T::decode(up[i]) * slope);
-      grad_up[i] = T::encode(T::decode(grad[i]) * value);
+      G::value_and_slope(Element::decode(gate[i]), value, slope);
+      grad_gate[i] = Element::encode(above * Element::decode(up[i]) * slope);
+      grad_up[i] = Element::encode(above * value);
     }
-    begin += part.count;
+    Way::write(grad_gate_block, gate_result, count);
+    Way::write(grad_up_block, up_result, count);
+    begin += count;
   }
 }
 
@@ -103,6 +147,9 @@ void run_with_type(const Problem& problem, int64_t begin, int64_t end) {
     case Type::float32:
       return run_with_approximate<Float32>(problem, begin, end);
     case Type::float16:
+#if defined(__x86_64__)
+      if (has_avx2()) return run_with_approximate<ConvertedFloat16>(problem, begin, end);
+#endif
       return run_with_approximate<Float16>(problem, begin, end);
     case Type::bfloat16:
       return run_with_approximate<BFloat16>(problem, begin, end);
