@@ -10,6 +10,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #include "kit/rows.h"
 
 #define INLINE inline __attribute__((always_inline))
@@ -74,23 +78,45 @@ INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
   return static_cast<const typename T::Storage*>(rows.data) + rows.offset(row);
 }
 
-// Whether code for `target("avx2,fma")` runs here.
-inline bool has_avx2() {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#else
-  return false;
-#endif
+
+// Whether code for `target("avx2,fma")` runs here, and `float16_to_floats` and its opposite.
+inline bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
 // Whether code for `target("avx512f,avx512bw,avx512dq,avx512vl")` runs here.
 inline bool has_avx512() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-#else
-  return false;
-#endif
 }
+
+// What Float16 does, by the processor's own instructions, which the compiler does not find in a loop: three times as
+// fast. Not to be inlined, because an instruction set ends where its function does.
+__attribute__((target("avx2,f16c"), noinline)) inline void float16_to_floats(const uint16_t* from, float* to,
+                                                                             int64_t count) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+  }
+  for (; i < count; ++i) to[i] = _cvtsh_ss(from[i]);
+}
+
+__attribute__((target("avx2,f16c"), noinline)) inline void floats_to_float16(const float* from, uint16_t* to,
+                                                                             int64_t count) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+  }
+  for (; i < count; ++i) to[i] = _cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT);
+}
+
+#else
+
+inline bool has_avx2() { return false; }
+inline bool has_avx512() { return false; }
+
+#endif
 
 }  // namespace kit

@@ -40,8 +40,8 @@ struct Table {
   int64_t batch_stride = 0, row_stride = 0, pair_stride = 0;
 };
 
-// (a, b) -> (a * cos - b * sin, a * sin + b * cos) for every pair of every head. A token's row in the table of an axis is
-// its position on a grid whose last axis runs fastest; with one table, the token itself.
+// (a, b) -> (a * cos - b * sin, a * sin + b * cos) for every pair of every head. A token's row in the table of an axis
+// is its position on a grid whose last axis runs fastest; with one table, the token itself.
 struct Rotation {
   int64_t batch, tokens;
   int64_t prefix;  // the first tokens of each sequence, which stay as they are

@@ -4,10 +4,10 @@
 // Writes:   the tokens.
 // Must not: start threads, allocate, or keep anything between calls.
 //
-// The cosines and sines of a token are gathered once, and all heads of both sides turn by them. The loops are plain, and
-// `omp simd` lets the compiler vectorize them (-fopenmp-simd; there is no OpenMP runtime behind it): no two iterations
-// touch the same element, also in place. They are compiled once for each instruction set, and which one runs is found
-// out when it runs.
+// The cosines and sines of a token are gathered once, and all heads of both sides turn by them. The loops are plain,
+// and `omp simd` lets the compiler vectorize them (-fopenmp-simd; there is no OpenMP runtime behind it): no two
+// iterations touch the same element, also in place. They are compiled once for each instruction set, and which one runs
+// is found out when it runs.
 #include "rope3d_cpu/rope3d.h"
 
 #include <algorithm>
@@ -72,13 +72,39 @@ INLINE void gather(const Rotation& problem, const int64_t* rows, int64_t begin, 
 }
 
 template <class T>
-INLINE void turn(const Angles& angles, int64_t count, int64_t step, const typename T::Storage* a,
-                 const typename T::Storage* b, typename T::Storage* to_a, typename T::Storage* to_b) {
+INLINE void turn_apart(const Angles& angles, int64_t count, const typename T::Storage* a, const typename T::Storage* b,
+                       typename T::Storage* to_a, typename T::Storage* to_b) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    const float first = T::decode(a[i * step]), second = T::decode(b[i * step]);
-    to_a[i * step] = T::encode(first * angles.cos[i] - second * angles.sin[i]);
-    to_b[i * step] = T::encode(first * angles.sin[i] + second * angles.cos[i]);
+    const float first = T::decode(a[i]), second = T::decode(b[i]);
+    to_a[i] = T::encode(first * angles.cos[i] - second * angles.sin[i]);
+    to_b[i] = T::encode(first * angles.sin[i] + second * angles.cos[i]);
+  }
+}
+
+template <class T>
+INLINE void turn_adjacent(const Angles& angles, int64_t count, const typename T::Storage* from,
+                          typename T::Storage* to) {
+  if constexpr (sizeof(typename T::Storage) == 2) {
+    // A pair moves as one word, since the compiler would take vectors of halves apart and together again at some cost.
+    using Pair __attribute__((may_alias, aligned(2))) = uint32_t;
+    const auto* pairs = reinterpret_cast<const Pair*>(from);
+    auto* to_pairs = reinterpret_cast<Pair*>(to);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const uint32_t pair = pairs[i];
+      const float first = T::decode(static_cast<uint16_t>(pair)), second = T::decode(static_cast<uint16_t>(pair >> 16));
+      const uint32_t low = T::encode(first * angles.cos[i] - second * angles.sin[i]);
+      const uint32_t high = T::encode(first * angles.sin[i] + second * angles.cos[i]);
+      to_pairs[i] = low | high << 16;
+    }
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      const float first = from[2 * i], second = from[2 * i + 1];
+      to[2 * i] = first * angles.cos[i] - second * angles.sin[i];
+      to[2 * i + 1] = first * angles.sin[i] + second * angles.cos[i];
+    }
   }
 }
 
@@ -121,16 +147,15 @@ INLINE void rotate_tokens(const Rotation& problem, int64_t begin, int64_t end) {
       const int64_t count = std::min(kChunk, problem.pairs - pair);
       gather(problem, rows, pair, pair + count, angles);
       const int64_t a = problem.first_turning() + (problem.half ? pair : 2 * pair);
-      const int64_t b = a + (problem.half ? problem.pairs : 1);
+      const int64_t b = a + problem.pairs;
       for (const Side& side : problem.sides) {
         for (int64_t head = 0; head < side.heads; ++head) {
           const auto* from = static_cast<const Storage*>(side.from) + offset(side.from_strides, sequence, token, head);
           auto* to = static_cast<Storage*>(side.to) + offset(side.to_strides, sequence, token, head);
-          // Two calls, so that the step is a constant in each.
           if (problem.half) {
-            turn<T>(angles, count, 1, from + a, from + b, to + a, to + b);
+            turn_apart<T>(angles, count, from + a, from + b, to + a, to + b);
           } else {
-            turn<T>(angles, count, 2, from + a, from + b, to + a, to + b);
+            turn_adjacent<T>(angles, count, from + a, to + a);
           }
         }
       }

@@ -5,12 +5,12 @@
 // Must not: allocate, synchronize, or use another stream than the one given.
 //
 // Bytes: q and k are read once and written once, and the tables, of a few ten kilobytes for a grid, come from the
-// caches. In bfloat16, 13 x 30 x 44 tokens with 16 heads of 128 elements in q and k: 4 * 17,160 * 16 * 128 * 2 = 281 MB,
-// which a copy of as many bytes moves in 94.7 microseconds on an H100.
+// caches. In bfloat16, 13 x 30 x 44 tokens with 16 heads of 128 elements in q and k: 4 * 17,160 * 16 * 128 * 2 = 281
+// MB, which a copy of as many bytes moves in 94.7 microseconds on an H100.
 //
-// A thread has one column of a token, the same in `kHeads` heads, whose vectors it requests all before it uses one. What
-// it reads of the tables, and where its token stands on the grid, it finds out once for all of them, while they are on
-// their way.
+// A thread has one column of a token, the same in `kHeads` heads, whose vectors it requests all before it uses one.
+// What it reads of the tables, and where its token stands on the grid, it finds out once for all of them, while they
+// are on their way.
 #include <algorithm>
 
 #include "kit/elements.cuh"
@@ -189,8 +189,7 @@ __global__ void __launch_bounds__(kBlock)
     const uint32_t head = group + i * layout.groups;
     if (head < all_heads) {
       const Side& side = problem.sides[head >= heads];
-      T* to =
-          static_cast<T*>(side.to) + offset(side.to_strides, sequence, token, head >= heads ? head - heads : head);
+      T* to = static_cast<T*>(side.to) + offset(side.to_strides, sequence, token, head >= heads ? head - heads : head);
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
         T& first = kApart ? a[i].elements[j] : a[i].elements[2 * j];
@@ -239,12 +238,12 @@ bool aligned(const void* data, const Strides& strides, int64_t element) {
 template <typename T>
 void launch_typed(const Rotation& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  bool vectors = problem.half ? problem.pairs % kWidth == 0 && problem.staying() % (2 * kWidth) == 0
-                              : problem.width % kWidth == 0;
+  bool vectors =
+      problem.half ? problem.pairs % kWidth == 0 && problem.staying() % (2 * kWidth) == 0 : problem.width % kWidth == 0;
   for (const Side& side : problem.sides) {
     if (side.heads == 0) continue;
-    vectors = vectors && aligned(side.from, side.from_strides, sizeof(T)) &&
-              aligned(side.to, side.to_strides, sizeof(T));
+    vectors =
+        vectors && aligned(side.from, side.from_strides, sizeof(T)) && aligned(side.to, side.to_strides, sizeof(T));
   }
   if (!vectors) return launch<T, 1, true>(problem, stream);
   return problem.half ? launch<T, kWidth, true>(problem, stream) : launch<T, kWidth, false>(problem, stream);

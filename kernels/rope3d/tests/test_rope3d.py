@@ -217,7 +217,9 @@ def test_tables(rotary_dim, doubled, half, shape, table_dtype):
     pairs = (rotary_dim or 64) // 2
     angles = torch.rand(*shape, pairs, dtype=torch.float64) * 7
     cos, sin = (t.to(DEVICE, table_dtype) for t in (angles.cos(), angles.sin()))
-    given = [torch.cat([t, t], -1) if half else t.repeat_interleave(2, -1) for t in (cos, sin)] if doubled else [cos, sin]
+    given = (
+        [torch.cat([t, t], -1) if half else t.repeat_interleave(2, -1) for t in (cos, sin)] if doubled else [cos, sin]
+    )
     arguments = {"pairs": "half" if half else "interleaved", "rotary_dim": rotary_dim}
     for out, x in zip(kernel.apply_rotary(q, k, *given, **arguments), (q, k)):
         assert_as_good(out, x, (cos, sin), half)
@@ -440,7 +442,10 @@ def given(**changes):
         ("sin must have the dtype of cos", {"sin": [torch.zeros(6, 4).half()]}),
         (r"sin must have shape \[6, 4\], not \[4, 6\]", {"sin": [torch.zeros(4, 6)]}),
         ("cos must have two or three dimensions", {"cos": [torch.zeros(6)], "sin": [torch.zeros(6)]}),
-        ("cos must be for one sequence or for 2, not 3", {"cos": [torch.zeros(3, 6, 4)], "sin": [torch.zeros(3, 6, 4)]}),
+        (
+            "cos must be for one sequence or for 2, not 3",
+            {"cos": [torch.zeros(3, 6, 4)], "sin": [torch.zeros(3, 6, 4)]},
+        ),
         ("cos must have at most 4 pairs, not 5", {"cos": [torch.zeros(6, 5)], "sin": [torch.zeros(6, 5)]}),
         ("cos must be for at most 6 tokens, not 7", {"cos": [torch.zeros(7, 4)], "sin": [torch.zeros(7, 4)]}),
         (
@@ -556,7 +561,9 @@ def test_compile():
 
 def test_compile_another_grid():
     torch._dynamo.reset()
-    compiled = torch.compile(lambda q, grid: kernel.rope3d(q, None, grid), fullgraph=True, dynamic=True, backend="eager")
+    compiled = torch.compile(
+        lambda q, grid: kernel.rope3d(q, None, grid), fullgraph=True, dynamic=True, backend="eager"
+    )
     for grid in ((3, 4, 5), (6, 7, 8)):
         with torch.compiler.set_stance("fail_on_recompile" if grid[0] == 6 else "default"):
             q = random(2, math.prod(grid), 3, 32, dtype=torch.float32)

@@ -143,13 +143,15 @@ rope3d::Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, std::
     rope3d::Table& table = problem.tables[axis];
     table = table_of(cos[axis], sin[axis], q, shape.batch);
     if (table.type != problem.tables[0].type) fail("cos", "must be tables of one dtype");
-    if (in_turn && table.pairs != problem.tables[0].pairs) fail("cos", "must be tables of one width to be taken in turn");
+    if (in_turn && table.pairs != problem.tables[0].pairs)
+      fail("cos", "must be tables of one width to be taken in turn");
     problem.pairs += table.pairs;
     rows *= table.rows;
     table.rows = std::max<int64_t>(table.rows, 1);
   }
   if (2 * problem.pairs > shape.width) {
-    fail("cos", "must have at most " + std::to_string(shape.width / 2) + " pairs, not " + std::to_string(problem.pairs));
+    fail("cos",
+         "must have at most " + std::to_string(shape.width / 2) + " pairs, not " + std::to_string(problem.pairs));
   }
   if (rows > shape.tokens) {
     fail("cos", "must be for at most " + std::to_string(shape.tokens) + " tokens, not " + std::to_string(rows));

@@ -139,8 +139,20 @@ def _rotate(q, k, cos, sin, in_turn, pairs, layout, head_dim, inplace) -> Rotate
     if inplace:
         ops.rotate_(*arguments)
         return q, k
-    rotated_q, rotated_k = ops.rotate(*arguments)
+    if torch.compiler.is_compiling() or _needs_gradient(q, k):
+        rotated_q, rotated_k = ops.rotate(*arguments)
+    else:
+        # Past the function that would find out the same once more, for twice the cost of the call.
+        with torch._C._AutoDispatchBelowAutograd():
+            rotated_q, rotated_k = _rotate_operator(*arguments)
     return rotated_q, None if k is None else rotated_k
+
+
+_rotate_operator = ops.rotate.default
+
+
+def _needs_gradient(q, k) -> bool:
+    return torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
 
 
 def _check(q, k, cos, sin, in_turn, heads_first, head_dim) -> None:
@@ -262,7 +274,7 @@ def _differentiable(name, function, mutable):
 
     @torch.library.impl(add_op_namespace_prefix(name), "Autograd")
     def forward(q, k, *rest):
-        if torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad)):
+        if _needs_gradient(q, k):
             result = function.apply(q, k, *rest)
             return None if mutable else result
         with torch._C._AutoDispatchBelowAutograd():

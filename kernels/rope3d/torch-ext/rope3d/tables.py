@@ -112,8 +112,12 @@ def tables(
     given = positions is not None and any(isinstance(p, torch.Tensor) for p in positions)
     if given or torch.compiler.is_compiling():
         return _made(*arguments, device)
-    key = (*map(_frozen, arguments), device)
-    found = _kept.get(key)
+    key = (*arguments, device)
+    try:
+        found = _kept.get(key)
+    except TypeError:  # lists among them
+        key = _frozen(key)
+        found = _kept.get(key)
     if found is not None:
         return found
     if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
