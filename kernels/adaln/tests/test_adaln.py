@@ -14,8 +14,8 @@ PROJECT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EPS = 1e-6
-# One element, fewer and more than a vector, odd, not a multiple of a vector, several rows per warp, one per warp and per
-# block, with one and more vectors for a thread, and longer than registers hold.
+# One element, fewer and more than a vector, odd, not a multiple of a vector, several rows per warp, one per warp and
+# per block, with one and more vectors for a thread, and longer than registers hold.
 HIDDEN = [1, 3, 8, 17, 64, 100, 512, 1000, 1152, 2048, 3072, 5001, 5120, 9000, 20001]
 MODULATIONS = ["[B, 1, C]", "[B, C]", "[C]", "[B, S, C]"]
 
@@ -203,7 +203,7 @@ def test_matches_the_code_of_models(dtype):
 def test_eps(eps):
     x, scale, shift = (random(6, 40, dtype=torch.float32, requires_grad=True) for _ in range(3))
     for layer in (True, False):
-        functions = [lambda *a, f=f: f(*a, None, None, eps, layer) for f in (ada_norm, eager, exact)]
+        functions = [lambda *a, f=f, layer=layer: f(*a, None, None, eps, layer) for f in (ada_norm, eager, exact)]
         assert_as_good(*(f(x, scale, shift) for f in functions))
         assert_gradients(*functions, [x, scale, shift], [random(6, 40, dtype=torch.float32)])
 

@@ -130,7 +130,7 @@ def _check_parameter(parameter: Optional[torch.Tensor], name: str, x: torch.Tens
 
 
 def _leading(modulation: torch.Tensor) -> int:
-    """How many dimensions of `x` a modulation differs along."""
+    """How many of the first dimensions of `x` a modulation has; it is the same along the others."""
     count = modulation.dim() - 1
     while count > 0 and modulation.shape[count - 1] == 1:
         count -= 1
@@ -138,33 +138,31 @@ def _leading(modulation: torch.Tensor) -> int:
 
 
 def _rows(modulation: torch.Tensor, x: torch.Tensor) -> tuple:
-    """How often a modulation changes, and what it is shared over."""
-    count = _leading(modulation)
-    return tuple(size for size in x.shape[:count] if size != 1)
+    """The dimensions of `x` that a modulation differs along."""
+    return tuple(size for size in x.shape[: _leading(modulation)] if size != 1)
+
+
+def _check_modulation(modulation: torch.Tensor, name: str, x: torch.Tensor, x_name: str) -> None:
+    torch._check(modulation.device == x.device, lambda: f"adaln: {name} must be on the device of {x_name}")
+    fits = 0 < modulation.dim() <= x.dim() and modulation.shape[-1] == x.shape[-1]
+    fits = fits and modulation.shape[: _leading(modulation)] == x.shape[: _leading(modulation)]
+    torch._check(
+        fits,
+        lambda: (
+            f"adaln: {name} must have the shape of {x_name}, {list(x.shape)}, or 1 or nothing for dimensions"
+            f" between its first ones and the last, not {list(modulation.shape)}"
+        ),
+    )
+    _check_dtype(modulation, name, x, x_name)
 
 
 def _check_modulations(x: torch.Tensor, x_name: str, **modulations: Optional[torch.Tensor]) -> None:
-    first = None
-    for name, modulation in modulations.items():
-        if modulation is None:
-            continue
-        torch._check(modulation.device == x.device, lambda: f"adaln: {name} must be on the device of {x_name}")
-        fits = 0 < modulation.dim() <= x.dim() and modulation.shape[-1] == x.shape[-1]
-        fits = fits and modulation.shape[: _leading(modulation)] == x.shape[: _leading(modulation)]
-        torch._check(
-            fits,
-            lambda: (
-                f"adaln: {name} must have the shape of {x_name}, {list(x.shape)}, or 1 or nothing for dimensions"
-                f" between its first ones and the last, not {list(modulation.shape)}"
-            ),
-        )
-        if first is None:
-            first = name
-        torch._check(
-            _rows(modulation, x) == _rows(modulations[first], x),
-            lambda: f"adaln: {name} must have as many rows as {first}",
-        )
-        _check_dtype(modulation, name, x, x_name)
+    given = {name: modulation for name, modulation in modulations.items() if modulation is not None}
+    for name, modulation in given.items():
+        _check_modulation(modulation, name, x, x_name)
+    for name, first in zip(list(given)[1:], given):
+        fits = _rows(given[name], x) == _rows(given[first], x)
+        torch._check(fits, lambda text=f"adaln: {name} must have as many rows as {first}": text)
 
 
 def _check_pair(scale: Optional[torch.Tensor], shift: Optional[torch.Tensor]) -> None:
