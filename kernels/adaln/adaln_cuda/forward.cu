@@ -44,14 +44,25 @@ struct Row {
   }
 };
 
+// The reciprocal norm, from the sums of the deviations from the mean and of their squares. The first tells how far off
+// the mean is, which was rounded to float32 at every step of a sum, and corrects it.
+__device__ __forceinline__ float finish_norm(const Forward& problem, const float (&sums)[2], float& mean) {
+  if (!problem.centered) return reciprocal_norm(sums[1], problem.hidden, problem.eps);
+  const float correction = sums[0] / static_cast<float>(problem.hidden);
+  mean += correction;
+  return reciprocal_norm(sums[1] - correction * sums[0], problem.hidden, problem.eps);
+}
+
 template <typename T, int kWidth, int kLoads, bool kBranch>
 __global__ void __launch_bounds__(kMostThreads)
     forward_kernel(const __grid_constant__ Forward problem, int group, int steps) {
   // Whether a thread keeps the factors of its columns from row to row, and reads the next row ahead. Long rows lack the
   // registers, and keep enough loads on their way without.
   constexpr bool kSeveral = kLoads * kWidth <= (kBranch ? 8 : 16);
-  __shared__ GroupSum<1>::Scratch scratch;
-  GroupSum<1> sum_over_group(scratch, group);
+  __shared__ GroupSum<1>::Scratch sum_scratch;
+  __shared__ GroupSum<2>::Scratch sums_scratch;
+  GroupSum<1> sum_over_group(sum_scratch, group);
+  GroupSum<2> sums_over_group(sums_scratch, group);
   const int hidden = static_cast<int>(problem.hidden);
   const int rows_in_block = blockDim.x / group;
   const int first_column = (threadIdx.x % group) * kWidth;
@@ -114,19 +125,20 @@ __global__ void __launch_bounds__(kMostThreads)
       sum_over_group(sum);
       mean = sum[0] / static_cast<float>(hidden);
     }
-    float squares[1] = {0.0f};
+    float sums[2] = {0.0f, 0.0f};  // of the deviations, and of their squares
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       if (first_column + i * group * kWidth < columns) {
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
           const float value = decode(own.x[i].elements[j]) - mean;
-          squares[0] += value * value;
+          sums[0] += value;
+          sums[1] += value * value;
         }
       }
     }
-    sum_over_group(squares);
-    const float rstd = reciprocal_norm(squares[0], hidden, problem.eps);
+    sums_over_group(sums);
+    const float rstd = finish_norm(problem, sums, mean);
     T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -148,8 +160,10 @@ __global__ void __launch_bounds__(kMostThreads)
 
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Forward problem) {
-  __shared__ GroupSum<1>::Scratch scratch;
-  GroupSum<1> sum_over_group(scratch, kLongBlock);
+  __shared__ GroupSum<1>::Scratch sum_scratch;
+  __shared__ GroupSum<2>::Scratch sums_scratch;
+  GroupSum<1> sum_over_group(sum_scratch, kLongBlock);
+  GroupSum<2> sums_over_group(sums_scratch, kLongBlock);
   const int64_t hidden = problem.hidden;
   const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = kLongBlock * kWidth;
   for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
@@ -184,18 +198,19 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
       sum_over_group(sum);
       mean = sum[0] / static_cast<float>(hidden);
     }
-    float squares[1] = {0.0f};
+    float sums[2] = {0.0f, 0.0f};  // of the deviations, and of their squares
 #pragma unroll 4
     for (int64_t column = first_column; column < hidden; column += step) {
       const auto x = load<T, kWidth>(x_row + column);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         const float value = decode(x.elements[j]) - mean;
-        squares[0] += value * value;
+        sums[0] += value;
+        sums[1] += value * value;
       }
     }
-    sum_over_group(squares);
-    const float rstd = reciprocal_norm(squares[0], hidden, problem.eps);
+    sums_over_group(sums);
+    const float rstd = finish_norm(problem, sums, mean);
     T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
     for (int64_t column = first_column; column < hidden; column += step) {
       auto x = load<T, kWidth>(x_row + column);

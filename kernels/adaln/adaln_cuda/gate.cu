@@ -15,7 +15,8 @@ namespace adaln {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 4;  // of a thread at a time, so that enough loads are on their way
+constexpr int kBackwardBlocks = 3;  // on a processor at a time, as `partial_sums` counts them
+constexpr int kRows = 4;            // of a thread at a time, so that enough loads are on their way
 
 // How rows are laid over blocks: a thread has one vector of each of its rows.
 struct Tiles {
@@ -69,7 +70,7 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
 }
 
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBackwardBlocks)
     gate_backward_kernel(const __grid_constant__ GateBackward problem, Tiles tiles) {
   __shared__ float sums_of_rows[kThreads * kWidth];
   const int64_t part = blockIdx.x / tiles.in_a_row;  // of all groups
@@ -83,10 +84,10 @@ __global__ void __launch_bounds__(kThreads)
   float gate[kWidth], sums[kWidth] = {};
   if (shared_gate && end > 0) load_modulation<T, kWidth>(problem.gate, group, column, gate);
   for (int64_t first = group * group_rows + part % problem.sums.parts * tiles.rows + threadIdx.x / tiles.columns;
-       first < end; first += step * kRows) {
-    Vector<T, kWidth> grad[kRows], branch[kRows];
+       first < end; first += step * kBackwardRows) {
+    Vector<T, kWidth> grad[kBackwardRows], branch[kBackwardRows];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kBackwardRows; ++i) {
       const int64_t row = first + i * step;
       if (row < end) {
         grad[i] = load<T, kWidth>(row_of<T>(problem.grad, row) + column);
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kBackwardRows; ++i) {
       const int64_t row = first + i * step;
       if (row < end) {
         if (!shared_gate) load_modulation<T, kWidth>(problem.gate, row, column, gate);
