@@ -64,7 +64,7 @@ def wan_widths(dim):
 
 
 def rotated(x, angles, half=False, dtype=torch.float64):
-    """x of [B, S, H, D], computed in `dtype`, rounded to that of x unless that is float64. `angles` may be (cos, sin)."""
+    """x of [B, S, H, D], in `dtype`, rounded to that of x unless it is float64. `angles` may be (cos, sin)."""
     cos, sin = angles if isinstance(angles, tuple) else (angles.cos(), angles.sin())
     cos, sin = (t.to(x.device, dtype).unsqueeze(-2) for t in (cos, sin))
     turning, staying = x.to(dtype).split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
@@ -567,7 +567,7 @@ def test_compile_another_grid():
     for grid in ((3, 4, 5), (6, 7, 8)):
         with torch.compiler.set_stance("fail_on_recompile" if grid[0] == 6 else "default"):
             q = random(2, math.prod(grid), 3, 32, dtype=torch.float32)
-            torch.testing.assert_close(compiled(q, grid)[0], kernel.rope3d(q, None, grid)[0])
+            torch.testing.assert_close(compiled(grid, q)[0], kernel.rope3d(q, None, grid)[0])
 
 
 def test_compile_in_place():

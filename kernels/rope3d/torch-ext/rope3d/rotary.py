@@ -155,52 +155,53 @@ def _needs_gradient(q, k) -> bool:
     return torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
 
 
+def _require(condition, message: str) -> None:
+    torch._check(condition, lambda: f"rope3d: {message}")
+
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _checked_shape(name, x, heads_first, head_dim):
+    """Sequences, tokens, and elements of a head."""
+    dims = "four dimensions" if heads_first else "three or four dimensions"
+    _require(x.dim() == 4 or (x.dim() == 3 and not heads_first), f"{name} must have {dims}")
+    width = x.shape[-1]
+    if x.dim() == 3 and head_dim > 0:
+        _require(width % head_dim == 0, f"{name} must have a multiple of {head_dim} elements in its last dimension")
+        width = head_dim
+    _require(width % 2 == 0, f"{name} must have an even number of elements in each head")
+    return x.shape[0], x.shape[2 if heads_first else 1], width
+
+
 def _check(q, k, cos, sin, in_turn, heads_first, head_dim) -> None:
-    check = torch._check
-    types = (torch.float32, torch.float16, torch.bfloat16)
-    check(q.dtype in types, lambda: "rope3d: q must be float32, float16 or bfloat16")
-    sizes = {}
-    for name, x in (("q", q), ("k", k)):
-        if x is None:
-            continue
-        check(x.device == q.device, lambda: f"rope3d: {name} must be on the device of q")
-        check(x.dtype == q.dtype, lambda: f"rope3d: {name} must have the dtype of q")
-        dims = "four dimensions" if heads_first else "three or four dimensions"
-        check(x.dim() == 4 or (x.dim() == 3 and not heads_first), lambda: f"rope3d: {name} must have {dims}")
-        width = x.shape[-1]
-        if x.dim() == 3 and head_dim > 0:
-            problem = f"rope3d: {name} must have a multiple of {head_dim} elements in its last dimension"
-            check(width % head_dim == 0, lambda: problem)
-            width = head_dim
-        check(width % 2 == 0, lambda: f"rope3d: {name} must have an even number of elements in each head")
-        sizes[name] = x.shape[0], x.shape[2 if heads_first else 1], width
-    batch, tokens, width = sizes["q"]
+    _require(q.dtype in _TYPES, "q must be float32, float16 or bfloat16")
+    batch, tokens, width = _checked_shape("q", q, heads_first, head_dim)
     if k is not None:
-        check(
-            sizes["k"] == sizes["q"],
-            lambda: "rope3d: k must have as many sequences, tokens and elements in each head as q",
-        )
-    check(len(cos) in (1, 3), lambda: "rope3d: cos must be one table or three")
-    check(len(sin) == len(cos), lambda: "rope3d: sin must be as many tables as cos")
+        _require(k.device == q.device, "k must be on the device of q")
+        _require(k.dtype == q.dtype, "k must have the dtype of q")
+        same = _checked_shape("k", k, heads_first, head_dim) == (batch, tokens, width)
+        _require(same, "k must have as many sequences, tokens and elements in each head as q")
+    _require(len(cos) in (1, 3), "cos must be one table or three")
+    _require(len(sin) == len(cos), "sin must be as many tables as cos")
     pairs, rows = 0, 1
     for c, s in zip(cos, sin):
-        check(c.device == q.device, lambda: "rope3d: cos must be on the device of q")
-        check(c.dtype in types, lambda: "rope3d: cos must be float32, float16 or bfloat16")
-        check(s.device == c.device, lambda: "rope3d: sin must be on the device of cos")
-        check(s.dtype == c.dtype, lambda: "rope3d: sin must have the dtype of cos")
-        check(s.shape == c.shape, lambda: f"rope3d: sin must have shape {list(c.shape)}, not {list(s.shape)}")
-        check(c.dim() in (2, 3), lambda: "rope3d: cos must have two or three dimensions")
+        _require(c.device == q.device, "cos must be on the device of q")
+        _require(c.dtype in _TYPES, "cos must be float32, float16 or bfloat16")
+        _require(s.device == c.device, "sin must be on the device of cos")
+        _require(s.dtype == c.dtype, "sin must have the dtype of cos")
+        _require(s.shape == c.shape, f"sin must have shape {list(c.shape)}, not {list(s.shape)}")
+        _require(c.dim() in (2, 3), "cos must have two or three dimensions")
         if c.dim() == 3:
-            problem = f"rope3d: cos must be for one sequence or for {batch}, not {c.shape[0]}"
-            check(c.shape[0] == batch or c.shape[0] == 1, lambda: problem)
-        check(c.dtype == cos[0].dtype, lambda: "rope3d: cos must be tables of one dtype")
+            given = c.shape[0]
+            _require(given == batch or given == 1, f"cos must be for one sequence or for {batch}, not {given}")
+        _require(c.dtype == cos[0].dtype, "cos must be tables of one dtype")
         if in_turn:
-            same = c.shape[-1] == cos[0].shape[-1]
-            check(same, lambda: "rope3d: cos must be tables of one width to be taken in turn")
+            _require(c.shape[-1] == cos[0].shape[-1], "cos must be tables of one width to be taken in turn")
         pairs = pairs + c.shape[-1]
         rows = rows * c.shape[-2]
-    check(2 * pairs <= width, lambda: f"rope3d: cos must have at most {width // 2} pairs, not {pairs}")
-    check(rows <= tokens, lambda: f"rope3d: cos must be for at most {tokens} tokens, not {rows}")
+    _require(2 * pairs <= width, f"cos must have at most {width // 2} pairs, not {pairs}")
+    _require(rows <= tokens, f"cos must be for at most {tokens} tokens, not {rows}")
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rotate"))
@@ -213,8 +214,8 @@ def _rotate_fake(q, k, cos, sin, in_turn, half, heads_first, head_dim, inverse):
 def _rotate_in_place_fake(q, k, cos, sin, in_turn, half, heads_first, head_dim, inverse):
     _check(q, k, cos, sin, in_turn, heads_first, head_dim)
     for name, x in (("q", q), ("k", k)):
-        problem = f"rope3d: {name} must have adjacent elements in its last dimension to be rotated in place"
-        torch._check(x is None or x.shape[-1] <= 1 or x.stride(-1) == 1, lambda: problem)
+        adjacent = x is None or x.shape[-1] <= 1 or x.stride(-1) == 1
+        _require(adjacent, f"{name} must have adjacent elements in its last dimension to be rotated in place")
 
 
 # What `torch.library.register_autograd` would do, at less than half of its cost for each call.
