@@ -560,10 +560,11 @@ def test_compile():
 
 
 def test_compile_another_grid():
+    def on(grid, q):
+        return kernel.rope3d(q, None, grid)
+
     torch._dynamo.reset()
-    compiled = torch.compile(
-        lambda q, grid: kernel.rope3d(q, None, grid), fullgraph=True, dynamic=True, backend="eager"
-    )
+    compiled = torch.compile(on, fullgraph=True, dynamic=True, backend="eager")
     for grid in ((3, 4, 5), (6, 7, 8)):
         with torch.compiler.set_stance("fail_on_recompile" if grid[0] == 6 else "default"):
             q = random(2, math.prod(grid), 3, 32, dtype=torch.float32)

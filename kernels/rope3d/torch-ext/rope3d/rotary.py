@@ -194,7 +194,7 @@ def _check(q, k, cos, sin, in_turn, heads_first, head_dim) -> None:
         _require(c.dim() in (2, 3), "cos must have two or three dimensions")
         if c.dim() == 3:
             given = c.shape[0]
-            _require(given == batch or given == 1, f"cos must be for one sequence or for {batch}, not {given}")
+            _require(given in (batch, 1), f"cos must be for one sequence or for {batch}, not {given}")
         _require(c.dtype == cos[0].dtype, "cos must be tables of one dtype")
         if in_turn:
             _require(c.shape[-1] == cos[0].shape[-1], "cos must be tables of one width to be taken in turn")
