@@ -87,14 +87,13 @@ INLINE void add_gated(const typename T::Storage* residual, const typename T::Sto
   for (int64_t i = 0; i < hidden; ++i) sum[i] = T::encode(T::decode(residual[i]) + T::decode(branch[i]) * gate[i]);
 }
 
-template <class T>
-INLINE float mean_of(const typename T::Storage* x, int64_t hidden) {
+INLINE float mean_of(const float* values, int64_t hidden) {
   double total = 0.0;
   for (int64_t start = 0; start < hidden; start += kSumLength) {
     const int64_t stop = std::min(hidden, start + kSumLength);
     float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-    for (int64_t i = start; i < stop; ++i) sum += T::decode(x[i]);
+    for (int64_t i = start; i < stop; ++i) sum += values[i];
     total += sum;
   }
   return static_cast<float>(total / static_cast<double>(hidden));
@@ -120,11 +119,11 @@ template <class T>
 INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
-  // What multiplies a normed row, what is added to it, the gate, the weight and the bias.
-  std::vector<float> rows_of_floats(5 * hidden);
+  // What multiplies a normed row, what is added to it, the gate, the weight, the bias, and the row.
+  std::vector<float> rows_of_floats(6 * hidden);
   float* __restrict__ factor = rows_of_floats.data();
   float* __restrict__ offset = factor + hidden;
-  float *gate = offset + hidden, *weight = gate + hidden, *bias = weight + hidden;
+  float *gate = offset + hidden, *weight = gate + hidden, *bias = weight + hidden, *values = bias + hidden;
   read(problem.weight, 0, hidden, 1.0f, weight);
   read(problem.bias, 0, hidden, 0.0f, bias);
   int64_t span_end = 0;
@@ -147,20 +146,21 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
       add_gated<T>(x, at<T>(problem.branch, row), gate, sum, hidden);
       x = sum;
     }
-    const float mean = problem.centered ? mean_of<T>(x, hidden) : 0.0f;
+    decode_all<T>(x, 0, hidden, values);
+    const float mean = problem.centered ? mean_of(values, hidden) : 0.0f;
     double squares = 0.0;
     for (int64_t start = 0; start < hidden; start += kSumLength) {
       const int64_t stop = std::min(hidden, start + kSumLength);
       float sum = 0.0f;
 #pragma omp simd reduction(+ : sum)
-      for (int64_t i = start; i < stop; ++i) sum += (T::decode(x[i]) - mean) * (T::decode(x[i]) - mean);
+      for (int64_t i = start; i < stop; ++i) sum += (values[i] - mean) * (values[i] - mean);
       squares += sum;
     }
     const float rstd = reciprocal_norm(squares, hidden, problem.eps);
     Storage* __restrict__ normed = row_to<T>(problem.normed, row, hidden);
 #pragma omp simd
     for (int64_t i = 0; i < hidden; ++i) {
-      normed[i] = T::encode((T::decode(x[i]) - mean) * rstd * factor[i] + offset[i]);
+      normed[i] = T::encode((values[i] - mean) * rstd * factor[i] + offset[i]);
     }
   }
 }
@@ -219,12 +219,13 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
   const bool own = problem.span == 1;  // every row has modulations of its own
-  std::vector<float> rows_of_floats(9 * hidden);
+  std::vector<float> rows_of_floats(10 * hidden);
   float* weight = rows_of_floats.data();
   float *bias = weight + hidden, *gate = bias + hidden, *scale = gate + hidden;
   float* __restrict__ factor = scale + hidden;  // of the gradient of the normed row
   float* __restrict__ slope = factor + hidden;  // that gradient
-  float* __restrict__ normed = slope + hidden;
+  float* __restrict__ grad = slope + hidden;
+  float* __restrict__ normed = grad + hidden;   // first x
   float* __restrict__ total = normed + hidden;  // the gradient of x
   float* __restrict__ product = total + hidden;
   read(problem.weight, 0, hidden, 1.0f, weight);
@@ -244,17 +245,17 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
 #pragma omp simd
         for (int64_t i = 0; i < hidden; ++i) factor[i] = weight[i] * (1.0f + scale[i]);
       }
-      const Storage* grad = at<T>(problem.grad, row);
-      const Storage* x = at<T>(problem.x, row);
-      const float mean = problem.centered ? mean_of<T>(x, hidden) : 0.0f;
+      decode_all<T>(at<T>(problem.grad, row), 0, hidden, grad);
+      decode_all<T>(at<T>(problem.x, row), 0, hidden, normed);
+      const float mean = problem.centered ? mean_of(normed, hidden) : 0.0f;
       double squares = 0.0, slopes = 0.0, products = 0.0;
       for (int64_t start = 0; start < hidden; start += kSumLength) {
         const int64_t stop = std::min(hidden, start + kSumLength);
         float square_sum = 0.0f, slope_sum = 0.0f, product_sum = 0.0f;
 #pragma omp simd reduction(+ : square_sum, slope_sum, product_sum)
         for (int64_t i = start; i < stop; ++i) {
-          const float value = T::decode(x[i]) - mean;
-          slope[i] = T::decode(grad[i]) * factor[i];
+          const float value = normed[i] - mean;
+          slope[i] = grad[i] * factor[i];
           square_sum += value * value;
           slope_sum += slope[i];
           product_sum += slope[i] * value;
@@ -268,7 +269,7 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
       const float along = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
 #pragma omp simd
       for (int64_t i = 0; i < hidden; ++i) {
-        const float value = T::decode(x[i]) - mean;
+        const float value = normed[i] - mean;
         normed[i] = value * rstd;
         total[i] = rstd * (slope[i] - mean_slope - value * along);
       }
@@ -281,14 +282,14 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
       if (partial != nullptr) {
 #pragma omp simd
         for (int64_t i = 0; i < hidden; ++i) {
-          const float summed = T::decode(grad[i]) * (own ? 1.0f + scale[i] : 1.0f);
+          const float summed = grad[i] * (own ? 1.0f + scale[i] : 1.0f);
           partial[kSlopeTimesNormed * hidden + i] += summed * normed[i];
           partial[kSlope * hidden + i] += summed;
         }
       }
       if (own && problem.grad_scale != nullptr) {
 #pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) product[i] = T::decode(grad[i]) * (normed[i] * weight[i] + bias[i]);
+        for (int64_t i = 0; i < hidden; ++i) product[i] = grad[i] * (normed[i] * weight[i] + bias[i]);
         write(product, problem.grad_scale, problem.scale.type, row * hidden, hidden);
       }
       if (problem.grad_branch == nullptr) continue;

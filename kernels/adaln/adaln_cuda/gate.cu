@@ -16,7 +16,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kBackwardBlocks = 3;  // on a processor at a time, as `partial_sums` counts them
-constexpr int kRows = 4;            // of a thread at a time, so that enough loads are on their way
+// Rows of a thread at a time, so that enough loads are on their way. Backward, a block runs for longer, and sums take
+// registers.
+constexpr int kRows = 4, kBackwardRows = 2;
 
 // How rows are laid over blocks: a thread has one vector of each of its rows.
 struct Tiles {
