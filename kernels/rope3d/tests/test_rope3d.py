@@ -515,6 +515,8 @@ def test_errors_name_the_argument_on_another_device():
     q, table = torch.zeros(2, 6, 4, 8, device="cuda"), torch.zeros(6, 4, device="cuda")
     with pytest.raises(RuntimeError, match="k must be on the device of q"):
         kernel.apply_rotary(q, q.cpu(), table, table)
+    with pytest.raises(RuntimeError, match="q must be on a CUDA device"):
+        kernel.apply_rotary(q.cpu(), q, table, table)
     with pytest.raises(RuntimeError, match="cos must be on the device of q"):
         kernel.apply_rotary(q, q, table.cpu(), table)
     with pytest.raises(RuntimeError, match="sin must be on the device of cos"):

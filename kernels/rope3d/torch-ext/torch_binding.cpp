@@ -117,7 +117,6 @@ void run(const rope3d::Rotation& problem, const Tensor&) {
 // All but the sides. Replaces tables as `table_of` does.
 rope3d::Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, std::vector<Tensor>& cos,
                           std::vector<Tensor>& sin, bool in_turn, bool half, const Form& form, bool inverse) {
-  check_here(q, "q");
   rope3d::Rotation problem{};
   problem.type = element_type(q, "q");
   const Shape shape = shape_of(q, "q", form);
@@ -166,6 +165,7 @@ rope3d::Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, std::
 std::tuple<Tensor, Tensor> rotate(const Tensor& q, const std::optional<Tensor>& k, std::vector<Tensor> cos,
                                   std::vector<Tensor> sin, bool in_turn, bool half, bool heads_first, int64_t head_dim,
                                   bool inverse) {
+  check_here(q, "q");
   const Form form{heads_first, head_dim};
   [[maybe_unused]] const Device device = enter(q);
   rope3d::Rotation problem = rotation(q, k, cos, sin, in_turn, half, form, inverse);
@@ -183,6 +183,7 @@ std::tuple<Tensor, Tensor> rotate(const Tensor& q, const std::optional<Tensor>& 
 
 void rotate_(Tensor q, std::optional<Tensor> k, std::vector<Tensor> cos, std::vector<Tensor> sin, bool in_turn,
              bool half, bool heads_first, int64_t head_dim, bool inverse) {
+  check_here(q, "q");
   const Form form{heads_first, head_dim};
   [[maybe_unused]] const Device device = enter(q);
   rope3d::Rotation problem = rotation(q, k, cos, sin, in_turn, half, form, inverse);
