@@ -25,7 +25,6 @@ constexpr int kMostThreads = 1024;
 constexpr int kFewThreads = 384;
 // Threads of the blocks that add up rows: all that run at a time.
 constexpr int kThreadsOnProcessor = 1024, kFewThreadsOnProcessor = 800;
-constexpr Shape kLongShape = {kLongBlock, 1, 0};
 
 __device__ __forceinline__ bool own_modulations(const Backward& problem) { return problem.span == 1; }
 
@@ -107,10 +106,10 @@ struct Elements {
   }
 };
 
-template <typename T, int kWidth, int kLoads, bool kBranch, int kThreads>
+template <typename T, int kWidth, bool kBranch, int kThreads>
 __global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 2 : 1)
     backward_kernel(const __grid_constant__ Backward problem, int group) {
-  constexpr int kSums = kBranch ? 3 : 2;
+  constexpr int kSums = kBranch ? 3 : 2, kLoads = 1;
   __shared__ GroupSum<2>::Scratch scratch;
   extern __shared__ float sums_of_rows[];  // [rows_in_block, hidden]
   GroupSum<2> sum_over_group(scratch, group);
@@ -194,9 +193,9 @@ template <typename T, int kWidth, bool kBranch>
 __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_constant__ Backward problem) {
   constexpr int kSums = kBranch ? 3 : 2;
   __shared__ GroupSum<2>::Scratch scratch;
-  GroupSum<2> sum_over_group(scratch, kLongBlock);
+  GroupSum<2> sum_over_group(scratch, blockDim.x);
   const int64_t hidden = problem.hidden;
-  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = kLongBlock * kWidth;
+  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = blockDim.x * kWidth;
   const int64_t group_rows = problem.rows / problem.sums.groups, rows_group = blockIdx.x / problem.sums.parts;
   const int64_t first = rows_group * group_rows + blockIdx.x % problem.sums.parts;
   float* partial = problem.sums.partial == nullptr
@@ -246,11 +245,11 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
 }
 
 Shape row_shape(int64_t hidden, int width) {
+  if (width == 1) return long_shape(hidden, width);
   // One vector for a thread: it has the sums of its columns, too, and needs the registers for them.
-  const int loads = width == 1 ? kMostLoads : 1;
-  const Shape shape = shape_of(hidden, width, kMostThreads, loads);
-  if (shape.group == kWarp && shape.loads > loads) return {kWarp * shape.loads / loads, 1, loads};
-  return shape.loads > loads ? kLongShape : shape;
+  const Shape shape = shape_of(hidden, width, kMostThreads, 1);
+  if (shape.group == kWarp && shape.loads > 1) return {kWarp * shape.loads, 1, 1};
+  return shape.loads > 1 ? long_shape(hidden, width) : shape;
 }
 
 bool has_few_threads(const Shape& shape, int width, bool branch) {
@@ -270,12 +269,14 @@ void launch(const Backward& problem, cudaStream_t stream) {
       problem.sums.partial != nullptr && shape.rows > 1 ? shape.rows * problem.hidden * sizeof(float) : 0;
   if constexpr (kBranch && kWidth == 8) {
     if (has_few_threads(shape, kWidth, kBranch)) {
-      backward_kernel<T, kWidth, 1, kBranch, kFewThreads><<<blocks, threads, shared, stream>>>(problem, shape.group);
+      backward_kernel<T, kWidth, kBranch, kFewThreads><<<blocks, threads, shared, stream>>>(problem, shape.group);
       return;
     }
   }
-  constexpr int kLoads = kWidth > 1 ? 1 : kMostLoads;
-  backward_kernel<T, kWidth, kLoads, kBranch, kMostThreads><<<blocks, threads, shared, stream>>>(problem, shape.group);
+  // Single elements are not worth kernels of their own: their rows are read again, from the cache.
+  if constexpr (kWidth > 1) {
+    backward_kernel<T, kWidth, kBranch, kMostThreads><<<blocks, threads, shared, stream>>>(problem, shape.group);
+  }
 }
 
 template <typename T, bool kBranch>
@@ -302,7 +303,8 @@ int partial_sums(int64_t groups, int64_t rows, int64_t hidden, Type type, bool b
   cudaError_t error = cudaGetDevice(&device);
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
-  const int width = kVectorBytes / static_cast<int>(bytes_of(type));
+  int width = kVectorBytes / static_cast<int>(bytes_of(type));
+  if (hidden % width != 0) width = 1;
   const Shape shape = row_shape(hidden, width);
   const int threads = has_few_threads(shape, width, branch) ? kFewThreadsOnProcessor : kThreadsOnProcessor;
   const int64_t blocks = static_cast<int64_t>(processors) * std::max(1, threads / shape.block());

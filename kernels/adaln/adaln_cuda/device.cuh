@@ -1,10 +1,12 @@
 // What the kernels share: parameters and modulations of either type, and how many rows lie before them.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "adaln/problem.h"
 #include "kit/elements.cuh"
+#include "kit/sums.cuh"
 
 namespace adaln {
 
@@ -79,6 +81,12 @@ __device__ __forceinline__ int64_t span_of(int64_t row, int64_t span) {
 
 __device__ __forceinline__ float reciprocal_norm(float sum_of_squares, int64_t hidden, float eps) {
   return 1.0f / sqrtf(sum_of_squares / static_cast<float>(hidden) + eps);
+}
+
+// Of rows that registers do not hold: a block for each.
+inline Shape long_shape(int64_t hidden, int width) {
+  const int64_t threads = ((hidden + width - 1) / width + kWarp - 1) / kWarp * kWarp;
+  return {static_cast<int>(std::min<int64_t>(threads, kLongBlock)), 1, 0};
 }
 
 inline int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }

@@ -16,7 +16,6 @@ namespace adaln {
 namespace {
 
 constexpr int kMostThreads = 512;
-constexpr Shape kLongShape = {kLongBlock, 1, 0};
 constexpr int kMostSteps = 4;          // rows of a thread; more of them leave the last blocks to run alone for longer
 constexpr int64_t kManyBlocks = 1024;  // as many as a large GPU runs at a time, about
 
@@ -162,10 +161,10 @@ template <typename T, int kWidth>
 __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Forward problem) {
   __shared__ GroupSum<1>::Scratch sum_scratch;
   __shared__ GroupSum<2>::Scratch sums_scratch;
-  GroupSum<1> sum_over_group(sum_scratch, kLongBlock);
-  GroupSum<2> sums_over_group(sums_scratch, kLongBlock);
+  GroupSum<1> sum_over_group(sum_scratch, blockDim.x);
+  GroupSum<2> sums_over_group(sums_scratch, blockDim.x);
   const int64_t hidden = problem.hidden;
-  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = kLongBlock * kWidth;
+  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = blockDim.x * kWidth;
   for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
     const int64_t span = span_of(row, problem.span);
     const T* x_row = row_of<T>(problem.x, row);
@@ -239,27 +238,30 @@ int steps_for(const Forward& problem, const Shape& shape) {
   return static_cast<int>(std::max<int64_t>(1, std::min(most, problem.rows / shape.rows / kManyBlocks)));
 }
 
-template <typename T, int kWidth, bool kBranch>
+template <typename T, int kWidth>
+void launch_long(const Forward& problem, cudaStream_t stream) {
+  const Shape shape = long_shape(problem.hidden, kWidth);
+  forward_long_kernel<T, kWidth><<<blocks_for(problem.rows, shape), shape.block(), 0, stream>>>(problem);
+}
+
+template <typename T, bool kBranch>
 void launch(const Forward& problem, cudaStream_t stream) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
   // A branch takes registers, too, as long as one vector for a thread makes enough of them.
-  const int loads = kWidth == 1 ? kMostLoads : kBranch && problem.hidden <= kMostThreads * kWidth ? 1 : 2;
+  const int loads = kBranch && problem.hidden <= kMostThreads * kWidth ? 1 : 2;
   const Shape shape = row_shape(problem.hidden, kWidth, loads);
-  if (shape.loads == 0 || shape.loads > loads) {
-    forward_long_kernel<T, kWidth><<<blocks_for(problem.rows, kLongShape), kLongBlock, 0, stream>>>(problem);
-    return;
-  }
+  if (shape.loads == 0 || shape.loads > loads) return launch_long<T, kWidth>(problem, stream);
   const int steps = steps_for(problem, shape);
   const int64_t rows_of_block = static_cast<int64_t>(shape.rows) * steps;
   const auto blocks = static_cast<unsigned>((problem.rows + rows_of_block - 1) / rows_of_block);
   const auto threads = static_cast<unsigned>(shape.block());
-  if constexpr (kBranch && kWidth > 1) {
+  if constexpr (kBranch) {
     if (loads == 1) {
       forward_kernel<T, kWidth, 1, kBranch><<<blocks, threads, 0, stream>>>(problem, shape.group, steps);
       return;
     }
   }
-  constexpr int kLoads = kWidth > 1 ? 2 : kMostLoads;
-  forward_kernel<T, kWidth, kLoads, kBranch><<<blocks, threads, 0, stream>>>(problem, shape.group, steps);
+  forward_kernel<T, kWidth, 2, kBranch><<<blocks, threads, 0, stream>>>(problem, shape.group, steps);
 }
 
 template <typename T, bool kBranch>
@@ -269,7 +271,8 @@ void launch_aligned(const Forward& problem, cudaStream_t stream) {
                        aligned(problem.branch, sizeof(T)) && aligned(problem.gate) && aligned(problem.scale) &&
                        aligned(problem.shift) && aligned(problem.weight.data) && aligned(problem.bias.data) &&
                        aligned(problem.normed) && aligned(problem.sum);
-  return vectors ? launch<T, kWidth, kBranch>(problem, stream) : launch<T, 1, kBranch>(problem, stream);
+  // Single elements are not worth kernels of their own: their rows are read again, from the cache.
+  return vectors ? launch<T, kBranch>(problem, stream) : launch_long<T, 1>(problem, stream);
 }
 
 template <typename T>
