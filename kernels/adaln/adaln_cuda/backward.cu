@@ -73,7 +73,8 @@ struct Elements {
     for (int j = 0; j < kWidth; ++j) {
       const float value = decode(x.elements[j]) - mean, slope = decode(grad.elements[j]), factor = 1.0f + scale[j];
       normed[j] = value * rstd;
-      total[j] = rstd * (slope * (weight[j] * factor) - mean_slope - value * along);
+      // Rounded as it was when `mean_slope` was summed: of a row of one element nothing may be left, and rstd is large.
+      total[j] = rstd * (__fmul_rn(slope, weight[j] * factor) - mean_slope - value * along);
       if constexpr (kBranch) total[j] += decode(grad_sum.elements[j]);
       result.elements[j] = encode<T>(total[j]);
       const float summed = own ? slope * factor : slope;
