@@ -15,68 +15,16 @@
 #include <cstring>
 #include <type_traits>
 
+#include "kit/cpu.h"
+
 namespace rmsnorm {
 namespace {
+
+using namespace kit;
 
 // A row is summed in float32 over this many elements at a time, and in float64 beyond: a longer float32 sum would be
 // off by more than the roundings of a result, in the same direction for a whole row.
 constexpr int64_t kSumLength = 256;
-
-// Everything below is inlined into one function for each instruction set, and compiled for it there.
-#define INLINE inline __attribute__((always_inline))
-
-template <class To, class From>
-INLINE To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From));
-  To to;
-  std::memcpy(&to, &from, sizeof(to));
-  return to;
-}
-
-// The element types: how each is stored, read as float32, and rounded from it to nearest, ties to even. No branches, so
-// that the loops around them vectorize.
-
-struct Float32 {
-  using Storage = float;
-  static INLINE float decode(float value) { return value; }
-  static INLINE float encode(float value) { return value; }
-};
-
-struct BFloat16 {
-  using Storage = uint16_t;
-  static INLINE float decode(uint16_t half) { return bit_cast<float>(static_cast<uint32_t>(half) << 16); }
-  static INLINE uint16_t encode(float value) {
-    const auto bits = bit_cast<uint32_t>(value);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const uint32_t nan = (bits >> 16) | 0x40u;
-    return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
-  }
-};
-
-struct Float16 {
-  using Storage = uint16_t;
-
-  static INLINE float decode(uint16_t half) {
-    const uint32_t bits = half;
-    // The exponent is moved by a product, so that the subnormal numbers come out right.
-    const auto magnitude = bit_cast<uint32_t>(bit_cast<float>((bits & 0x7fffu) << 13) * 0x1p112f);
-    const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
-    return bit_cast<float>(magnitude | special | ((bits & 0x8000u) << 16));
-  }
-
-  static INLINE uint16_t encode(float value) {
-    const auto bits = bit_cast<uint32_t>(value);
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Adding one half puts the rounding of a subnormal result where the processor rounds.
-    const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
-    const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
-    uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
-    result = magnitude >= 0x47800000u ? 0x7c00u : result;
-    result = magnitude > 0x7f800000u ? nan : result;
-    return static_cast<uint16_t>(result | ((bits >> 16) & 0x8000u));
-  }
-};
 
 // A weight of element type T, or none.
 template <class T>
@@ -96,11 +44,6 @@ INLINE Factors<W> factors(const Weight& weight) {
   } else {
     return {static_cast<const typename W::Storage*>(weight.data)};
   }
-}
-
-template <class T>
-INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
-  return static_cast<const typename T::Storage*>(rows.data) + rows.offset(row);
 }
 
 INLINE float reciprocal_norm(double sum_of_squares, int64_t hidden, float eps) {
@@ -210,7 +153,6 @@ template <class T, class W>
 __attribute__((target("avx2,fma"))) void backward_avx2(const Backward& problem, int64_t begin, int64_t end) {
   backward_parts<T, W>(problem, begin, end);
 }
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #endif
 
 template <class T, class W>

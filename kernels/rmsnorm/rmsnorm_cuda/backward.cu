@@ -7,6 +7,7 @@
 //
 // The gradient of the weight takes two kernels. The first runs `parts` blocks, and each adds up the rows it meets in
 // registers; the second adds up what they leave. The order of both is fixed, so that equal inputs give equal bits.
+#include "kit/sums.cuh"
 #include "rmsnorm_cuda/device.cuh"
 #include "rmsnorm_cuda/rmsnorm.h"
 

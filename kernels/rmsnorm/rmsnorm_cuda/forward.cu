@@ -4,6 +4,7 @@
 //           result. Rows too long for that are read twice.
 // Writes:   `normed`, and `sum` when there is a residual.
 // Must not: allocate, synchronize, or use another stream than the one given.
+#include "kit/sums.cuh"
 #include "rmsnorm_cuda/device.cuh"
 #include "rmsnorm_cuda/rmsnorm.h"
 

@@ -5,14 +5,9 @@
 // Must not: compute; call anything of Torch newer than 2.10.
 #include "torch_binding.h"
 
-#include <torch/csrc/inductor/aoti_torch/c/shim.h>
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-
-#include <stdexcept>
 #include <string>
-#include <vector>
 
+#include "kit/tensors.h"
 #include "registration.h"
 #include "rmsnorm/problem.h"
 #if defined(CUDA_KERNEL)
@@ -21,105 +16,15 @@
 #include "rmsnorm_cpu/rmsnorm.h"
 #endif
 
+const char* const kit::kProject = "rmsnorm";
+
 namespace {
 
-using rmsnorm::Rows;
-using rmsnorm::Type;
-using torch::headeronly::IntHeaderOnlyArrayRef;
-
-[[noreturn]] void fail(const char* argument, const std::string& problem) {
-  throw std::runtime_error(std::string("rmsnorm: ") + argument + " " + problem);
-}
-
-std::string text(IntHeaderOnlyArrayRef sizes) {
-  std::string list = "[";
-  for (const int64_t size : sizes) list += (list.size() > 1 ? ", " : "") + std::to_string(size);
-  return list + "]";
-}
-
-int32_t dtype(const Tensor& tensor) {
-  int32_t code;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &code));
-  return code;
-}
-
-int32_t device_type(const Tensor& tensor) {
-  int32_t code;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &code));
-  return code;
-}
-
-Type element_type(const Tensor& tensor, const char* argument) {
-  const int32_t code = dtype(tensor);
-  if (code == aoti_torch_dtype_float32()) return Type::float32;
-  if (code == aoti_torch_dtype_float16()) return Type::float16;
-  if (code == aoti_torch_dtype_bfloat16()) return Type::bfloat16;
-  fail(argument, "must be float32, float16 or bfloat16");
-}
-
-Tensor empty(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor& beside) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t dim = sizes.size(); dim-- > 0; stride *= sizes[dim] > 0 ? sizes[dim] : 1) strides[dim] = stride;
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                                                  dtype, device_type(beside), beside.get_device_index(), &handle));
-  return Tensor(handle);
-}
-
-void check_device(const Tensor& tensor, const char* argument, const Tensor& x) {
-  if (device_type(tensor) != device_type(x) || tensor.get_device_index() != x.get_device_index()) {
-    fail(argument, "must be on the device of x");
-  }
-}
+using namespace kit;
 
 void check_x(const Tensor& x) {
-#if defined(CUDA_KERNEL)
-  if (!x.is_cuda()) fail("x", "must be on a CUDA device");
-#else
-  if (!x.is_cpu()) fail("x", "must be on the CPU");
-#endif
+  check_here(x, "x");
   if (x.dim() == 0) fail("x", "must have at least one dimension");
-}
-
-void check_like_x(const Tensor& tensor, const char* argument, const Tensor& x) {
-  check_device(tensor, argument, x);
-  if (dtype(tensor) != dtype(x)) fail(argument, "must have the dtype of x");
-  const auto sizes = tensor.sizes(), expected = x.sizes();
-  if (!sizes.equals(expected)) fail(argument, "must have shape " + text(expected) + ", not " + text(sizes));
-}
-
-// Folds the leading dimensions into as few as their strides allow. Replaces the tensor by a contiguous copy where that
-// leaves too many, or too many rows in more than one, or where the elements of a row are not adjacent.
-Rows rows_of(Tensor& tensor) {
-  const auto sizes = tensor.sizes(), strides = tensor.strides();
-  const size_t last = sizes.size() - 1;
-  Rows rows;
-  rows.data = tensor.const_data_ptr();
-  bool foldable = sizes[last] == 1 || strides[last] == 1;
-  int64_t reversed_sizes[rmsnorm::kMaxDims], reversed_strides[rmsnorm::kMaxDims];
-  for (size_t dim = last; foldable && dim-- > 0;) {
-    if (sizes[dim] == 1) continue;
-    const int top = rows.dims - 1;
-    if (top >= 0 && strides[dim] == reversed_strides[top] * reversed_sizes[top]) {
-      reversed_sizes[top] *= sizes[dim];
-    } else if (rows.dims < rmsnorm::kMaxDims) {
-      reversed_sizes[rows.dims] = sizes[dim];
-      reversed_strides[rows.dims++] = strides[dim];
-    } else {
-      foldable = false;
-    }
-  }
-  constexpr int64_t kMostRows = int64_t{1} << 31;
-  if (!foldable || (rows.dims > 1 && tensor.numel() / sizes[last] >= kMostRows)) {
-    tensor = torch::stable::contiguous(tensor);
-    return rows_of(tensor);
-  }
-  for (int dim = 0; dim < rows.dims; ++dim) {
-    rows.sizes[dim] = reversed_sizes[rows.dims - 1 - dim];
-    rows.strides[dim] = reversed_strides[rows.dims - 1 - dim];
-  }
-  return rows;
 }
 
 // Replaces the weight by a contiguous copy where its elements are not adjacent.
@@ -142,25 +47,6 @@ rmsnorm::Weight weight_of(std::optional<Tensor>& weight, const Tensor& x) {
 
 #if defined(CUDA_KERNEL)
 
-void check(int error) {
-  if (error == 0) return;
-  char* message = nullptr;
-  TORCH_ERROR_CODE_CHECK(torch_c10_cuda_check_msg(error, __FILE__, __func__, __LINE__, true, &message));
-  const std::string text = message == nullptr ? "error " + std::to_string(error) : message;
-  torch_c10_cuda_free_error_msg(message);
-  throw std::runtime_error("rmsnorm: " + text);
-}
-
-using Device = torch::stable::accelerator::DeviceGuard;
-
-Device enter(const Tensor& x) { return Device(x.get_device_index()); }
-
-void* current_stream(const Tensor& x) {
-  void* stream;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
-  return stream;
-}
-
 void run(const rmsnorm::Forward& problem, const Tensor& x) { check(rmsnorm::forward(problem, current_stream(x))); }
 
 int64_t partial_sums(const rmsnorm::Backward& problem) {
@@ -172,15 +58,6 @@ int64_t partial_sums(const rmsnorm::Backward& problem) {
 void run(const rmsnorm::Backward& problem, const Tensor& x) { check(rmsnorm::backward(problem, current_stream(x))); }
 
 #else
-
-struct Device {};
-
-Device enter(const Tensor&) { return {}; }
-
-// So many elements are worth a thread.
-constexpr int64_t kGrain = 32768;
-
-int64_t grain(int64_t elements) { return elements < kGrain ? kGrain / elements : 1; }
 
 void run(const rmsnorm::Forward& problem, const Tensor&) {
   torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
@@ -208,7 +85,7 @@ std::tuple<Tensor, std::optional<Tensor>> forward(Tensor x, std::optional<Tensor
   problem.type = element_type(x, "x");
   problem.eps = static_cast<float>(eps);
   problem.weight = weight_of(weight, x);
-  if (residual.has_value()) check_like_x(*residual, "residual", x);
+  if (residual.has_value()) check_like(*residual, "residual", x);
 
   [[maybe_unused]] const Device device = enter(x);
   Tensor normed = empty(x.sizes(), dtype(x), x);
@@ -251,8 +128,8 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x
   Tensor grad_rows = grad, x_rows = x;
   std::optional<Tensor> grad_sum_rows = grad_sum, weight_row = weight;
   problem.weight = weight_of(weight_row, x);
-  check_like_x(grad, "grad", x);
-  if (grad_sum.has_value()) check_like_x(*grad_sum, "grad_sum", x);
+  check_like(grad, "grad", x);
+  if (grad_sum.has_value()) check_like(*grad_sum, "grad_sum", x);
   if (weight_grad && !weight.has_value()) fail("weight", "must be given for its gradient");
 
   [[maybe_unused]] const Device device = enter(x);

@@ -1,0 +1,122 @@
+// Elements on the CPU: how they are read as float32 and rounded from it, in a way that vectorizes.
+//
+// Reads:    nothing.
+// Must not: depend on what a kernel computes.
+//
+// Everything here is inlined, so that a kernel may be compiled once for each instruction set; which one runs is found
+// out when it runs.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#include "kit/rows.h"
+
+#define INLINE inline __attribute__((always_inline))
+
+namespace kit {
+
+template <class To, class From>
+INLINE To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
+// The element types: how each is stored, read as float32, and rounded from it to nearest, ties to even. No branches, so
+// that the loops around them vectorize.
+
+struct Float32 {
+  using Storage = float;
+  static INLINE float decode(float value) { return value; }
+  static INLINE float encode(float value) { return value; }
+};
+
+struct BFloat16 {
+  using Storage = uint16_t;
+  static INLINE float decode(uint16_t half) { return bit_cast<float>(static_cast<uint32_t>(half) << 16); }
+  static INLINE uint16_t encode(float value) {
+    const auto bits = bit_cast<uint32_t>(value);
+    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    const uint32_t nan = (bits >> 16) | 0x40u;
+    return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+  }
+};
+
+struct Float16 {
+  using Storage = uint16_t;
+
+  static INLINE float decode(uint16_t half) {
+    const uint32_t bits = half;
+    // The exponent is moved by a product, so that the subnormal numbers come out right.
+    const auto magnitude = bit_cast<uint32_t>(bit_cast<float>((bits & 0x7fffu) << 13) * 0x1p112f);
+    const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+    return bit_cast<float>(magnitude | special | ((bits & 0x8000u) << 16));
+  }
+
+  static INLINE uint16_t encode(float value) {
+    const auto bits = bit_cast<uint32_t>(value);
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    // Adding one half puts the rounding of a subnormal result where the processor rounds.
+    const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
+    const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+    uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
+    result = magnitude >= 0x47800000u ? 0x7c00u : result;
+    result = magnitude > 0x7f800000u ? nan : result;
+    return static_cast<uint16_t>(result | ((bits >> 16) & 0x8000u));
+  }
+};
+
+template <class T>
+INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
+  return static_cast<const typename T::Storage*>(rows.data) + rows.offset(row);
+}
+
+#if defined(__x86_64__)
+
+// Whether code for `target("avx2,fma")` runs here, and `float16_to_floats` and its opposite.
+inline bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+// Whether code for `target("avx512f,avx512bw,avx512dq,avx512vl")` runs here.
+inline bool has_avx512() {
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+// What Float16 does, by the processor's own instructions, which the compiler does not find in a loop: three times as
+// fast. Not to be inlined, because an instruction set ends where its function does.
+__attribute__((target("avx2,f16c"), noinline)) inline void float16_to_floats(const uint16_t* from, float* to,
+                                                                             int64_t count) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
+  }
+  for (; i < count; ++i) to[i] = _cvtsh_ss(from[i]);
+}
+
+__attribute__((target("avx2,f16c"), noinline)) inline void floats_to_float16(const float* from, uint16_t* to,
+                                                                             int64_t count) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
+                     _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
+  }
+  for (; i < count; ++i) to[i] = _cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT);
+}
+
+#else
+
+inline bool has_avx2() { return false; }
+inline bool has_avx512() { return false; }
+
+#endif
+
+}  // namespace kit

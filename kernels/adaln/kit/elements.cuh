@@ -1,0 +1,120 @@
+// Elements on the device: how they are read as float32 and rounded from it, and how they move in vectors.
+//
+// Reads:    nothing.
+// Must not: depend on what a kernel computes.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+#include "kit/rows.h"
+
+namespace kit {
+
+constexpr int kVectorBytes = 16;
+
+template <typename T, int kWidth>
+struct alignas(sizeof(T) * kWidth) Vector {
+  T elements[kWidth];
+};
+
+__device__ __forceinline__ float decode(float value) { return value; }
+__device__ __forceinline__ float decode(__half value) { return __half2float(value); }
+__device__ __forceinline__ float decode(__nv_bfloat16 value) { return __bfloat162float(value); }
+
+template <typename T>
+__device__ __forceinline__ T encode(float value);
+template <>
+__device__ __forceinline__ float encode<float>(float value) {
+  return value;
+}
+template <>
+__device__ __forceinline__ __half encode<__half>(float value) {
+  return __float2half_rn(value);
+}
+template <>
+__device__ __forceinline__ __nv_bfloat16 encode<__nv_bfloat16>(float value) {
+  return __float2bfloat16_rn(value);
+}
+
+template <size_t kBytes>
+struct Word;
+template <>
+struct Word<2> {
+  using Type = uint16_t;
+};
+template <>
+struct Word<4> {
+  using Type = uint32_t;
+};
+template <>
+struct Word<8> {
+  using Type = uint2;
+};
+template <>
+struct Word<16> {
+  using Type = uint4;
+};
+
+// Vectors move as one word. With a plain assignment the compiler sometimes stores them element by element.
+template <typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> load(const T* from) {
+  using Whole = typename Word<sizeof(T) * kWidth>::Type;
+  const Whole whole = *reinterpret_cast<const Whole*>(from);
+  Vector<T, kWidth> vector;
+  memcpy(&vector, &whole, sizeof(whole));
+  return vector;
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void store(T* to, const Vector<T, kWidth>& vector) {
+  using Whole = typename Word<sizeof(T) * kWidth>::Type;
+  Whole whole;
+  memcpy(&whole, &vector, sizeof(whole));
+  __stwb(reinterpret_cast<Whole*>(to), whole);
+}
+
+// Floats, of which a vector of smaller elements corresponds to several vectors.
+template <int kWidth>
+constexpr int kFloats = kWidth < 4 ? kWidth : 4;
+
+template <int kWidth>
+__device__ __forceinline__ void load_floats(const float* from, float (&values)[kWidth]) {
+#pragma unroll
+  for (int start = 0; start < kWidth; start += kFloats<kWidth>) {
+    const auto vector = load<float, kFloats<kWidth>>(from + start);
+#pragma unroll
+    for (int i = 0; i < kFloats<kWidth>; ++i) values[start + i] = vector.elements[i];
+  }
+}
+
+template <int kWidth>
+__device__ __forceinline__ void store_floats(float* to, const float (&values)[kWidth]) {
+#pragma unroll
+  for (int start = 0; start < kWidth; start += kFloats<kWidth>) {
+    Vector<float, kFloats<kWidth>> vector;
+#pragma unroll
+    for (int i = 0; i < kFloats<kWidth>; ++i) vector.elements[i] = values[start + i];
+    store(to + start, vector);
+  }
+}
+
+template <typename T>
+__device__ __forceinline__ const T* row_of(const Rows& rows, int64_t row) {
+  return static_cast<const T*>(rows.data) + rows.offset(row);
+}
+
+inline bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0; }
+
+// Whether every row starts at a multiple of the vector size. True when there is no such tensor.
+inline bool aligned(const Rows& rows, int64_t element) {
+  bool all = aligned(rows.data);
+  for (int dim = 0; dim < rows.dims; ++dim) all = all && rows.strides[dim] * element % kVectorBytes == 0;
+  return all;
+}
+
+}  // namespace kit

@@ -1,0 +1,369 @@
+// Binds the kernels to Torch through its stable ABI, as of Torch 2.10.
+//
+// Reads:    sizes, strides, types and devices of the arguments.
+// Writes:   tensors that it allocates itself.
+// Must not: compute; call anything of Torch newer than 2.10.
+#include "torch_binding.h"
+
+#include <string>
+
+#include "adaln/problem.h"
+#include "kit/tensors.h"
+#include "registration.h"
+#if defined(CUDA_KERNEL)
+#include "adaln_cuda/adaln.h"
+#else
+#include "adaln_cpu/adaln.h"
+#endif
+
+const char* const kit::kProject = "adaln";
+
+namespace {
+
+using namespace kit;
+
+void check_x(const Tensor& x, const char* name = "x") {
+  check_here(x, name);
+  if (x.dim() == 0) fail(name, "must have at least one dimension");
+}
+
+int64_t hidden_of(const Tensor& x) { return x.size(x.dim() - 1); }
+
+Type type_beside(const Tensor& tensor, const char* argument, const Tensor& x, const char* x_name) {
+  const Type type = element_type(tensor, argument);
+  if (type != Type::float32 && dtype(tensor) != dtype(x)) {
+    fail(argument, std::string("must have the dtype of ") + x_name + ", or float32");
+  }
+  return type;
+}
+
+// Replaces the parameter by a contiguous copy where its elements are not adjacent.
+adaln::Parameter parameter_of(MaybeTensor& parameter, const char* argument, const Tensor& x, const char* x_name) {
+  adaln::Parameter result;
+  if (!parameter.has_value()) return result;
+  check_device(*parameter, argument, x, x_name);
+  if (parameter->dim() != 1 || parameter->size(0) != hidden_of(x)) {
+    fail(argument, "must have shape [" + std::to_string(hidden_of(x)) + "], not " + text(parameter->sizes()));
+  }
+  result.type = type_beside(*parameter, argument, x, x_name);
+  if (!parameter->is_contiguous()) parameter = torch::stable::contiguous(*parameter);
+  result.data = parameter->const_data_ptr();
+  return result;
+}
+
+// Scale, shift and gate of one call, which have a row for each span of rows. All checks come before anything is read.
+class Modulations {
+ public:
+  Modulations(const Tensor& x, const char* x_name) : x_(x), x_name_(x_name) {
+    for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) span_ *= x.size(dim);
+  }
+
+  adaln::Modulation operator()(MaybeTensor& tensor, const char* argument) {
+    adaln::Modulation result;
+    if (!tensor.has_value()) return result;
+    check_device(*tensor, argument, x_, x_name_);
+    const auto sizes = tensor->sizes(), x_sizes = x_.sizes();
+    bool fits = !sizes.empty() && sizes.size() <= x_sizes.size() && sizes.back() == x_sizes.back();
+    size_t leading = fits ? sizes.size() - 1 : 0;
+    while (leading > 0 && sizes[leading - 1] == 1) --leading;
+    int64_t span = 1;
+    for (size_t dim = 0; dim + 1 < x_sizes.size(); ++dim) {
+      if (dim < leading) {
+        fits = fits && sizes[dim] == x_sizes[dim];
+      } else {
+        span *= x_sizes[dim];
+      }
+    }
+    if (!fits) {
+      fail(argument, std::string("must have the shape of ") + x_name_ + ", " + text(x_sizes) +
+                         ", or 1 or nothing for dimensions between its first ones and the last, not " + text(sizes));
+    }
+    if (first_ == nullptr) {
+      first_ = argument;
+      span_ = span;
+    } else if (span != span_) {
+      fail(argument, std::string("must have as many rows as ") + first_);
+    }
+    result.type = type_beside(*tensor, argument, x_, x_name_);
+    if (x_.numel() > 0) result.rows = rows_of(*tensor);
+    return result;
+  }
+
+  // How many rows of x share one of these; all of them when there are none.
+  int64_t span() const { return span_; }
+
+ private:
+  const Tensor& x_;
+  const char* x_name_;
+  const char* first_ = nullptr;
+  int64_t span_ = 1;
+};
+
+// Scale and shift come together, in one dtype.
+void check_pair(const MaybeTensor& scale, const MaybeTensor& shift) {
+  if (scale.has_value() != shift.has_value()) fail(scale.has_value() ? "shift" : "scale", "must be given, too");
+  if (scale.has_value() && dtype(*scale) != dtype(*shift)) fail("shift", "must have the dtype of scale");
+}
+
+#if defined(CUDA_KERNEL)
+
+void run(const adaln::Gate& problem, const Tensor& x) { check(adaln::gate(problem, current_stream(x))); }
+void run(const adaln::Forward& problem, const Tensor& x) { check(adaln::forward(problem, current_stream(x))); }
+void run(const adaln::Backward& problem, const Tensor& x) { check(adaln::backward(problem, current_stream(x))); }
+void run(const adaln::GateBackward& problem, const Tensor& x) {
+  check(adaln::gate_backward(problem, current_stream(x)));
+}
+
+template <class Problem>
+int64_t partial_sums(const Problem& problem) {
+  int64_t parts;
+  const bool branch = problem.branch.data != nullptr;
+  check(adaln::partial_sums(problem.sums.groups, problem.rows, problem.hidden, problem.type, branch, &parts));
+  return parts;
+}
+
+#else
+
+void run(const adaln::Gate& problem, const Tensor&) {
+  torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
+                              [&](int64_t begin, int64_t end) { adaln::gate(problem, begin, end); });
+}
+
+void run(const adaln::Forward& problem, const Tensor&) {
+  torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
+                              [&](int64_t begin, int64_t end) { adaln::forward(problem, begin, end); });
+}
+
+template <class Problem>
+int64_t partial_sums(const Problem& problem) {
+  return adaln::partial_sums(problem.sums.groups, problem.rows);
+}
+
+template <class Problem, class Function>
+void run_parts(const Problem& problem, Function rows) {
+  const int64_t parts = problem.sums.groups * problem.sums.parts;
+  torch::stable::parallel_for(0, parts, grain((problem.rows + parts - 1) / parts * problem.hidden),
+                              [&](int64_t begin, int64_t end) { rows(problem, begin, end); });
+  if (problem.sums.partial == nullptr) return;
+  torch::stable::parallel_for(0, problem.hidden, grain(parts * problem.sums.count),
+                              [&](int64_t begin, int64_t end) { adaln::reduce(problem, begin, end); });
+}
+
+void run(const adaln::Backward& problem, const Tensor&) { run_parts(problem, adaln::backward); }
+void run(const adaln::GateBackward& problem, const Tensor&) { run_parts(problem, adaln::gate_backward); }
+
+#endif
+
+// Divides the rows of a problem into parts, and allocates their sums where they are asked for.
+template <class Problem>
+MaybeTensor prepare_sums(Problem& problem, bool asked_for, int count, const Tensor& x) {
+  problem.sums.groups = problem.span == 1 ? 1 : problem.rows / problem.span;
+  problem.sums.parts = partial_sums(problem);
+  if (!asked_for) return std::nullopt;
+  problem.sums.count = count;
+  const int64_t sizes[] = {problem.sums.groups, problem.sums.parts, count, problem.hidden};
+  MaybeTensor partial = empty({sizes, 4}, aoti_torch_dtype_float32(), x);
+  problem.sums.partial = static_cast<float*>(partial->mutable_data_ptr());
+  return partial;
+}
+
+// A tensor for the gradient of another; without elements when it is not asked for.
+Tensor gradient_of(const MaybeTensor& tensor, bool asked_for, bool zero, const Tensor& x) {
+  const int64_t none = 0;
+  if (!asked_for || !tensor.has_value()) return empty({&none, 1}, dtype(tensor.has_value() ? *tensor : x), x);
+  Tensor gradient = empty(tensor->sizes(), dtype(*tensor), x);
+  if (zero && gradient.numel() > 0) TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(gradient.get()));
+  return gradient;
+}
+
+void* data_of(Tensor& gradient) { return gradient.numel() > 0 ? gradient.mutable_data_ptr() : nullptr; }
+
+// The norm of x, or, with a branch, of x + branch * gate, which it then returns before it.
+std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTensor branch, MaybeTensor gate,
+                                        MaybeTensor scale, MaybeTensor shift, MaybeTensor weight, MaybeTensor bias,
+                                        double eps, bool centered) {
+  check_x(x, x_name);
+  adaln::Forward problem{};
+  problem.type = element_type(x, x_name);
+  problem.eps = static_cast<float>(eps);
+  problem.centered = centered;
+  if (branch.has_value()) check_like(*branch, "branch", x, x_name);
+  [[maybe_unused]] const Device device = enter(x);
+  Modulations modulation(x, x_name);
+  problem.scale = modulation(scale, "scale");
+  problem.shift = modulation(shift, "shift");
+  check_pair(scale, shift);
+  problem.gate = modulation(gate, "gate");
+  problem.span = modulation.span();
+  problem.weight = parameter_of(weight, "weight", x, x_name);
+  problem.bias = parameter_of(bias, "bias", x, x_name);
+
+  Tensor normed = empty(x.sizes(), dtype(x), x);
+  MaybeTensor sum;
+  if (branch.has_value()) sum = empty(x.sizes(), dtype(x), x);
+  const int64_t elements = x.numel();
+  if (elements > 0) {
+    problem.hidden = hidden_of(x);
+    problem.rows = elements / problem.hidden;
+    problem.x = rows_of(x);
+    problem.normed = normed.mutable_data_ptr();
+    if (branch.has_value()) {
+      problem.branch = rows_of(*branch);
+      problem.sum = sum->mutable_data_ptr();
+    }
+    run(problem, x);
+  }
+  return {sum, normed};
+}
+
+}  // namespace
+
+Tensor ada_norm(const Tensor& x, const MaybeTensor& scale, const MaybeTensor& shift, const MaybeTensor& weight,
+                const MaybeTensor& bias, double eps, bool centered) {
+  return std::get<1>(forward(x, "x", std::nullopt, std::nullopt, scale, shift, weight, bias, eps, centered));
+}
+
+std::tuple<Tensor, Tensor> gate_residual_ada_norm(const Tensor& residual, const Tensor& branch, const Tensor& gate,
+                                                  const MaybeTensor& scale, const MaybeTensor& shift,
+                                                  const MaybeTensor& weight, const MaybeTensor& bias, double eps,
+                                                  bool centered) {
+  const auto [sum, normed] = forward(residual, "residual", branch, gate, scale, shift, weight, bias, eps, centered);
+  return {*sum, normed};
+}
+
+Tensor gate_residual(const Tensor& residual, const Tensor& branch, const Tensor& gate) {
+  check_x(residual, "residual");
+  adaln::Gate problem{};
+  problem.type = element_type(residual, "residual");
+  check_like(branch, "branch", residual, "residual");
+  [[maybe_unused]] const Device device = enter(residual);
+  // Copies of the handles: `rows_of` puts a contiguous copy in their place where it must.
+  Tensor residual_rows = residual, branch_rows = branch;
+  MaybeTensor gate_rows = gate;
+  Modulations modulation(residual, "residual");
+  problem.gate = modulation(gate_rows, "gate");
+  problem.span = modulation.span();
+  Tensor sum = empty(residual.sizes(), dtype(residual), residual);
+  const int64_t elements = residual.numel();
+  if (elements == 0) return sum;
+  problem.hidden = hidden_of(residual);
+  problem.rows = elements / problem.hidden;
+  problem.residual = rows_of(residual_rows);
+  problem.branch = rows_of(branch_rows);
+  problem.sum = sum.mutable_data_ptr();
+  run(problem, residual);
+  return sum;
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_backward(
+    const Tensor& grad, const Tensor& x, const MaybeTensor& scale, const MaybeTensor& weight, const MaybeTensor& bias,
+    const MaybeTensor& grad_sum, const MaybeTensor& branch, const MaybeTensor& gate, double eps, bool centered,
+    bool modulation_grad, bool parameter_grad, bool gate_grad) {
+  check_x(x);
+  adaln::Backward problem{};
+  problem.type = element_type(x, "x");
+  problem.eps = static_cast<float>(eps);
+  problem.centered = centered;
+  check_like(grad, "grad", x);
+  if (grad_sum.has_value()) check_like(*grad_sum, "grad_sum", x);
+  if (branch.has_value()) check_like(*branch, "branch", x);
+  if (branch.has_value() != gate.has_value()) fail(gate.has_value() ? "branch" : "gate", "must be given, too");
+  if (grad_sum.has_value() && !gate.has_value()) fail("grad_sum", "must come with a gate");
+  [[maybe_unused]] const Device device = enter(x);
+  Tensor grad_rows = grad, x_rows = x;
+  MaybeTensor scale_rows = scale, gate_rows = gate, grad_sum_rows = grad_sum, branch_rows = branch;
+  MaybeTensor weight_row = weight, bias_row = bias;
+  Modulations modulation(x, "x");
+  problem.scale = modulation(scale_rows, "scale");
+  problem.gate = modulation(gate_rows, "gate");
+  problem.span = modulation.span();
+  problem.weight = parameter_of(weight_row, "weight", x, "x");
+  problem.bias = parameter_of(bias_row, "bias", x, "x");
+
+  const bool own = problem.span == 1, zero = x.numel() == 0;
+  Tensor grad_x = empty(x.sizes(), dtype(x), x);
+  Tensor grad_branch = gradient_of(branch, true, false, x);
+  Tensor grad_scale = gradient_of(scale, modulation_grad, zero, x);
+  Tensor grad_shift = gradient_of(scale, modulation_grad && !own, zero, x);
+  Tensor grad_gate = gradient_of(gate, gate_grad, zero, x);
+  Tensor grad_weight = gradient_of(weight, parameter_grad, zero, x);
+  Tensor grad_bias = gradient_of(bias, parameter_grad, zero, x);
+  if (x.numel() > 0) {
+    problem.hidden = hidden_of(x);
+    problem.rows = x.numel() / problem.hidden;
+    problem.grad = rows_of(grad_rows);
+    problem.x = rows_of(x_rows);
+    if (grad_sum.has_value()) problem.grad_sum = rows_of(*grad_sum_rows);
+    if (branch.has_value()) problem.branch = rows_of(*branch_rows);
+    problem.grad_x = grad_x.mutable_data_ptr();
+    problem.grad_branch = data_of(grad_branch);
+    problem.grad_scale = data_of(grad_scale);
+    problem.grad_shift = data_of(grad_shift);
+    problem.grad_gate = data_of(grad_gate);
+    problem.grad_weight = data_of(grad_weight);
+    problem.grad_bias = data_of(grad_bias);
+    const bool of_parameters = problem.grad_weight != nullptr || problem.grad_bias != nullptr;
+    const bool of_modulations = problem.grad_scale != nullptr || problem.grad_gate != nullptr;
+    const bool asked_for = of_parameters || (of_modulations && !own);
+    const int count = problem.grad_gate != nullptr && !own ? 3 : 2;
+    const MaybeTensor partial = prepare_sums(problem, asked_for, count, x);
+    run(problem, x);
+  }
+  return {grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate};
+}
+
+std::tuple<Tensor, Tensor> gate_residual_backward(const Tensor& grad, const Tensor& branch, const Tensor& gate,
+                                                  bool gate_grad) {
+  check_x(branch, "branch");
+  adaln::GateBackward problem{};
+  problem.type = element_type(branch, "branch");
+  check_like(grad, "grad", branch, "branch");
+  [[maybe_unused]] const Device device = enter(branch);
+  Tensor grad_rows = grad, branch_rows = branch;
+  MaybeTensor gate_rows = gate;
+  Modulations modulation(branch, "branch");
+  problem.gate = modulation(gate_rows, "gate");
+  problem.span = modulation.span();
+  Tensor grad_branch = empty(branch.sizes(), dtype(branch), branch);
+  Tensor grad_gate = gradient_of(gate, gate_grad, branch.numel() == 0, branch);
+  if (branch.numel() > 0) {
+    problem.hidden = hidden_of(branch);
+    problem.rows = branch.numel() / problem.hidden;
+    problem.grad = rows_of(grad_rows);
+    problem.branch = rows_of(branch_rows);
+    problem.grad_branch = grad_branch.mutable_data_ptr();
+    problem.grad_gate = data_of(grad_gate);
+    const MaybeTensor partial = prepare_sums(problem, gate_grad && problem.span > 1, 1, branch);
+    run(problem, branch);
+  }
+  return {grad_branch, grad_gate};
+}
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def(
+      "ada_norm(Tensor x, Tensor? scale, Tensor? shift, Tensor? weight, Tensor? bias, float eps, bool centered)"
+      " -> Tensor");
+  ops.def("gate_residual(Tensor residual, Tensor branch, Tensor gate) -> Tensor");
+  ops.def(
+      "gate_residual_ada_norm(Tensor residual, Tensor branch, Tensor gate, Tensor? scale, Tensor? shift,"
+      " Tensor? weight, Tensor? bias, float eps, bool centered) -> (Tensor, Tensor)");
+  ops.def(
+      "ada_norm_backward(Tensor grad, Tensor x, Tensor? scale, Tensor? weight, Tensor? bias, Tensor? grad_sum,"
+      " Tensor? branch, Tensor? gate, float eps, bool centered, bool modulation_grad, bool parameter_grad,"
+      " bool gate_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  ops.def("gate_residual_backward(Tensor grad, Tensor branch, Tensor gate, bool gate_grad) -> (Tensor, Tensor)");
+}
+
+#if defined(CUDA_KERNEL)
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+#else
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+#endif
+  ops.impl("ada_norm", TORCH_BOX(&ada_norm));
+  ops.impl("gate_residual", TORCH_BOX(&gate_residual));
+  ops.impl("gate_residual_ada_norm", TORCH_BOX(&gate_residual_ada_norm));
+  ops.impl("ada_norm_backward", TORCH_BOX(&ada_norm_backward));
+  ops.impl("gate_residual_backward", TORCH_BOX(&gate_residual_backward));
+}
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

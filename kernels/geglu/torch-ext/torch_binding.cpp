@@ -1,0 +1,193 @@
+// Binds the kernels to Torch through its stable ABI, as of Torch 2.10.
+//
+// Reads:    sizes, strides, types and devices of the arguments.
+// Writes:   tensors that it allocates itself.
+// Must not: compute; call anything of Torch newer than 2.10.
+#include "torch_binding.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "geglu/problem.h"
+#include "kit/tensors.h"
+#include "registration.h"
+#if defined(CUDA_KERNEL)
+#include "geglu_cuda/geglu.h"
+#else
+#include "geglu_cpu/geglu.h"
+#endif
+
+const char* const kit::kProject = "geglu";
+
+namespace {
+
+using namespace kit;
+
+void check_first(const Tensor& tensor, const char* argument) {
+  check_here(tensor, argument);
+  if (tensor.dim() == 0) fail(argument, "must have at least one dimension");
+}
+
+// The sizes of a half of x.
+std::vector<int64_t> half_sizes(const Tensor& x) {
+  check_first(x, "x");
+  const auto whole = x.sizes();
+  std::vector<int64_t> sizes(whole.begin(), whole.end());
+  if (sizes.back() % 2 != 0) {
+    fail("x", "must have an even number of elements in its last dimension, not " + std::to_string(sizes.back()));
+  }
+  sizes.back() /= 2;
+  return sizes;
+}
+
+int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
+
+template <class Problem>
+Problem problem_of(const Tensor& first, const char* argument, bool tanh) {
+  Problem problem{};
+  problem.type = element_type(first, argument);
+  problem.approximate = tanh ? geglu::Approximate::tanh : geglu::Approximate::none;
+  return problem;
+}
+
+// The rows of x, as those of gate and up.
+template <class Problem>
+void read_halves(Problem& problem, Tensor& x, bool gate_first) {
+  problem.gate = problem.up = rows_of(x);
+  Rows& second = gate_first ? problem.up : problem.gate;
+  second.data = static_cast<const char*>(second.data) + problem.hidden * bytes_of(problem.type);
+}
+
+// Reads each tensor as one row, if all of them are contiguous: the fewer rows, the more often do they suit vectors.
+// Otherwise replaces them as `rows_of` does.
+template <class Problem>
+void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> tensors) {
+  const auto contiguous = [](const auto& one) { return one.second->is_contiguous(); };
+  if (std::all_of(tensors.begin(), tensors.end(), contiguous)) {
+    problem.hidden *= problem.rows;
+    problem.rows = 1;
+    for (const auto& [rows, tensor] : tensors) rows->data = tensor->const_data_ptr();
+  } else {
+    for (const auto& [rows, tensor] : tensors) *rows = rows_of(*tensor);
+  }
+}
+
+#if defined(CUDA_KERNEL)
+
+template <class Problem>
+void run(int (*kernel)(const Problem&, void*), const Problem& problem, const Tensor& beside) {
+  check(kernel(problem, current_stream(beside)));
+}
+
+#else
+
+template <class Problem>
+void run(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& problem, const Tensor&) {
+  torch::stable::parallel_for(0, problem.rows * problem.hidden, kGrain,
+                              [&](int64_t begin, int64_t end) { kernel(problem, begin, end); });
+}
+
+#endif
+
+}  // namespace
+
+Tensor geglu_halves(const Tensor& x, bool tanh, bool gate_first) {
+  const std::vector<int64_t> sizes = half_sizes(x);
+  auto problem = problem_of<geglu::Forward>(x, "x", tanh);
+
+  [[maybe_unused]] const Device device = enter(x);
+  Tensor out = empty({sizes.data(), sizes.size()}, dtype(x), x);
+  if (out.numel() == 0) return out;
+  problem.hidden = sizes.back();
+  problem.rows = out.numel() / problem.hidden;
+  Tensor x_rows = x;  // a copy of the handle: `rows_of` puts a contiguous copy in its place where it must
+  read_halves(problem, x_rows, gate_first);
+  problem.out = out.mutable_data_ptr();
+  run(geglu::forward, problem, x);
+  return out;
+}
+
+Tensor geglu_pair(const Tensor& gate, const Tensor& up, bool tanh) {
+  check_first(gate, "gate");
+  auto problem = problem_of<geglu::Forward>(gate, "gate", tanh);
+  check_like(up, "up", gate, "gate");
+
+  [[maybe_unused]] const Device device = enter(gate);
+  Tensor out = empty(gate.sizes(), dtype(gate), gate);
+  if (out.numel() == 0) return out;
+  problem.hidden = gate.size(gate.dim() - 1);
+  problem.rows = out.numel() / problem.hidden;
+  Tensor gate_rows = gate, up_rows = up;
+  read(problem, {{&problem.gate, &gate_rows}, {&problem.up, &up_rows}});
+  problem.out = out.mutable_data_ptr();
+  run(geglu::forward, problem, gate);
+  return out;
+}
+
+Tensor geglu_halves_backward(const Tensor& grad, const Tensor& x, bool tanh, bool gate_first) {
+  const std::vector<int64_t> sizes = half_sizes(x);
+  auto problem = problem_of<geglu::Backward>(x, "x", tanh);
+  check_device(grad, "grad", x);
+  if (dtype(grad) != dtype(x)) fail("grad", "must have the dtype of x");
+  const IntHeaderOnlyArrayRef expected(sizes.data(), sizes.size());
+  if (!grad.sizes().equals(expected)) fail("grad", "must have shape " + text(expected) + ", not " + text(grad.sizes()));
+
+  [[maybe_unused]] const Device device = enter(x);
+  Tensor grad_x = empty(x.sizes(), dtype(x), x);
+  if (grad_x.numel() == 0) return grad_x;
+  problem.hidden = sizes.back();
+  problem.rows = grad.numel() / problem.hidden;
+  Tensor x_rows = x, grad_rows = grad;
+  read_halves(problem, x_rows, gate_first);
+  problem.grad = rows_of(grad_rows);
+  auto* first = static_cast<char*>(grad_x.mutable_data_ptr());
+  char* second = first + problem.hidden * bytes_of(problem.type);
+  problem.grad_gate = gate_first ? first : second;
+  problem.grad_up = gate_first ? second : first;
+  problem.stride = 2 * problem.hidden;
+  run(geglu::backward, problem, x);
+  return grad_x;
+}
+
+std::tuple<Tensor, Tensor> geglu_pair_backward(const Tensor& grad, const Tensor& gate, const Tensor& up, bool tanh) {
+  check_first(gate, "gate");
+  auto problem = problem_of<geglu::Backward>(gate, "gate", tanh);
+  check_like(up, "up", gate, "gate");
+  check_like(grad, "grad", gate, "gate");
+
+  [[maybe_unused]] const Device device = enter(gate);
+  Tensor grad_gate = empty(gate.sizes(), dtype(gate), gate);
+  Tensor grad_up = empty(gate.sizes(), dtype(gate), gate);
+  if (gate.numel() == 0) return {grad_gate, grad_up};
+  problem.hidden = gate.size(gate.dim() - 1);
+  problem.rows = gate.numel() / problem.hidden;
+  Tensor grad_rows = grad, gate_rows = gate, up_rows = up;
+  read(problem, {{&problem.grad, &grad_rows}, {&problem.gate, &gate_rows}, {&problem.up, &up_rows}});
+  problem.grad_gate = grad_gate.mutable_data_ptr();
+  problem.grad_up = grad_up.mutable_data_ptr();
+  problem.stride = problem.hidden;
+  run(geglu::backward, problem, gate);
+  return {grad_gate, grad_up};
+}
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("geglu_halves(Tensor x, bool tanh, bool gate_first) -> Tensor");
+  ops.def("geglu_pair(Tensor gate, Tensor up, bool tanh) -> Tensor");
+  ops.def("geglu_halves_backward(Tensor grad, Tensor x, bool tanh, bool gate_first) -> Tensor");
+  ops.def("geglu_pair_backward(Tensor grad, Tensor gate, Tensor up, bool tanh) -> (Tensor, Tensor)");
+}
+
+#if defined(CUDA_KERNEL)
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+#else
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+#endif
+  ops.impl("geglu_halves", TORCH_BOX(&geglu_halves));
+  ops.impl("geglu_pair", TORCH_BOX(&geglu_pair));
+  ops.impl("geglu_halves_backward", TORCH_BOX(&geglu_halves_backward));
+  ops.impl("geglu_pair_backward", TORCH_BOX(&geglu_pair_backward));
+}
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

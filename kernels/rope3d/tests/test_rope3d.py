@@ -1,0 +1,656 @@
+"""Holds the built kernel against float64, on the GPU where there is one, else on the CPU.
+
+The kernel is loaded from `build/` with the public client, as a user would load it.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+PROJECT = Path(__file__).resolve().parents[1]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+GRID = (3, 4, 5)
+TOKENS = math.prod(GRID)
+# Fewer than a vector, odd multiples of a pair, not a multiple of a vector, axes that end within a vector, and more than
+# the CPU gathers at a time.
+DIMS = [2, 6, 10, 16, 44, 64, 128, 130, 1000, 1544]
+
+kernel = get_local_kernel(PROJECT)
+ops = kernel.rotary.ops
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def random(*shape, dtype, requires_grad=False):
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
+
+
+# --- references ------------------------------------------------------------------------------------------------------
+
+
+def points(grid):
+    """The index of every token on each axis: [3, tokens]."""
+    return torch.cartesian_prod(*(torch.arange(size, dtype=torch.float64) for size in grid)).view(-1, 3).t()
+
+
+def wan_angles(positions, widths, theta=(10000.0,) * 3):
+    """[..., tokens, pairs] of axes that follow one another."""
+    return torch.cat(
+        [
+            p[..., None] / t ** (torch.arange(0, w, 2, dtype=torch.float64) / max(w, 1))
+            for p, w, t in zip(positions, widths, theta)
+        ],
+        -1,
+    )
+
+
+def ltx_angles(positions, dim, theta=10000.0):
+    """[..., tokens, pairs] of axes taken in turn, and zeros in front for the elements left over."""
+    steps = torch.linspace(0, 1, dim // 6, dtype=torch.float64)
+    ladder = theta**steps * (math.pi / 2)
+    angles = torch.stack([p[..., None] * ladder for p in positions], -1).flatten(-2)
+    return torch.cat([angles.new_zeros(*angles.shape[:-1], dim % 6 // 2), angles], -1)
+
+
+def wan_widths(dim):
+    return dim - 4 * (dim // 6), 2 * (dim // 6), 2 * (dim // 6)
+
+
+def rotated(x, angles, half=False, dtype=torch.float64):
+    """x of [B, S, H, D], in `dtype`, rounded to that of x unless it is float64. `angles` may be (cos, sin)."""
+    cos, sin = angles if isinstance(angles, tuple) else (angles.cos(), angles.sin())
+    cos, sin = (t.to(x.device, dtype).unsqueeze(-2) for t in (cos, sin))
+    turning, staying = x.to(dtype).split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
+    a, b = turning.chunk(2, -1) if half else (turning[..., ::2], turning[..., 1::2])
+    a, b = a * cos - b * sin, a * sin + b * cos
+    turned = torch.cat([a, b], -1) if half else torch.stack([a, b], -1).flatten(-2)
+    result = torch.cat([turned, staying], -1)
+    return result if dtype == torch.float64 else result.to(x.dtype)
+
+
+def assert_as_good(actual, x, angles, half=False):
+    """Over all elements, `actual` is at most a tenth further from float64 than float32 arithmetic, rounded once."""
+    exact, eager = rotated(x, angles, half), rotated(x, angles, half, torch.float32)
+    assert actual.dtype == x.dtype and actual.shape == x.shape
+    scale = torch.finfo(x.dtype).eps
+    torch.testing.assert_close(actual.double(), exact, rtol=scale, atol=2 * scale)
+    if x.numel() >= 1000:
+        assert (actual.double() - exact).norm() <= 1.1 * (eager.double() - exact).norm()
+
+
+# --- a grid ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("half", [False, True])
+def test_grid(dim, dtype, half):
+    q, k = random(2, TOKENS, 3, dim, dtype=dtype), random(2, TOKENS, 1, dim, dtype=dtype)
+    angles = wan_angles(points(GRID), wan_widths(dim))
+    out_q, out_k = kernel.rope3d(q, k, GRID, pairs="half" if half else "interleaved")
+    assert out_q.is_contiguous() and out_k.is_contiguous()
+    assert_as_good(out_q, q, angles, half)
+    assert_as_good(out_k, k, angles, half)
+    alone, none = kernel.rope3d(q, None, GRID, pairs="half" if half else "interleaved")
+    assert none is None and torch.equal(alone, out_q)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [4, 6, 16, 64, 130, 1000, 1544, 2048])
+def test_in_turn(dim, dtype):
+    """As LTX has it: over the whole width, by positions between -1 and 1."""
+    scale = tuple(2 / size for size in GRID)
+    q, k = (random(2, TOKENS, dim, dtype=dtype) for _ in range(2))
+    angles = ltx_angles([p * s - 1 for p, s in zip(points(GRID), scale)], dim)
+    arguments = {"order": "in_turn", "layout": "bsc", "scale": scale, "offset": -1}
+    for out, x in zip(kernel.rope3d(q, k, GRID, **arguments), (q, k)):
+        assert_as_good(out.unsqueeze(2), x.unsqueeze(2), angles)
+        assert torch.equal(out[..., : dim % 6], x[..., : dim % 6])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("widths", [(16, 24, 24), (8, 12, 12), (0, 2, 6), (64, 0, 0), (2, 2, 2), (10, 30, 8)])
+def test_widths(widths, half, dtype):
+    """Given widths and a theta for each axis; elements beyond the widths stay, whatever they are."""
+    theta = (256.0, 10.0, 1e6)
+    q = random(1, TOKENS, 2, 64, dtype=dtype)
+    q[0, :, :, sum(widths) :][3] = float("inf")
+    out, _ = kernel.rope3d(q, None, GRID, widths=widths, theta=theta, pairs="half" if half else "interleaved")
+    turning = sum(widths)
+    assert torch.equal(out[..., turning:], q[..., turning:])
+    assert_as_good(out[..., :turning], q[..., :turning], wan_angles(points(GRID), widths, theta), half)
+
+
+@pytest.mark.parametrize("grid", [(1, 1, 1), (1, 1, 300), (40, 1, 1), (7, 16, 3), (2, 31, 1)])
+@pytest.mark.parametrize("heads", [1, 2, 5, 24])
+def test_grids_and_heads(grid, heads):
+    tokens = math.prod(grid)
+    q, k = random(3, tokens, heads, 16, dtype=torch.bfloat16), random(3, tokens, 2, 16, dtype=torch.bfloat16)
+    angles = wan_angles(points(grid), wan_widths(16))
+    for out, x in zip(kernel.rope3d(q, k, grid), (q, k)):
+        assert_as_good(out, x, angles)
+
+
+def test_error_over_many_tokens():
+    """In the mean, for the shapes of models, where no slack hides an angle that is off."""
+    grid = (3, 10, 12)
+    for dtype in DTYPES:
+        q, k = (random(1, 360, 12, 128, dtype=dtype) for _ in range(2))
+        angles = wan_angles(points(grid), wan_widths(128))
+        for out, x in zip(kernel.rope3d(q, k, grid), (q, k)):
+            exact = rotated(x, angles)
+            ours = (out.double() - exact).norm()
+            assert ours <= 1.1 * (rotated(x, angles, dtype=torch.float32).double() - exact).norm()
+
+
+def test_large_positions():
+    """An angle in float32 would be off by a sixteenth at such positions."""
+    offset = (2.0**20 - 3, 2.0**20, 2.0**19 + 1)
+    q = random(1, TOKENS, 1, 128, dtype=torch.float32)
+    positions = [p + o for p, o in zip(points(GRID), offset)]
+    out, _ = kernel.rope3d(q, None, GRID, offset=offset)
+    assert_as_good(out, q, wan_angles(positions, wan_widths(128)))
+
+
+def test_tables_are_kept_apart():
+    """Calls that differ in one argument do not get each other's tables."""
+    q = random(1, TOKENS, 1, 64, dtype=torch.float32)
+    calls = [
+        {},
+        {"theta": 100.0},
+        {"theta": (100.0, 10.0, 100.0)},
+        {"scale": 0.5},
+        {"offset": 0.5},
+        {"widths": [20, 22, 22]},
+        {"order": "in_turn"},
+        {"positions": [[0, 1, 2], [0, 1, 2, 3], [0, 1, 2, 3, 5]]},
+    ]
+    first = [kernel.rope3d(q, None, GRID, **arguments)[0] for arguments in calls]
+    for i, out in enumerate(first):
+        assert all(not torch.equal(out, other) for other in first[:i])
+        assert torch.equal(out, kernel.rope3d(q, None, GRID, **calls[i])[0])
+    with torch.inference_mode():
+        kernel.rope3d(q, None, GRID, theta=77.0)
+    q.requires_grad_()
+    kernel.rope3d(q, None, GRID, theta=77.0)[0].sum().backward()  # needs a table that can be saved
+
+
+# --- given positions and tables --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tensors", [False, True])
+def test_positions_of_axes(tensors):
+    q = random(2, TOKENS, 2, 64, dtype=torch.float32)
+    axes = [torch.rand(size, dtype=torch.float64) * 9 for size in GRID]
+    angles = wan_angles(torch.cartesian_prod(*axes).t(), wan_widths(64))
+    given = [axis.to(DEVICE) for axis in axes] if tensors else [axis.tolist() for axis in axes]
+    assert_as_good(kernel.rope3d(q, None, GRID, positions=given)[0], q, angles)
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (2,)])
+@pytest.mark.parametrize("order", ["contiguous", "in_turn"])
+def test_positions_of_tokens(order, batch):
+    q = random(2, 50, 2, 70, dtype=torch.float32)
+    positions = [torch.rand(*batch, 50, dtype=torch.float64) * 2 - 1 for _ in range(3)]
+    angles = wan_angles(positions, wan_widths(70)) if order == "contiguous" else ltx_angles(positions, 70)
+    out, _ = kernel.rope3d(q, None, positions=[p.to(DEVICE) for p in positions], order=order)
+    assert_as_good(out, q, angles)
+
+
+@pytest.mark.parametrize("table_dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(30,), (1, 30), (2, 30)])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("doubled", [False, True])
+@pytest.mark.parametrize("rotary_dim", [None, 40, 12])
+def test_tables(rotary_dim, doubled, half, shape, table_dtype):
+    q, k = random(2, 30, 4, 64, dtype=torch.bfloat16), random(2, 30, 2, 64, dtype=torch.bfloat16)
+    pairs = (rotary_dim or 64) // 2
+    angles = torch.rand(*shape, pairs, dtype=torch.float64) * 7
+    cos, sin = (t.to(DEVICE, table_dtype) for t in (angles.cos(), angles.sin()))
+    given = (
+        [torch.cat([t, t], -1) if half else t.repeat_interleave(2, -1) for t in (cos, sin)] if doubled else [cos, sin]
+    )
+    arguments = {"pairs": "half" if half else "interleaved", "rotary_dim": rotary_dim}
+    for out, x in zip(kernel.apply_rotary(q, k, *given, **arguments), (q, k)):
+        assert_as_good(out, x, (cos, sin), half)
+
+
+def test_tables_apart():
+    """Tables of different strides, as views of larger ones."""
+    q = random(1, 30, 2, 64, dtype=torch.float32)
+    cos, sin = random(32, 30, dtype=torch.float32).t(), random(30, 64, dtype=torch.float32)[:, 1::2]
+    out, _ = kernel.apply_rotary(q, None, cos, sin)
+    assert_as_good(out, q, (cos, sin))
+
+
+# --- layouts ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [10, 64])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("prefix", [0, 7])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_layouts(inplace, prefix, half, dim, dtype):
+    """Every layout and stride, in place or not, does what the contiguous one does."""
+    tokens = TOKENS + prefix
+    pairs = "half" if half else "interleaved"
+    q, k = random(2, tokens, 5, dim, dtype=dtype), random(2, tokens, 2, dim, dtype=dtype)
+    angles = torch.cat([torch.zeros(prefix, dim // 2), wan_angles(points(GRID), wan_widths(dim))])
+    want_q, want_k = kernel.rope3d(q, k, GRID, prefix=prefix, pairs=pairs)
+    assert_as_good(want_q, q, angles, half)
+    assert torch.equal(want_q[:, :prefix], q[:, :prefix]) and torch.equal(want_k[:, :prefix], k[:, :prefix])
+
+    def strided(x, lead):
+        """The same values, `lead` elements into rows that are longer than they need be."""
+        storage = x.new_zeros(*x.shape[:-1], x.shape[-1] + 16)
+        view = storage[..., lead : lead + x.shape[-1]]
+        return view.copy_(x)
+
+    joined = torch.cat([q, k, k], 2)
+    cases = {
+        "heads first": ("bhsd", q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()),
+        "heads first, transposed": ("bhsd", q.clone().transpose(1, 2), k.clone().transpose(1, 2)),
+        "heads last, transposed": ("bshd", *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))),
+        "heads in one dimension": ("bsc", q.flatten(2).clone(), k.flatten(2).clone()),
+        "slices of one projection": ("bshd", *joined.clone().split([5, 2, 2], 2)[:2]),
+        "slices in one dimension": ("bsc", *joined.flatten(2).split([5 * dim, 2 * dim, 2 * dim], 2)[:2]),
+        "longer rows": ("bshd", strided(q, 8), strided(k, 8)),
+        "odd offset": ("bshd", strided(q, 1), strided(k, 3)),
+    }
+    for name, (layout, a, b) in cases.items():
+        before = a.clone()
+        head_dim = dim if layout == "bsc" else None
+        form = {"layout": layout, "head_dim": head_dim, "prefix": prefix, "pairs": pairs}
+        out_q, out_k = kernel.rope3d(a, b, GRID, inplace=inplace, **form)
+        for out, x, want in ((out_q, a, want_q), (out_k, b, want_k)):
+            if inplace:
+                assert out is x, name
+            else:
+                assert out.is_contiguous() and out.shape == x.shape, name
+            wanted = want.transpose(1, 2) if layout == "bhsd" else want.flatten(2) if layout == "bsc" else want
+            # Vectors and single elements are fused differently by a compiler.
+            torch.testing.assert_close(out, wanted, msg=name)
+        assert inplace or torch.equal(a, before), name
+
+
+def test_what_lies_between_is_not_written():
+    storage = random(2, TOKENS, 3, 80, dtype=torch.bfloat16)
+    before = storage.clone()
+    kernel.rope3d(storage[..., 8:72], None, GRID, inplace=True)
+    assert torch.equal(storage[..., :8], before[..., :8]) and torch.equal(storage[..., 72:], before[..., 72:])
+    assert not torch.equal(storage[..., 8:72], before[..., 8:72])
+
+
+def test_elements_apart():
+    q = random(1, TOKENS, 64, 4, dtype=torch.float32).transpose(2, 3)
+    assert torch.equal(kernel.rope3d(q, None, GRID)[0], kernel.rope3d(q.contiguous(), None, GRID)[0])
+    with pytest.raises(RuntimeError, match="q must have adjacent elements"):
+        kernel.rope3d(q, None, GRID, inplace=True)
+    with pytest.raises(RuntimeError, match="k must have adjacent elements"):
+        kernel.rope3d(q.contiguous(), q, GRID, inplace=True)
+
+
+@pytest.mark.parametrize("shape", [(0, TOKENS, 2, 64), (2, TOKENS, 0, 64), (2, TOKENS, 2, 0), (2, 0, 2, 64)])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_empty(inplace, shape):
+    grid = GRID if shape[1] else (0, 4, 5)
+    q = random(*shape, dtype=torch.float16).requires_grad_(not inplace)
+    k = random(2, TOKENS, 2, 64, dtype=torch.float16) if shape[2] == 0 else q
+    out_q, out_k = kernel.rope3d(q, k.detach(), grid, inplace=inplace)
+    assert out_q.shape == shape and out_k.shape == k.shape
+    if not inplace:
+        out_q.sum().backward()
+        assert q.grad.shape == shape
+
+
+def test_only_prefix():
+    q = random(2, 5, 2, 64, dtype=torch.float16)
+    assert torch.equal(kernel.rope3d(q, None, (0, 4, 5), prefix=5)[0], q)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_not_finite(value, dtype):
+    """What is not finite stays within its pair."""
+    q = random(1, TOKENS, 2, 64, dtype=dtype)
+    want, _ = kernel.rope3d(q, None, GRID)
+    q[0, 7, 1, 10] = value
+    out, _ = kernel.rope3d(q, None, GRID)
+    assert not out[0, 7, 1, 10:12].isfinite().any()
+    out[0, 7, 1, 10:12] = want[0, 7, 1, 10:12]
+    assert torch.equal(out, want)
+
+
+def test_subnormal():
+    q = torch.full((1, TOKENS, 1, 64), 2.0**-24 * 100, dtype=torch.float16, device=DEVICE)
+    assert_as_good(kernel.rope3d(q, None, GRID)[0], q, wan_angles(points(GRID), wan_widths(64)))
+    tiny = torch.full((1, 1, 1, 64), 1e-40, device=DEVICE)
+    assert torch.equal(kernel.rope3d(tiny, None, (1, 1, 1))[0], tiny)
+
+
+# --- backward --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("dim", [10, 64])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_backward(inplace, dim, half, dtype):
+    leaves = [random(2, TOKENS, heads, dim, dtype=dtype, requires_grad=True) for heads in (3, 1)]
+    grads = [random(2, TOKENS, heads, dim, dtype=dtype) for heads in (3, 1)]
+    q, k = (leaf.clone() for leaf in leaves) if inplace else leaves
+    outs = kernel.rope3d(q, k, GRID, pairs="half" if half else "interleaved", inplace=inplace)
+    angles = wan_angles(points(GRID), wan_widths(dim))
+    for actual, grad in zip(torch.autograd.grad(outs, leaves, grads), grads):
+        assert_as_good(actual, grad, -angles, half)
+
+
+def test_backward_in_turn():
+    q = random(2, TOKENS, 130, dtype=torch.float32, requires_grad=True)
+    out, _ = kernel.rope3d(q, None, GRID, order="in_turn", layout="bsc")
+    grad = random(2, TOKENS, 130, dtype=torch.float32)
+    (actual,) = torch.autograd.grad(out, q, grad)
+    assert_as_good(actual.unsqueeze(2), grad.unsqueeze(2), -ltx_angles(points(GRID), 130))
+
+
+@pytest.mark.parametrize("used", [0, 1])
+@pytest.mark.parametrize("needed", [(True, False), (False, True), (True, True)])
+def test_only_what_needs_a_gradient_gets_one(needed, used):
+    leaves = [random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=n) for n in needed]
+    out = kernel.rope3d(*leaves, GRID)[used]
+    grad = random(1, TOKENS, 2, 16, dtype=torch.float32)
+    out.backward(grad)
+    for i, leaf in enumerate(leaves):
+        if needed[i] and i == used:
+            assert_as_good(leaf.grad, grad, -wan_angles(points(GRID), wan_widths(16)))
+        else:
+            assert leaf.grad is None
+    with torch.no_grad():
+        assert not kernel.rope3d(*leaves, GRID)[0].requires_grad
+
+
+def test_second_derivative():
+    """The rotation is linear: the gradient of its gradient is the rotation again."""
+    q = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)
+    grad = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)
+    (first,) = torch.autograd.grad(kernel.rope3d(q, None, GRID)[0], q, grad, create_graph=True)
+    (second,) = torch.autograd.grad(first, grad, q.detach())
+    torch.testing.assert_close(second, kernel.rope3d(q, None, GRID)[0])
+
+
+def test_in_place_is_noticed():
+    """Autograd refuses a gradient that needs a value which the rotation has overwritten."""
+    x = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)
+    y = x * 2
+    loss = y.square()
+    with torch.no_grad():
+        kernel.rope3d(y, None, GRID, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.sum().backward()
+    with pytest.raises(RuntimeError, match="leaf"):
+        kernel.rope3d(x, None, GRID, inplace=True)
+
+
+# --- errors ----------------------------------------------------------------------------------------------------------
+
+
+def given(**changes):
+    arguments = {
+        "q": torch.zeros(2, 6, 4, 8),
+        "k": torch.zeros(2, 6, 2, 8),
+        "cos": [torch.zeros(6, 4)],
+        "sin": [torch.zeros(6, 4)],
+        "in_turn": False,
+        "half": False,
+        "heads_first": False,
+        "head_dim": 0,
+        "inverse": False,
+    }
+    return {**arguments, **changes}
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("name", ["rotate", "rotate_"])
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("q must be float32, float16 or bfloat16", {"q": torch.zeros(2, 6, 4, 8, dtype=torch.float64)}),
+        ("q must have three or four dimensions", {"q": torch.zeros(6, 8)}),
+        ("q must have four dimensions", {"q": torch.zeros(2, 6, 8), "heads_first": True}),
+        ("q must have an even number of elements in each head", {"q": torch.zeros(2, 6, 4, 7)}),
+        ("q must have a multiple of 3 elements", {"q": torch.zeros(2, 6, 8), "head_dim": 3}),
+        ("k must have the dtype of q", {"k": torch.zeros(2, 6, 2, 8, dtype=torch.float16)}),
+        ("k must have as many sequences", {"k": torch.zeros(1, 6, 2, 8)}),
+        ("k must have as many sequences, tokens", {"k": torch.zeros(2, 5, 2, 8)}),
+        ("k must have as many sequences, tokens and elements", {"k": torch.zeros(2, 6, 2, 10)}),
+        ("cos must be one table or three", {"cos": [], "sin": []}),
+        ("sin must be as many tables as cos", {"sin": []}),
+        ("cos must be float32, float16 or bfloat16", {"cos": [torch.zeros(6, 4).double()]}),
+        ("sin must have the dtype of cos", {"sin": [torch.zeros(6, 4).half()]}),
+        (r"sin must have shape \[6, 4\], not \[4, 6\]", {"sin": [torch.zeros(4, 6)]}),
+        ("cos must have two or three dimensions", {"cos": [torch.zeros(6)], "sin": [torch.zeros(6)]}),
+        (
+            "cos must be for one sequence or for 2, not 3",
+            {"cos": [torch.zeros(3, 6, 4)], "sin": [torch.zeros(3, 6, 4)]},
+        ),
+        ("cos must have at most 4 pairs, not 5", {"cos": [torch.zeros(6, 5)], "sin": [torch.zeros(6, 5)]}),
+        ("cos must be for at most 6 tokens, not 7", {"cos": [torch.zeros(7, 4)], "sin": [torch.zeros(7, 4)]}),
+        (
+            "cos must be tables of one width",
+            {side: [torch.zeros(1, n) for n in (1, 1, 2)] for side in ("cos", "sin")} | {"in_turn": True},
+        ),
+        (
+            "cos must be tables of one dtype",
+            {side: [torch.zeros(1, 1).to(d) for d in (DTYPES[0], *DTYPES[:2])] for side in ("cos", "sin")},
+        ),
+    ],
+)
+def test_operator_errors(message, changes, name, fake):
+    device = "meta" if fake else DEVICE
+    arguments = given(**changes)
+    for key in ("q", "k"):
+        arguments[key] = arguments[key].to(device)
+    for key in ("cos", "sin"):
+        arguments[key] = [t.to(device) for t in arguments[key]]
+    with pytest.raises(RuntimeError, match=message):
+        getattr(ops, name)(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("order must be", {"order": "sideways"}),
+        ("pairs must be", {"pairs": "quarter"}),
+        ("layout must be", {"layout": "sbhd"}),
+        ('q must have 3 dimensions with the layout "bsc", not 4', {"layout": "bsc"}),
+        ("head_dim must be positive, and goes with", {"head_dim": 8}),
+        ("theta must be one number or 3, not 2", {"theta": (1.0, 2.0)}),
+        ("scale must be one number or 3, not 4", {"scale": (1.0,) * 4}),
+        (r"widths must be 3 even numbers of at most 8 in sum, not \[2, 2, 6\]", {"widths": (2, 2, 6)}),
+        (r"widths must be 3 even numbers of at most 8 in sum, not \[1, 1, 2\]", {"widths": (1, 1, 2)}),
+        ("grid and prefix must have 6 tokens, as q has, not 6 \\+ 1", {"prefix": 1}),
+        ("grid and prefix must have 6 tokens, as q has, not 8 \\+ 0", {"grid": (2, 2, 2)}),
+        ("grid must have 3 sizes, not 2", {"grid": (2, 3)}),
+        ("positions must be given for 3 axes, not 2", {"positions": [[0], [0, 1]]}),
+        ("positions must be as many as grid has on each axis", {"positions": [[0], [0], [0, 1, 2]]}),
+        ("grid or positions must be given", {"grid": None}),
+    ],
+)
+def test_errors_name_the_argument(message, arguments):
+    q = torch.zeros(2, 6, 4, 8, device=DEVICE)
+    with pytest.raises(ValueError, match=message):
+        kernel.rope3d(q, q, **{"grid": (1, 2, 3), **arguments})
+
+
+@pytest.mark.parametrize(
+    ("message", "shape", "arguments"),
+    [
+        ("cos must have 8 or 4 in its last dimension, not 6", (6, 6), {}),
+        ("cos must have 4 or 2 in its last dimension, not 8", (6, 8), {"rotary_dim": 4}),
+        ("cos and prefix must have 6 tokens", (5, 8), {}),
+        ("cos and prefix must have 6 tokens", (6, 8), {"prefix": 2}),
+    ],
+)
+def test_table_errors_name_the_argument(message, shape, arguments):
+    q, table = torch.zeros(2, 6, 4, 8, device=DEVICE), torch.zeros(shape, device=DEVICE)
+    with pytest.raises(ValueError, match=message):
+        kernel.apply_rotary(q, None, table, table, **arguments)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs two devices")
+def test_errors_name_the_argument_on_another_device():
+    q, table = torch.zeros(2, 6, 4, 8, device="cuda"), torch.zeros(6, 4, device="cuda")
+    with pytest.raises(RuntimeError, match="k must be on the device of q"):
+        kernel.apply_rotary(q, q.cpu(), table, table)
+    with pytest.raises(RuntimeError, match="q must be on a CUDA device"):
+        kernel.apply_rotary(q.cpu(), q, table, table)
+    with pytest.raises(RuntimeError, match="cos must be on the device of q"):
+        kernel.apply_rotary(q, q, table.cpu(), table)
+    with pytest.raises(RuntimeError, match="sin must be on the device of cos"):
+        kernel.apply_rotary(q, q, table, table.cpu())
+
+
+# --- torch.library, torch.compile ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("inverse", [False, True])
+def test_opcheck(inverse, dtype):
+    q, k = random(2, TOKENS + 1, 3, 16, dtype=dtype), random(2, TOKENS + 1, 16, 1, dtype=dtype).transpose(2, 3)
+    axes = ([torch.rand(size, 2, device=DEVICE) for size in GRID] for _ in range(2))
+    tokens = ([torch.rand(2, TOKENS, 8, device=DEVICE)] for _ in range(2))
+    for cos, sin in (axes, tokens):
+        for grad in (False, True):
+            for other in (None, k.detach().requires_grad_(grad)):
+                form = (cos, sin, False, False, False, 0, inverse)
+                torch.library.opcheck(ops.rotate.default, (q.detach().requires_grad_(grad), other, *form))
+        for other in (None, k.contiguous()):
+            torch.library.opcheck(ops.rotate_.default, (q.clone(), other, *form))
+
+
+@pytest.mark.kernels_ci
+def test_compile():
+    def block(q, k, grid):
+        q, k = kernel.rope3d(q * 2, k, grid, prefix=2)
+        return kernel.apply_rotary(q, k, cos, sin, pairs="half")
+
+    cos, sin = torch.rand(2, 2 + 4 * 60, 16, device=DEVICE)
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch in (4, 9):
+        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
+            q, k = (random(batch, 242, heads, 32, dtype=torch.float32, requires_grad=True) for heads in (3, 2))
+            expected, actual = block(q, k, (12, 4, 5)), compiled(q, k, (12, 4, 5))
+            torch.testing.assert_close(actual, expected)
+            grads = [torch.randn_like(e) for e in expected]
+            torch.testing.assert_close(
+                torch.autograd.grad(actual, (q, k), grads), torch.autograd.grad(expected, (q, k), grads)
+            )
+
+
+def test_compile_another_grid():
+    def on(grid, q):
+        return kernel.rope3d(q, None, grid)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(on, fullgraph=True, dynamic=True, backend="eager")
+    for grid in ((3, 4, 5), (6, 7, 8)):
+        with torch.compiler.set_stance("fail_on_recompile" if grid[0] == 6 else "default"):
+            q = random(2, math.prod(grid), 3, 32, dtype=torch.float32)
+            torch.testing.assert_close(compiled(grid, q)[0], kernel.rope3d(q, None, grid)[0])
+
+
+def test_compile_in_place():
+    def block(q):
+        q = q + 1
+        kernel.rope3d(q, None, GRID, inplace=True)
+        return q * 2
+
+    torch._dynamo.reset()
+    q = random(2, TOKENS, 3, 32, dtype=torch.float32)
+    torch.testing.assert_close(torch.compile(block, fullgraph=True, backend="aot_eager")(q), block(q))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="the compiler's own back end is checked where it is used")
+def test_compile_inductor():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q: kernel.rope3d(q + 1, q, GRID), fullgraph=True, dynamic=True)
+    for batch in (4, 9):
+        q = random(batch, TOKENS, 3, 128, dtype=torch.bfloat16)
+        for actual, expected in zip(compiled(q), kernel.rope3d(q + 1, q, GRID)):
+            torch.testing.assert_close(actual, expected)
+
+
+# --- what only a GPU has ---------------------------------------------------------------------------------------------
+
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
+
+
+@gpu
+def test_stream():
+    q = random(1, 7 * 64 * 64, 16, 128, dtype=torch.bfloat16)
+    expected, _ = kernel.rope3d(q, None, (7, 64, 64))
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(q)
+        out, _ = kernel.rope3d(late, None, (7, 64, 64))
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+@gpu
+@pytest.mark.parametrize("theta", [10000.0, 123.0])
+def test_graph(theta):
+    """Also where the tables are made within the graph, which other calls must not see."""
+    q, k = (random(1, TOKENS, 3, 64, dtype=torch.float16, requires_grad=True) for _ in range(2))
+
+    def step(theta):
+        out = kernel.rope3d(q, k, GRID, theta=theta)
+        return torch.autograd.grad(out, (q, k), (k.detach(), q.detach()))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(10000.0)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(theta)
+    expected = step(theta)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, expected))
+    with torch.no_grad():
+        q.copy_(random(1, TOKENS, 3, 64, dtype=torch.float16))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, step(theta)))
+
+
+@gpu
+def test_more_elements_than_32_bits_count():
+    heads, dim, grid = 64, 128, (64, 64, 65)
+    tokens = math.prod(grid)
+    if torch.cuda.mem_get_info()[0] < 2 * 2 * heads * dim * tokens + 2**30:
+        pytest.skip("needs 9 GB of GPU memory")
+    q = torch.ones(1, tokens, heads, dim, device=DEVICE, dtype=torch.bfloat16)
+    q[0, -1] = random(heads, dim, dtype=torch.bfloat16)
+    for half in (False, True):
+        out, _ = kernel.rope3d(q, None, grid, pairs="half" if half else "interleaved")
+        last = wan_angles([torch.tensor([size - 1.0], dtype=torch.float64) for size in grid], wan_widths(dim))
+        assert_as_good(out[:, -1:], q[:, -1:], last, half)
+        del out
