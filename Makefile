@@ -4,6 +4,7 @@
 # Both set themselves up in .venv. TORCH chooses the Torch to test with, e.g. make test TORCH=torch==2.14.1
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 
 .PHONY: quickstart test lint clean
 
@@ -18,8 +19,8 @@ quickstart: .venv/ready
 
 test: .venv/ready lint
 	.venv/bin/python -m pytest tests
-	.venv/bin/kernel-builder build kernels/rmsnorm --backend cpu
-	.venv/bin/python -m pytest kernels/rmsnorm/tests
+	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
+	set -e; for kernel in $(KERNELS); do .venv/bin/python -m pytest $$kernel/tests; done
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .
