@@ -233,7 +233,11 @@ def test_who_comes_after_a_killed_build_waits_for_its_compilers(
     assert any("waiting for it" in line for line in second.stderr)
     assert working_in(cache).keys() <= left
     os.kill(ninja, signal.SIGCONT)
-    assert wait_for(compiling(cache), 30)
+
+    def compiling_anew() -> bool:
+        return any("cc1plus" in command and number not in left for number, command in working_in(cache).items())
+
+    assert wait_for(compiling_anew, 30)
     assert not working_in(cache).keys() & left
 
 
