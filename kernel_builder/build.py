@@ -262,9 +262,7 @@ def build(request: Request, toolchains: Toolchains, listener: Listener | None = 
             mine = [planned for planned in stale if planned.project.root == project.root]
             if mine:
                 destination = destinations[project.root]
-                gone = (
-                    [] if request.variants or request.backends else _outdated(project, destination, variants, request)
-                )
+                gone = [] if request.variants or request.backends else _outdated(project, destination, variants)
                 reports.update(
                     _package(
                         mine, destination, gone, records[project.root], cache, load=request.load, listener=listener
@@ -356,7 +354,7 @@ def _run(graph: Graph, request: Request, cache: Path, listener: Listener) -> nin
     )
 
 
-def _outdated(project: Project, destination: Path, variants: Sequence[Variant], request: Request) -> list[str]:
+def _outdated(project: Project, destination: Path, variants: Sequence[Variant]) -> list[str]:
     """Packages in the destination that the project does not offer any more.
 
     A variant that only this machine cannot build is kept: it may have been brought from another one.
