@@ -2,8 +2,9 @@
 
 Usage: python kernels/kit/copy.py [--check]
 
-A project uses the files that its build.toml lists as `kit/...`. With --check nothing is written; the copies that are
-missing, differ, or belong to no listed file are named, and then the exit status is 1.
+A project uses the files that its build.toml lists as `kit/...`, and in its Python package those whose names start with
+an underscore. With --check nothing is written; the copies that are missing, differ, or belong to no listed file are
+named, and then the exit status is 1.
 """
 
 import re
@@ -17,7 +18,11 @@ def outdated(project: Path) -> "dict[Path, bytes | None]":
     """What each copy that is not as it must be should hold; None: it should not be there."""
     listed = set(re.findall(r'"kit/([^"]+)"', (project / "build.toml").read_text()))
     wanted = {project / "kit" / name: (KIT / name).read_bytes() for name in listed}
-    present = {path: path.read_bytes() for path in (project / "kit").glob("*")}
+    package = project / "torch-ext" / project.name
+    if package.is_dir():
+        wanted |= {package / path.name: path.read_bytes() for path in KIT.glob("_[!_]*.py")}
+    copies = [*(project / "kit").glob("*"), *(path for path in wanted if path.exists())]
+    present = {path: path.read_bytes() for path in copies}
     return {path: wanted.get(path) for path in wanted.keys() | present.keys() if wanted.get(path) != present.get(path)}
 
 

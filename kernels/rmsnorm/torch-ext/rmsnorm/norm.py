@@ -4,6 +4,7 @@ from typing import Optional
 
 import torch
 
+from ._dispatch import below_autograd, differentiable, differentiable_once
 from ._ops import add_op_namespace_prefix, ops
 
 
@@ -21,7 +22,7 @@ def rms_norm(x: torch.Tensor, weight: Optional[torch.Tensor] = None, eps: float 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
     """
-    return ops.rms_norm(x, weight, eps)
+    return _rms_norm(x, weight, eps)
 
 
 def add_rms_norm(
@@ -40,7 +41,7 @@ def add_rms_norm(
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
     """
-    return ops.add_rms_norm(x, residual, weight, eps)
+    return _add_rms_norm(x, residual, weight, eps)
 
 
 def _check(x: torch.Tensor, weight: Optional[torch.Tensor], residual: Optional[torch.Tensor]) -> None:
@@ -90,21 +91,21 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx, x, weight, eps):
         ctx.save_for_backward(x, weight)
         ctx.eps = eps
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return ops.rms_norm(x, weight, eps)
 
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1]
-        grad_x, grad_weight = ops.rms_norm_backward(grad, x, weight, None, ctx.eps, wanted)
+        grad_x, grad_weight = _rms_norm_backward(grad, x, weight, None, ctx.eps, wanted)
         return grad_x, grad_weight if wanted else None, None
 
 
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, residual, weight, eps):
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             normed, total = ops.add_rms_norm(x, residual, weight, eps)
         ctx.save_for_backward(total, weight)
         ctx.eps = eps
@@ -117,32 +118,12 @@ class _AddRMSNorm(torch.autograd.Function):
             return grad_sum, grad_sum, None, None
         total, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2]
-        grad_total, grad_weight = ops.rms_norm_backward(grad, total, weight, grad_sum, ctx.eps, wanted)
+        grad_total, grad_weight = _rms_norm_backward(grad, total, weight, grad_sum, ctx.eps, wanted)
         return grad_total, grad_total, grad_weight if wanted else None, None
 
 
-class _RMSNormBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, *arguments):
-        with torch._C._AutoDispatchBelowAutograd():
-            return ops.rms_norm_backward(*arguments)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        raise NotImplementedError("rmsnorm: its gradient cannot be differentiated a second time")
-
-
-def _differentiable(name, function):
-    operator = getattr(ops, name).default
-
-    @torch.library.impl(add_op_namespace_prefix(name), "Autograd")
-    def forward(*arguments):
-        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in arguments):
-            return function.apply(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
-
-
-_differentiable("rms_norm", _RMSNorm)
-_differentiable("add_rms_norm", _AddRMSNorm)
-_differentiable("rms_norm_backward", _RMSNormBackward)
+_rms_norm = differentiable("rms_norm", _RMSNorm)
+_add_rms_norm = differentiable("add_rms_norm", _AddRMSNorm)
+_rms_norm_backward = differentiable_once(
+    "rms_norm_backward", "rmsnorm: its gradient cannot be differentiated a second time"
+)
