@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
-#include <vector>
 
 #include "kit/rows.h"
 
@@ -56,13 +55,17 @@ inline Type element_type(const Tensor& tensor, const char* argument) {
   fail(argument, "must be float32, float16 or bfloat16");
 }
 
+// Dimensions of a tensor that Torch makes, at most.
+constexpr size_t kMostDims = 64;
+
 inline Tensor empty(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor& beside) {
-  std::vector<int64_t> strides(sizes.size());
+  int64_t strides[kMostDims];
+  if (sizes.size() > kMostDims) throw std::runtime_error(std::string(kProject) + ": too many dimensions");
   int64_t stride = 1;
   for (size_t dim = sizes.size(); dim-- > 0; stride *= sizes[dim] > 0 ? sizes[dim] : 1) strides[dim] = stride;
   AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides.data(),
-                                                  dtype, device_type(beside), beside.get_device_index(), &handle));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype,
+                                                  device_type(beside), beside.get_device_index(), &handle));
   return Tensor(handle);
 }
 

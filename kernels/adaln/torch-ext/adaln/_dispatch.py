@@ -3,7 +3,7 @@
 from typing import Any, Callable
 
 import torch
-from torch import Tensor, is_grad_enabled
+from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch.compiler import is_compiling
 
 from ._ops import add_op_namespace_prefix, ops
@@ -19,7 +19,8 @@ def differentiable(name: str, function: "type[torch.autograd.Function]") -> Call
     as it is. `function.forward` calls the operator within `below_autograd`.
     """
     packet = getattr(ops, name)
-    operator = packet.default
+    # What OpOverload.__call__ calls, where there is such a thing: a Python frame less.
+    operator = getattr(packet.default, "_op", packet.default)
 
     def call(*arguments):
         if is_compiling():
@@ -28,6 +29,8 @@ def differentiable(name: str, function: "type[torch.autograd.Function]") -> Call
             for argument in arguments:
                 if isinstance(argument, Tensor) and argument.requires_grad:
                     return function.apply(*arguments)
+        if is_inference_mode_enabled():  # where there is no autograd to be below of
+            return operator(*arguments)
         with below_autograd():
             return operator(*arguments)
 
