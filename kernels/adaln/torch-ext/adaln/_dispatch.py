@@ -22,9 +22,7 @@ def differentiable(name: str, function: "type[torch.autograd.Function]") -> Call
     # What OpOverload.__call__ calls, where there is such a thing: a Python frame less.
     operator = getattr(packet.default, "_op", packet.default)
 
-    def call(*arguments):
-        if is_compiling():
-            return packet(*arguments)
+    def recorded(*arguments):
         if is_grad_enabled():
             for argument in arguments:
                 if isinstance(argument, Tensor) and argument.requires_grad:
@@ -34,7 +32,12 @@ def differentiable(name: str, function: "type[torch.autograd.Function]") -> Call
         with below_autograd():
             return operator(*arguments)
 
-    torch.library.impl(add_op_namespace_prefix(name), "Autograd")(call)
+    # Not `call`, which would come back here while Torch traces.
+    torch.library.impl(add_op_namespace_prefix(name), "Autograd")(recorded)
+
+    def call(*arguments):
+        return packet(*arguments) if is_compiling() else recorded(*arguments)
+
     return call
 
 

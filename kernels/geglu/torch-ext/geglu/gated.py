@@ -4,6 +4,7 @@ from typing import Optional
 
 import torch
 
+from ._dispatch import below_autograd, differentiable, differentiable_once
 from ._ops import add_op_namespace_prefix, ops
 
 
@@ -28,10 +29,10 @@ def geglu(
     if gate not in ("first", "second"):
         raise ValueError(f"geglu: gate must be 'first' or 'second', not {gate!r}")
     if up is None:
-        return ops.geglu_halves(x, _is_tanh(approximate), gate == "first")
+        return _halves(x, _is_tanh(approximate), gate == "first")
     if gate != "second":
         raise ValueError("geglu: gate chooses a half of x, which has none when up is given")
-    return geglu_pair(x, up, approximate)
+    return _pair(x, up, _is_tanh(approximate))
 
 
 def geglu_pair(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") -> torch.Tensor:
@@ -46,7 +47,7 @@ def geglu_pair(gate: torch.Tensor, up: torch.Tensor, approximate: str = "none") 
         ValueError: If `approximate` is none of its choices.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
-    return ops.geglu_pair(gate, up, _is_tanh(approximate))
+    return _pair(gate, up, _is_tanh(approximate))
 
 
 def _is_tanh(approximate: str) -> bool:
@@ -90,20 +91,17 @@ def _geglu_pair_backward_fake(grad, gate, up, tanh):
     return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
 
 
-# What `torch.library.register_autograd` would do, at less than half of its cost for each call.
-
-
 class _Halves(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, tanh, gate_first):
         ctx.save_for_backward(x)
         ctx.choices = tanh, gate_first
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return ops.geglu_halves(x, tanh, gate_first)
 
     @staticmethod
     def backward(ctx, grad):
-        return ops.geglu_halves_backward(grad, *ctx.saved_tensors, *ctx.choices), None, None
+        return _halves_backward(grad, *ctx.saved_tensors, *ctx.choices), None, None
 
 
 class _Pair(torch.autograd.Function):
@@ -111,40 +109,17 @@ class _Pair(torch.autograd.Function):
     def forward(ctx, gate, up, tanh):
         ctx.save_for_backward(gate, up)
         ctx.tanh = tanh
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return ops.geglu_pair(gate, up, tanh)
 
     @staticmethod
     def backward(ctx, grad):
-        return (*ops.geglu_pair_backward(grad, *ctx.saved_tensors, ctx.tanh), None)
+        return (*_pair_backward(grad, *ctx.saved_tensors, ctx.tanh), None)
 
 
-def _refuse_second(name):
-    class Backward(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *arguments):
-            with torch._C._AutoDispatchBelowAutograd():
-                return getattr(ops, name)(*arguments)
+_ONCE = "geglu: its gradient cannot be differentiated a second time"
 
-        @staticmethod
-        def backward(ctx, *grads):
-            raise NotImplementedError("geglu: its gradient cannot be differentiated a second time")
-
-    return Backward
-
-
-def _differentiable(name, function):
-    operator = getattr(ops, name).default
-
-    @torch.library.impl(add_op_namespace_prefix(name), "Autograd")
-    def forward(*arguments):
-        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in arguments):
-            return function.apply(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
-
-
-_differentiable("geglu_halves", _Halves)
-_differentiable("geglu_pair", _Pair)
-_differentiable("geglu_halves_backward", _refuse_second("geglu_halves_backward"))
-_differentiable("geglu_pair_backward", _refuse_second("geglu_pair_backward"))
+_halves = differentiable("geglu_halves", _Halves)
+_pair = differentiable("geglu_pair", _Pair)
+_halves_backward = differentiable_once("geglu_halves_backward", _ONCE)
+_pair_backward = differentiable_once("geglu_pair_backward", _ONCE)
