@@ -4,6 +4,7 @@ from typing import Optional
 
 import torch
 
+from ._dispatch import below_autograd, differentiable, differentiable_once
 from ._ops import add_op_namespace_prefix, ops
 
 
@@ -33,7 +34,7 @@ def ada_layer_norm(
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
     """
-    return ops.ada_norm(x, scale, shift, weight, bias, eps, True)
+    return _ada_norm(x, scale, shift, weight, bias, eps, True)
 
 
 def ada_rms_norm(
@@ -44,7 +45,7 @@ def ada_rms_norm(
     eps: float = 1e-6,
 ) -> torch.Tensor:
     """Returns `rms_norm(x, weight) * (1 + scale) + shift`: as `ada_layer_norm`, without mean and bias."""
-    return ops.ada_norm(x, scale, shift, weight, None, eps, False)
+    return _ada_norm(x, scale, shift, weight, None, eps, False)
 
 
 def gate_residual(residual: torch.Tensor, branch: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
@@ -58,7 +59,7 @@ def gate_residual(residual: torch.Tensor, branch: torch.Tensor, gate: torch.Tens
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
     """
-    return ops.gate_residual(residual, branch, gate)
+    return _gate_residual(residual, branch, gate)
 
 
 def gate_residual_ada_norm(
@@ -93,7 +94,7 @@ def gate_residual_ada_norm(
     """
     if norm not in ("layer", "rms"):
         raise ValueError(f'adaln: norm must be "layer" or "rms", not {norm!r}')
-    return ops.gate_residual_ada_norm(residual, branch, gate, scale, shift, weight, bias, eps, norm == "layer")
+    return _gate_residual_ada_norm(residual, branch, gate, scale, shift, weight, bias, eps, norm == "layer")
 
 
 def _check_x(x: torch.Tensor, name: str) -> None:
@@ -246,13 +247,10 @@ def _has_own_rows(modulation, x):
     return all(size == 1 for size in x.shape[leading:-1])
 
 
-# What `torch.library.register_autograd` would do, at less than half of its cost for each call.
-
-
 def _norm_gradients(ctx, grad, x, scale, weight, bias, grad_sum, branch, gate, wanted):
     """The gradients for residual or x, branch, gate, scale, shift, weight and bias."""
     of_gate, of_scale, of_shift, of_weight, of_bias = wanted
-    gradients = ops.ada_norm_backward(
+    gradients = _ada_norm_backward(
         grad,
         x,
         scale,
@@ -287,7 +285,7 @@ class _AdaNorm(torch.autograd.Function):
         ctx.save_for_backward(x, scale, weight, bias)
         ctx.eps, ctx.centered = eps, centered
         ctx.shift_shape = None if shift is None else shift.shape
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return ops.ada_norm(x, scale, shift, weight, bias, eps, centered)
 
     @staticmethod
@@ -302,7 +300,7 @@ class _GateResidual(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, branch, gate):
         ctx.save_for_backward(branch, gate)
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             return ops.gate_residual(residual, branch, gate)
 
     @staticmethod
@@ -311,14 +309,14 @@ class _GateResidual(torch.autograd.Function):
         if not of_branch and not of_gate:
             return grad, None, None
         branch, gate = ctx.saved_tensors
-        grad_branch, grad_gate = ops.gate_residual_backward(grad, branch, gate, of_gate)
+        grad_branch, grad_gate = _gate_residual_backward(grad, branch, gate, of_gate)
         return grad, grad_branch, grad_gate if of_gate else None
 
 
 class _GateResidualAdaNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, branch, gate, scale, shift, weight, bias, eps, centered):
-        with torch._C._AutoDispatchBelowAutograd():
+        with below_autograd():
             arguments = (residual, branch, gate, scale, shift, weight, bias, eps, centered)
             total, normed = ops.gate_residual_ada_norm(*arguments)
         ctx.save_for_backward(total, branch, gate, scale, weight, bias)
@@ -332,38 +330,14 @@ class _GateResidualAdaNorm(torch.autograd.Function):
         total, branch, gate, scale, weight, bias = ctx.saved_tensors
         wanted = ctx.needs_input_grad[2:7]
         if grad is None:
-            grad_branch, grad_gate = ops.gate_residual_backward(grad_sum, branch, gate, wanted[0])
+            grad_branch, grad_gate = _gate_residual_backward(grad_sum, branch, gate, wanted[0])
             return grad_sum, grad_branch, grad_gate if wanted[0] else None, *[None] * 6
         return (*_norm_gradients(ctx, grad, total, scale, weight, bias, grad_sum, branch, gate, wanted), None, None)
 
 
-def _differentiable(name, function):
-    operator = getattr(ops, name).default
-
-    @torch.library.impl(add_op_namespace_prefix(name), "Autograd")
-    def forward(*arguments):
-        if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and a.requires_grad for a in arguments):
-            return function.apply(*arguments)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
-
-
-def _differentiable_once(name):
-    class Once(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, *arguments):
-            with torch._C._AutoDispatchBelowAutograd():
-                return getattr(ops, name)(*arguments)
-
-        @staticmethod
-        def backward(ctx, *grads):
-            raise NotImplementedError("adaln: its gradient cannot be differentiated a second time")
-
-    _differentiable(name, Once)
-
-
-_differentiable("ada_norm", _AdaNorm)
-_differentiable("gate_residual", _GateResidual)
-_differentiable("gate_residual_ada_norm", _GateResidualAdaNorm)
-_differentiable_once("ada_norm_backward")
-_differentiable_once("gate_residual_backward")
+_ada_norm = differentiable("ada_norm", _AdaNorm)
+_gate_residual = differentiable("gate_residual", _GateResidual)
+_gate_residual_ada_norm = differentiable("gate_residual_ada_norm", _GateResidualAdaNorm)
+_SECOND_TIME = "adaln: its gradient cannot be differentiated a second time"
+_ada_norm_backward = differentiable_once("ada_norm_backward", _SECOND_TIME)
+_gate_residual_backward = differentiable_once("gate_residual_backward", _SECOND_TIME)
