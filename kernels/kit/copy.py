@@ -2,9 +2,9 @@
 
 Usage: python kernels/kit/copy.py [--check]
 
-A project uses the files that its build.toml lists as `kit/...`, and in its Python package those whose names start with
-an underscore. With --check nothing is written; the copies that are missing, differ, or belong to no listed file are
-named, and then the exit status is 1.
+A project uses the files that its build.toml lists as `kit/...`, in its Python package those whose names start with an
+underscore, and in its benchmarks workload.py. With --check nothing is written; the copies that are missing, differ, or
+belong to no listed file are named, and then the exit status is 1.
 """
 
 import re
@@ -21,6 +21,9 @@ def outdated(project: Path) -> "dict[Path, bytes | None]":
     package = project / "torch-ext" / project.name
     if package.is_dir():
         wanted |= {package / path.name: path.read_bytes() for path in KIT.glob("_[!_]*.py")}
+    benchmarks = project / "benchmarks"
+    if benchmarks.is_dir():
+        wanted[benchmarks / "workload.py"] = (KIT / "workload.py").read_bytes()
     copies = [*(project / "kit").glob("*"), *(path for path in wanted if path.exists())]
     present = {path: path.read_bytes() for path in copies}
     return {path: wanted.get(path) for path in wanted.keys() | present.keys() if wanted.get(path) != present.get(path)}

@@ -1,84 +1,127 @@
-"""Times the kernel beside eager PyTorch: `kernels benchmark kernels/adaln`.
+"""Workloads of adaptive norms and gated residuals: `kernel-builder benchmark DIR` or `kernels benchmark DIR`."""
 
-Every workload is checked against the formula in float32 before it is timed.
-"""
+import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from kernels.benchmark import Benchmark
+
+sys.path.insert(0, str(Path(__file__).parent))
+from workload import Workload
 
 EPS = 1e-6
-# Batch, tokens and hidden size of DiT-XL, PixArt or LTX-Video, Wan 2.1 1.3B, and a large model.
-SHAPES = {"dit": (2, 4096, 1152), "ltx": (2, 4992, 2048), "wan": (1, 7800, 1536), "large": (1, 16384, 3072)}
+
+# Batch, tokens, hidden size: of PixArt and DiT-XL, LTX-Video, Wan 2.1 and larger ones.
+BLOCKS = [(2, 1024, 2048), (1, 4096, 3072), (2, 4992, 2048), (1, 16384, 3072), (2, 4096, 1152)]
+# Off the sizes that anyone tunes for, and one row.
+OTHERS = [(1, 4096, 1000), (1, 4096, 5120), (1, 4096, 4097), (1, 1, 3072)]
+CPU = [(2, 256, 1152), (1, 256, 3072)]
+SHAPES = {
+    "forward": {"cuda": BLOCKS + OTHERS, "cpu": CPU},
+    "backward": {"cuda": BLOCKS, "cpu": CPU},
+}
 
 
-def eager_norm(x, scale, shift):
-    normed = F.layer_norm(x.float(), (x.shape[-1],), eps=EPS)
-    return (normed * (1 + scale.float()) + shift.float()).to(x.dtype)
+def block(batch, tokens, hidden, device, dtype):
+    """The tensors of a transformer's block, which takes shift, scale and gate as slices of one table."""
+    x, branch = torch.randn(2, batch, tokens, hidden, device=device).mul(0.25).to(dtype)
+    table = torch.rand(batch, 1, 6, hidden, device=device).mul(0.05).sub(0.8).to(dtype)
+    shift, scale, gate = (part.detach() for part in table.unbind(2)[:3])
+    return x, branch, gate, scale, shift
 
 
-def eager_gate(residual, branch, gate):
-    return (residual.float() + branch.float() * gate.float()).to(residual.dtype)
+def wide(x):
+    return x.float() if x.dtype != torch.float64 else x
 
 
-class Workloads:
-    """What the benchmarks share. No `Benchmark` itself, since the runner runs every one that it finds."""
-
-    seed = 42
-
-    def __init_subclass__(cls) -> None:
-        # One workload for each shape: the runner finds them by the names of methods.
-        for name in SHAPES:
-            setattr(cls, f"setup_{name}", lambda self, name=name: self.prepare(name))
-            setattr(cls, f"benchmark_{name}", lambda self: self.run())
-            setattr(cls, f"verify_{name}", lambda self: self.reference())
-
-    def prepare(self, shape: str) -> None:
-        batch, tokens, hidden = SHAPES[shape]
-        # The CPU has no time for the sizes of a GPU.
-        tokens = tokens if self.device == "cuda" else tokens // 16
-        # The runner allows for a difference of 0.01: large results would differ by more when they round differently.
-        self.x, self.branch, self.grad = torch.randn(3, batch, tokens, hidden, device=self.device).mul(0.25).bfloat16()
-        table = torch.rand(batch, 1, 6, hidden, device=self.device).mul(0.05).sub(0.8).bfloat16()
-        self.shift, self.scale, self.gate = table.unbind(2)[:3]
+def layer_norm(x, scale, shift):
+    normed = F.layer_norm(wide(x), (x.shape[-1],), eps=EPS)
+    return (normed * (1 + wide(scale)) + wide(shift)).to(x.dtype)
 
 
-class AdaLayerNorm(Workloads, Benchmark):
-    def run(self) -> None:
-        self.out = self.kernel.ada_layer_norm(self.x, self.scale, self.shift, eps=EPS)
-
-    def reference(self) -> torch.Tensor:
-        return eager_norm(self.x, self.scale, self.shift)
+def rms_norm(x, weight, scale, shift):
+    normed = wide(x) * torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + EPS) * wide(weight)
+    return (normed * (1 + wide(scale)) + wide(shift)).to(x.dtype)
 
 
-class GateResidual(Workloads, Benchmark):
-    def run(self) -> None:
-        self.out = self.kernel.gate_residual(self.x, self.branch, self.gate)
-
-    def reference(self) -> torch.Tensor:
-        return eager_gate(self.x, self.branch, self.gate)
+def gated(residual, branch, gate):
+    return (wide(residual) + wide(branch) * wide(gate)).to(residual.dtype)
 
 
-class GateResidualAdaNorm(Workloads, Benchmark):
-    def run(self) -> None:
-        _, self.out = self.kernel.gate_residual_ada_norm(
-            self.x, self.branch, self.gate, self.scale, self.shift, eps=EPS
-        )
+def liger_ada_rms_norm():
+    from liger_kernel.ops.modulated_rms_norm import LigerModulatedRMSNormFunction
 
-    def reference(self) -> torch.Tensor:
-        return eager_norm(eager_gate(self.x, self.branch, self.gate), self.scale, self.shift)
+    return lambda x, weight, scale, shift: LigerModulatedRMSNormFunction.apply(
+        x, weight, scale.squeeze(1), shift.squeeze(1), EPS, 0.0, "llama", False
+    )
 
 
-class AdaLayerNormBackward(Workloads, Benchmark):
-    def prepare(self, shape: str) -> None:
-        super().prepare(shape)
-        self.x.requires_grad_()
-        self.scale, self.shift = (t.detach().requires_grad_() for t in (self.scale, self.shift))
+ADA_RMS_NORM_PEERS = {"liger": liger_ada_rms_norm}
 
-    def run(self) -> None:
-        normed = self.kernel.ada_layer_norm(self.x, self.scale, self.shift, eps=EPS)
-        self.out, *_ = torch.autograd.grad(normed, (self.x, self.scale, self.shift), self.grad)
 
-    def reference(self) -> torch.Tensor:
-        normed = eager_norm(self.x, self.scale, self.shift)
-        return torch.autograd.grad(normed, self.x, self.grad)[0]
+class AdaLayerNorm(Workload):
+    title = "ada_layer_norm"
+    shapes = SHAPES
+    small = (1, 8, 1024)
+
+    def inputs(self, batch, tokens, hidden):
+        x, _, _, scale, shift = block(batch, tokens, hidden, self.device, self.dtype)
+        return x, scale, shift
+
+    def ours(self, x, scale, shift):
+        return self.kernel.ada_layer_norm(x, scale, shift, eps=EPS)
+
+    def eager(self, x, scale, shift):
+        return layer_norm(x, scale, shift)
+
+
+class AdaRMSNorm(Workload):
+    title = "ada_rms_norm"
+    shapes = SHAPES
+    small = (1, 8, 1024)
+    peers = ADA_RMS_NORM_PEERS
+
+    def inputs(self, batch, tokens, hidden):
+        x, _, _, scale, shift = block(batch, tokens, hidden, self.device, self.dtype)
+        weight = torch.rand(hidden, device=self.device).to(self.dtype)
+        return x, weight, scale, shift
+
+    def ours(self, x, weight, scale, shift):
+        return self.kernel.ada_rms_norm(x, scale, shift, weight, eps=EPS)
+
+    def eager(self, x, weight, scale, shift):
+        return rms_norm(x, weight, scale, shift)
+
+
+class GateResidual(Workload):
+    title = "gate_residual"
+    shapes = SHAPES
+    small = (1, 8, 1024)
+
+    def inputs(self, batch, tokens, hidden):
+        return block(batch, tokens, hidden, self.device, self.dtype)[:3]
+
+    def ours(self, residual, branch, gate):
+        return self.kernel.gate_residual(residual, branch, gate)
+
+    def eager(self, residual, branch, gate):
+        return gated(residual, branch, gate)
+
+    def saved(self, residual, branch, gate):
+        return branch, gate
+
+
+class GateResidualAdaNorm(Workload):
+    title = "gate_residual_ada_norm"
+    shapes = SHAPES
+    small = (1, 8, 1024)
+
+    def inputs(self, batch, tokens, hidden):
+        return block(batch, tokens, hidden, self.device, self.dtype)
+
+    def ours(self, residual, branch, gate, scale, shift):
+        return self.kernel.gate_residual_ada_norm(residual, branch, gate, scale, shift, eps=EPS)
+
+    def eager(self, residual, branch, gate, scale, shift):
+        total = gated(residual, branch, gate)
+        return total, layer_norm(total, scale, shift)

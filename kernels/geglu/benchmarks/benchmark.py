@@ -1,70 +1,77 @@
-"""Times the kernel beside eager PyTorch: `kernels benchmark kernels/geglu`.
+"""Workloads of GEGLU: `kernel-builder benchmark DIR` or `kernels benchmark DIR`."""
 
-Every workload is checked against the formula in float32 before it is timed.
-"""
+import sys
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from kernels.benchmark import Benchmark
 
-# Rows and hidden size of feed-forward layers: SDXL's, an image transformer's, a large language model's.
-SHAPES = {"small": (4096, 2560), "medium": (4992, 8192), "large": (16384, 8192)}
+sys.path.insert(0, str(Path(__file__).parent))
+from workload import Workload
 
-
-def eager(gate, up, approximate):
-    return (up.float() * F.gelu(gate.float(), approximate=approximate)).to(up.dtype)
-
-
-class Workloads:
-    """What the benchmarks share. No `Benchmark` itself, since the runner runs every one that it finds."""
-
-    seed = 42
-
-    def __init_subclass__(cls) -> None:
-        # One workload for each shape: the runner finds them by the names of methods.
-        for name in SHAPES:
-            setattr(cls, f"setup_{name}", lambda self, name=name: self.prepare(name))
-            setattr(cls, f"benchmark_{name}", lambda self: self.run())
-            setattr(cls, f"verify_{name}", lambda self: self.reference())
-
-    def prepare(self, shape: str) -> None:
-        rows, hidden = SHAPES[shape]
-        # The CPU has no time for the sizes of a GPU.
-        rows = rows if self.device == "cuda" else rows // 16
-        # The runner allows for a difference of 0.01: results beyond 2 would differ by more when they round differently.
-        self.x = torch.randn(rows, 2 * hidden, device=self.device).clamp(-1, 1).bfloat16()
-        self.up, self.gate = self.x.chunk(2, -1)
-        self.grad = torch.rand(rows, hidden, device=self.device).bfloat16()
+# Batch, tokens, hidden size: of the feed-forward layers of SDXL and of larger image models.
+LAYERS = [(2, 4096, 1280), (1, 4096, 2560), (2, 1024, 5120), (1, 4992, 8192), (1, 16384, 8192)]
+# Off the sizes that anyone tunes for, and one row.
+OTHERS = [(1, 4096, 1000), (1, 4096, 4097), (1, 1, 8192)]
+CPU = [(2, 256, 1280), (1, 256, 5120)]
+SHAPES = {
+    "forward": {"cuda": LAYERS + OTHERS, "cpu": CPU},
+    "backward": {"cuda": LAYERS, "cpu": CPU},
+}
 
 
-class GEGLU(Workloads, Benchmark):
-    def run(self) -> None:
-        self.out = self.kernel.geglu(self.x)
+def liger_geglu_pair():
+    from liger_kernel.ops.geglu import LigerGELUMulFunction
 
-    def reference(self) -> torch.Tensor:
-        return eager(self.gate, self.up, "none")
+    return LigerGELUMulFunction.apply
 
 
-class GEGLUPairTanh(Workloads, Benchmark):
-    def prepare(self, shape: str) -> None:
-        super().prepare(shape)
-        self.gate, self.up = self.gate.contiguous(), self.up.contiguous()
-
-    def run(self) -> None:
-        self.out = self.kernel.geglu_pair(self.gate, self.up, "tanh")
-
-    def reference(self) -> torch.Tensor:
-        return eager(self.gate, self.up, "tanh")
+PAIR_PEERS = {"liger": liger_geglu_pair}
 
 
-class GEGLUBackward(Workloads, Benchmark):
-    def prepare(self, shape: str) -> None:
-        super().prepare(shape)
-        self.x.requires_grad_()
+class GEGLU(Workload):
+    title = "geglu"
+    shapes = SHAPES
+    small = (1, 8, 1024)
 
-    def run(self) -> None:
-        (self.out,) = torch.autograd.grad(self.kernel.geglu(self.x), self.x, self.grad)
+    def inputs(self, batch, tokens, hidden):
+        x = torch.randn(batch, tokens, 2 * hidden, device=self.device).clamp(-1, 1)
+        return (x.to(self.dtype),)
 
-    def reference(self) -> torch.Tensor:
-        up, gate = self.x.chunk(2, -1)
-        return torch.autograd.grad(eager(gate, up, "none"), self.x, self.grad)[0]
+    def ours(self, x):
+        return self.kernel.geglu(x)
+
+    def eager(self, x):
+        up, gate = x.chunk(2, -1)
+        return up * F.gelu(gate)
+
+
+class GEGLUTanh(Workload):
+    title = "geglu, tanh"
+    shapes = SHAPES
+    small = (1, 8, 1024)
+    inputs = GEGLU.inputs
+
+    def ours(self, x):
+        return self.kernel.geglu(x, approximate="tanh")
+
+    def eager(self, x):
+        up, gate = x.chunk(2, -1)
+        return up * F.gelu(gate, approximate="tanh")
+
+
+class GEGLUPair(Workload):
+    title = "geglu_pair, tanh"
+    shapes = SHAPES
+    small = (1, 8, 1024)
+    peers = PAIR_PEERS
+
+    def inputs(self, batch, tokens, hidden):
+        gate, up = torch.randn(2, batch, tokens, hidden, device=self.device).clamp(-1, 1).to(self.dtype)
+        return gate, up
+
+    def ours(self, gate, up):
+        return self.kernel.geglu_pair(gate, up, "tanh")
+
+    def eager(self, gate, up):
+        return up * F.gelu(gate, approximate="tanh")

@@ -1,67 +1,128 @@
-"""Times the kernel beside eager PyTorch: `kernels benchmark kernels/rmsnorm`.
+"""Workloads of RMSNorm: `kernel-builder benchmark DIR` or `kernels benchmark DIR`."""
 
-Every workload is checked against the formula in float32 before it is timed.
-"""
+import sys
+from pathlib import Path
 
 import torch
-from kernels.benchmark import Benchmark
+import torch.nn.functional as F
+
+sys.path.insert(0, str(Path(__file__).parent))
+from workload import Workload
 
 EPS = 1e-6
-# Rows and hidden size of a small and a large transformer's norm, of a norm over heads, and of a very wide one.
-SHAPES = {"small": (1024, 2048), "large": (8192, 4096), "heads": (32768, 128), "wide": (4096, 16384)}
+
+# Batch, tokens, hidden size: of transformers from 1 to 70 billion parameters, of norms over heads, of very wide ones.
+TUNED = [
+    (1, 1024, 2048),
+    (2, 1024, 2048),
+    (4, 1024, 2048),
+    (1, 4096, 2048),
+    (2, 4096, 3072),
+    (1, 8192, 2048),
+    (4, 4096, 3072),
+    (1, 128, 4096),
+    (1, 512, 4096),
+    (1, 1024, 4096),
+    (1, 2048, 4096),
+    (1, 4096, 4096),
+    (4, 512, 4096),
+    (8, 256, 4096),
+    (1, 8192, 4096),
+    (1, 16384, 8192),
+    (1, 32768, 128),
+    (1, 4096, 16384),
+]
+# Off the sizes that anyone tunes for, one row, and many short ones.
+OTHERS = [
+    (1, 4096, 1000),
+    (1, 4096, 1152),
+    (1, 4096, 5120),
+    (1, 4096, 7168),
+    (1, 4096, 4097),
+    (1, 1, 4096),
+    (1, 131072, 64),
+]
+TRAINED = [(1, 4096, 2048), (1, 8192, 4096), (4, 4096, 3072)]
+CPU = [(1, 512, 2048), (1, 512, 4096), (1, 8192, 128), (1, 512, 5120)]
+NORM_SHAPES = {
+    "forward": {"cuda": TUNED + OTHERS, "cpu": CPU},
+    "forward + backward": {"cuda": TRAINED, "cpu": CPU},
+}
+ADD_SHAPES = {"forward": {"cuda": TRAINED, "cpu": CPU}, "backward": {"cuda": TRAINED, "cpu": CPU}}
 
 
-def eager(x, weight):
-    x = x.float()
-    return (x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * weight.float()).to(weight.dtype)
+def normed(x, weight):
+    wide = x.float() if x.dtype != torch.float64 else x
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS) * weight).to(x.dtype)
 
 
-class Workloads:
-    """What the benchmarks share. No `Benchmark` itself, since the runner runs every one that it finds."""
-
-    seed = 42
-
-    def __init_subclass__(cls) -> None:
-        # One workload for each shape: the runner finds them by the names of methods.
-        for name in SHAPES:
-            setattr(cls, f"setup_{name}", lambda self, name=name: self.prepare(name))
-            setattr(cls, f"benchmark_{name}", lambda self: self.run())
-            setattr(cls, f"verify_{name}", lambda self: self.reference())
-
-    def prepare(self, shape: str) -> None:
-        rows, hidden = SHAPES[shape]
-        # The CPU has no time for the sizes of a GPU.
-        rows = rows if self.device == "cuda" else rows // 16
-        self.x, self.residual, self.grad = torch.randn(3, rows, hidden, device=self.device).bfloat16()
-        # The runner allows for a difference of 0.01: results beyond 2 would differ by more when they round differently.
-        self.weight = torch.rand(hidden, device=self.device).mul(0.25).bfloat16()
+def torch_rms_norm():
+    return lambda x, weight: F.rms_norm(x, (x.shape[-1],), weight, EPS)
 
 
-class RMSNorm(Workloads, Benchmark):
-    def run(self) -> None:
-        self.out = self.kernel.rms_norm(self.x, self.weight, EPS)
+def liger_rms_norm():
+    from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 
-    def reference(self) -> torch.Tensor:
-        return eager(self.x, self.weight)
+    return lambda x, weight: LigerRMSNormFunction.apply(x, weight, EPS, 0.0, "llama", False)
 
 
-class AddRMSNorm(Workloads, Benchmark):
-    def run(self) -> None:
-        self.out, _ = self.kernel.add_rms_norm(self.x, self.residual, self.weight, EPS)
+def quack_rms_norm():
+    from quack import rmsnorm
 
-    def reference(self) -> torch.Tensor:
-        return eager(self.x + self.residual, self.weight)
+    return lambda x, weight: rmsnorm(x, weight, eps=EPS)
 
 
-class RMSNormBackward(Workloads, Benchmark):
-    def prepare(self, shape: str) -> None:
-        super().prepare(shape)
-        self.x.requires_grad_()
-        self.weight.requires_grad_()
+def liger_add_rms_norm():
+    from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction
 
-    def run(self) -> None:
-        normed = self.kernel.rms_norm(self.x, self.weight, EPS)
-        self.out, _ = torch.autograd.grad(normed, (self.x, self.weight), self.grad)
+    return lambda x, residual, weight: LigerFusedAddRMSNormFunction.apply(x, residual, weight, EPS)
 
-    def reference(self) -> torch.Tensor:
-        return torch.autograd.grad(eager(self.x, self.weight), (self.x, self.weight), self.grad)[0]
+
+def quack_add_rms_norm():
+    from quack import rmsnorm
+
+    return lambda x, residual, weight: rmsnorm(x, weight, residual=residual, eps=EPS, prenorm=True)
+
+
+NORM_PEERS = {"F.rms_norm": torch_rms_norm, "liger": liger_rms_norm, "quack": quack_rms_norm}
+ADD_PEERS = {"liger": liger_add_rms_norm, "quack": quack_add_rms_norm}
+
+
+class RMSNorm(Workload):
+    title = "rms_norm"
+    shapes = NORM_SHAPES
+    small = (1, 8, 1024)
+    peers = NORM_PEERS
+
+    def inputs(self, batch, tokens, hidden):
+        x = torch.randn(batch, tokens, hidden, device=self.device)
+        weight = torch.rand(hidden, device=self.device) * 0.25
+        return x.to(self.dtype), weight.to(self.dtype)
+
+    def ours(self, x, weight):
+        return self.kernel.rms_norm(x, weight, EPS)
+
+    def eager(self, x, weight):
+        return normed(x, weight)
+
+
+class AddRMSNorm(Workload):
+    title = "add_rms_norm"
+    shapes = ADD_SHAPES
+    small = (1, 8, 1024)
+    peers = ADD_PEERS
+
+    def inputs(self, batch, tokens, hidden):
+        x, residual = torch.randn(2, batch, tokens, hidden, device=self.device).to(self.dtype)
+        weight = torch.rand(hidden, device=self.device) * 0.25
+        return x, residual, weight.to(self.dtype)
+
+    def ours(self, x, residual, weight):
+        return self.kernel.add_rms_norm(x, residual, weight, EPS)
+
+    def eager(self, x, residual, weight):
+        total = x + residual
+        return normed(total, weight), total
+
+    def saved(self, x, residual, weight):
+        return x, weight  # the sum, which is as large as x

@@ -1,97 +1,86 @@
-"""Times the kernel beside eager PyTorch: `kernels benchmark kernels/rope3d`.
-
-Every workload is checked against the formula in float64 before it is timed.
-"""
+"""Workloads of rotary embeddings: `kernel-builder benchmark DIR` or `kernels benchmark DIR`."""
 
 import math
+import sys
+from pathlib import Path
 
 import torch
-from kernels.benchmark import Benchmark
 
-# Batch, frames, height, width, heads and elements of a head, of small and large video models.
+sys.path.insert(0, str(Path(__file__).parent))
+from workload import Workload
+
+# Batch, frames, height, width, heads, elements of a head: of small and large video models.
+VIDEOS = [(1, 7, 16, 24, 32, 64), (1, 13, 30, 44, 16, 128), (1, 21, 45, 80, 12, 128), (2, 7, 22, 40, 24, 128)]
+# Off the sizes that anyone tunes for, and one token.
+OTHERS = [(1, 5, 17, 23, 20, 72), (1, 1, 1, 1, 24, 128)]
+CPU = [(1, 2, 16, 24, 32, 64), (1, 1, 30, 44, 16, 128)]
 SHAPES = {
-    "small": (1, 7, 16, 24, 32, 64),
-    "large": (1, 13, 30, 44, 16, 128),
-    "long": (1, 21, 45, 80, 12, 128),
-    "batch": (2, 7, 22, 40, 24, 128),
+    "forward": {"cuda": VIDEOS + OTHERS, "cpu": CPU},
+    "backward": {"cuda": VIDEOS, "cpu": CPU},
 }
 
 
-def angles(grid, dim, device):
-    """[tokens, dim / 2], in float64."""
+def tables(grid, dim, device):
+    """Cosines and sines, [tokens, dim / 2], in float64, as Wan has them."""
     sixth = dim // 6
-    points = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float64, device=device) for size in grid)).t()
+    points = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float64, device=device) for size in grid))
     frequencies = [
         10000.0 ** (torch.arange(0, width, 2, dtype=torch.float64, device=device) / -width)
         for width in (dim - 4 * sixth, 2 * sixth, 2 * sixth)
     ]
-    return torch.cat([p[:, None] * f for p, f in zip(points, frequencies)], -1)
+    angles = torch.cat([axis[:, None] * f for axis, f in zip(points.view(-1, 3).t(), frequencies)], -1)
+    return angles.cos(), angles.sin()
 
 
-def eager(x, cos, sin):
-    """Of x [batch, tokens, heads, dim], by cos and sin [tokens, 1, dim / 2]."""
-    a, b = x[..., ::2], x[..., 1::2]
-    out = torch.empty_like(x)
-    out[..., ::2] = a * cos - b * sin
-    out[..., 1::2] = a * sin + b * cos
-    return out
+def rotated(x, cos, sin):
+    """Of x [batch, tokens, heads, dim], by cos and sin [tokens, dim / 2]."""
+    a, b = x.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
 
 
-class Workloads:
-    """What the benchmarks share. No `Benchmark` itself, since the runner runs every one that it finds."""
+class Rope3d(Workload):
+    title = "rope3d"
+    shapes = SHAPES
+    small = (1, 1, 2, 4, 4, 64)
 
-    seed = 42
+    def inputs(self, batch, frames, height, width, heads, dim):
+        self.grid = (frames, height, width)
+        # Ready-made tables for those who need them, which a model makes once for all of its layers.
+        self.exact = tables(self.grid, dim, self.device)
+        self.tables = [table.float() for table in self.exact]
+        q, k = torch.rand(2, batch, math.prod(self.grid), heads, dim, device=self.device).sub(0.5).to(self.dtype)
+        return q, k
 
-    def __init_subclass__(cls) -> None:
-        # One workload for each shape: the runner finds them by the names of methods.
-        for name in SHAPES:
-            setattr(cls, f"setup_{name}", lambda self, name=name: self.prepare(name))
-            setattr(cls, f"benchmark_{name}", lambda self: self.run())
-            setattr(cls, f"verify_{name}", lambda self: self.reference())
+    def ours(self, q, k):
+        return self.kernel.rope3d(q, k, self.grid)
 
-    def prepare(self, shape: str) -> None:
-        batch, *grid, heads, dim = SHAPES[shape]
-        # The CPU has no time for the sizes of a GPU.
-        self.grid = grid if self.device == "cuda" else (1, *grid[1:])
-        tokens = math.prod(self.grid)
-        # The runner allows for a difference of 0.01: results beyond 2 would differ by more when they round differently.
-        self.q, self.k, self.grad = (torch.rand(3, batch, tokens, heads, dim, device=self.device) - 0.5).bfloat16()
+    def eager(self, q, k):
+        cos, sin = self.exact if q.dtype == torch.float64 else self.tables
+        return rotated(q, cos, sin), rotated(k, cos, sin)
 
-    def tables(self):
-        turn = angles(self.grid, self.q.shape[-1], self.q.device).unsqueeze(1)
-        return turn.cos(), turn.sin()
-
-
-class Rope3d(Workloads, Benchmark):
-    def run(self) -> None:
-        self.out, _ = self.kernel.rope3d(self.q, self.k, self.grid)
-
-    def reference(self) -> torch.Tensor:
-        return eager(self.q, *self.tables())
+    def saved(self, q, k):
+        return ()
 
 
-class ApplyRotary(Workloads, Benchmark):
-    def prepare(self, shape: str) -> None:
-        super().prepare(shape)
-        self.cos, self.sin = (t.float().squeeze(1) for t in self.tables())
+class ApplyRotary(Workload):
+    title = "apply_rotary"
+    shapes = SHAPES
+    small = (1, 1, 2, 4, 4, 64)
 
-    def run(self) -> None:
-        self.out, _ = self.kernel.apply_rotary(self.q, self.k, self.cos, self.sin)
+    def inputs(self, batch, frames, height, width, heads, dim):
+        cos, sin = (table.float() for table in tables((frames, height, width), dim, self.device))
+        q, k = torch.rand(2, batch, len(cos), heads, dim, device=self.device).sub(0.5).to(self.dtype)
+        return q, k, cos, sin
 
-    def reference(self) -> torch.Tensor:
-        return eager(self.q, *self.tables())
+    def ours(self, q, k, cos, sin):
+        return self.kernel.apply_rotary(q, k, cos, sin)
 
+    def eager(self, q, k, cos, sin):
+        return rotated(q, cos, sin), rotated(k, cos, sin)
 
-class Rope3dBackward(Workloads, Benchmark):
-    def prepare(self, shape: str) -> None:
-        super().prepare(shape)
-        self.q.requires_grad_()
-        self.k.requires_grad_()
+    def trained(self, q, k, cos, sin):
+        return q, k
 
-    def run(self) -> None:
-        rotated = self.kernel.rope3d(self.q, self.k, self.grid)
-        self.out, _ = torch.autograd.grad(rotated, (self.q, self.k), (self.grad, self.grad))
-
-    def reference(self) -> torch.Tensor:
-        cos, sin = self.tables()
-        return eager(self.grad, cos, -sin)
+    def saved(self, q, k, cos, sin):
+        return cos, sin
