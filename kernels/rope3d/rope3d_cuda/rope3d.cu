@@ -4,7 +4,7 @@
 // Writes:   the tokens.
 // Must not: allocate, synchronize, or use another stream than the one given.
 //
-// Bytes: q and k are read once and written once, and the tables, of a few ten kilobytes for a grid, come from the
+// Bytes: q and k are read once and written once, and the table of a grid, of a few ten kilobytes, comes from the
 // caches. In bfloat16, 13 x 30 x 44 tokens with 16 heads of 128 elements in q and k: 4 * 17,160 * 16 * 128 * 2 = 281
 // MB, which a copy of as many bytes moves in 94.7 microseconds on an H100.
 //
@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "kit/elements.cuh"
+#include "kit/launch.cuh"
 #include "rope3d_cuda/rope3d.h"
 
 namespace rope3d {
@@ -21,15 +22,18 @@ namespace {
 
 using namespace kit;
 
-constexpr int kWarp = 32;
-constexpr int kBlock = 256;
+constexpr int kBlock = 128;
+
+// Heads that a thread has of a column of one vector, and of two.
+template <bool kApart>
+constexpr int kHeads = kApart ? 2 : 4;
 
 // Division by a number that is not known when the kernel is compiled, of numbers below 2^31, by a multiplication.
 class Divisor {
  public:
-  explicit Divisor(uint32_t value) : value_(value) {
-    while ((uint64_t{1} << shift_) < value) ++shift_;
-    factor_ = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift_) - value)) / value + 1);
+  explicit Divisor(int64_t number) : value_(static_cast<uint32_t>(number)) {
+    while ((uint64_t{1} << shift_) < value_) ++shift_;
+    factor_ = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift_) - value_)) / value_ + 1);
   }
 
   __device__ __forceinline__ uint32_t operator()(uint32_t number, uint32_t& rest) const {
@@ -42,14 +46,18 @@ class Divisor {
   uint32_t value_, factor_, shift_ = 0;
 };
 
-// How the tokens are laid over threads. A token takes `units` threads: `columns` of them for each of `groups` heads.
+// The problem in the numbers that a thread needs, and how the tokens are laid over threads: x counts the columns of a
+// head, y the groups of heads, and z tokens, of which a grid has its blocks in x.
 struct Layout {
-  uint32_t total;   // tokens of all sequences
-  uint32_t units;   // columns * groups
-  uint32_t groups;  // a thread has the heads group, group + groups, group + 2 * groups, ...
-  uint32_t tokens_in_block;
-  Divisor by_units, by_columns, by_chunks, by_tokens;
-  Divisor by_rows[kMaxAxes];
+  uint32_t total;  // tokens of all sequences
+  uint32_t columns, groups;
+  uint32_t heads, all_heads;
+  uint32_t prefix;
+  int pairs, staying, first_turning, first_staying;
+  Divisor by_tokens;
+  Divisor by_width, by_height;  // of the grid
+  int first_row[kAxes], begin[kAxes], first[kAxes], entries;
+  bool table_vectors;  // whether the entries of a column, in a table of tokens, are aligned vectors
 };
 
 // Where the elements of a column are in a head, and what they turn by.
@@ -60,65 +68,111 @@ struct Column {
   uint32_t staying = 0;  // one bit for each pair
 };
 
-template <typename E, int kPairs>
-__device__ __forceinline__ void look_up(const Rotation& problem, const int64_t (&rows)[kMaxAxes], int first_pair,
-                                        Column<kPairs>& column) {
-  const int second_axis = static_cast<int>(problem.tables[0].pairs);
-  const int third_axis = second_axis + static_cast<int>(problem.tables[1].pairs);
-  const float sign = problem.inverse ? -1.0f : 1.0f;
+// Adds the entries of as many pairs as a column has, as vectors of two.
+template <int kPairs>
+__device__ __forceinline__ void add_entries(const float* from, Column<kPairs>& column) {
+  if constexpr (kPairs == 1) {
+    const auto entry = load<float, 2>(from);
+    column.cos[0] += entry.elements[0];
+    column.sin[0] += entry.elements[1];
+  } else {
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const int pair = first_pair + i;
-    column.cos[i] = 1.0f;
-    column.sin[i] = 0.0f;
-    if (pair < 0 || pair >= problem.pairs) {
-      column.staying |= 1u << i;
-      continue;
+    for (int i = 0; i < kPairs; i += 2) {
+      const auto entries = load<float, 4>(from + 2 * i);
+      column.cos[i] += entries.elements[0];
+      column.sin[i] += entries.elements[1];
+      column.cos[i + 1] += entries.elements[2];
+      column.sin[i + 1] += entries.elements[3];
     }
-    int axis = 0, entry = pair;
-    if (problem.axes == kMaxAxes) {
-      if (problem.in_turn) {
-        entry = pair / kMaxAxes;
-        axis = pair - entry * kMaxAxes;
-      } else {
-        axis = (pair >= second_axis) + (pair >= third_axis);
-        entry -= axis == 0 ? 0 : axis == 1 ? second_axis : third_axis;
-      }
-    }
-    const Table& table = problem.tables[axis];
-    const int64_t at = (axis == 0 ? rows[0] : axis == 1 ? rows[1] : rows[2]) + entry * table.pair_stride;
-    column.cos[i] = decode(static_cast<const E*>(table.cos)[at]);
-    column.sin[i] = decode(static_cast<const E*>(table.sin)[at]) * sign;
   }
 }
 
+// The angles of the pairs from `pair` on, of a token on a grid. For pairs that do not turn, any of the table.
 template <int kPairs>
-__device__ __forceinline__ void look_up(const Rotation& problem, const Layout& layout, uint32_t sequence,
-                                        uint32_t token, int first_pair, Column<kPairs>& column) {
-  int64_t rows[kMaxAxes] = {};
-  uint32_t rest = token;
+__device__ __forceinline__ void look_up(const Grid& grid, const Layout& layout, uint32_t token, int pair,
+                                        Column<kPairs>& column) {
+  uint32_t x, y;
+  const uint32_t t = layout.by_height(layout.by_width(token, x), y);
+  const int stride = 2 * layout.entries;
+  // Rows in 32 bits: a table has fewer elements than that.
+  const int rows[kAxes] = {static_cast<int>(t) * stride, (layout.first_row[1] + static_cast<int>(y)) * stride,
+                           (layout.first_row[2] + static_cast<int>(x)) * stride};
+  if (!grid.in_turn) {
+    const auto axis_of = [&](int p) { return (p >= layout.begin[1]) + (p >= layout.begin[2]); };
+    const int last = axis_of(min(pair + kPairs, layout.pairs) - 1);
 #pragma unroll
-  for (int axis = kMaxAxes - 1; axis >= 0; --axis) {
-    if (axis >= problem.axes) continue;
-    uint32_t row;
-    rest = layout.by_rows[axis](rest, row);
-    rows[axis] = sequence * problem.tables[axis].batch_stride + row * problem.tables[axis].row_stride;
+    for (int i = 0; i < kPairs; ++i) column.cos[i] = column.sin[i] = 0.0f;
+#pragma unroll 1
+    for (int axis = axis_of(pair); axis <= last; ++axis) {
+      const int row = axis == 0 ? rows[0] : axis == 1 ? rows[1] : rows[2];
+      const int first = axis == 0 ? layout.first[0] : axis == 1 ? layout.first[1] : layout.first[2];
+      add_entries<kPairs>(grid.table + row + 2 * (pair - first), column);
+    }
+    return;
   }
-  // All tables have one type.
-  switch (problem.tables[0].type) {
-    case Type::float32:
-      return look_up<float>(problem, rows, first_pair, column);
-    case Type::float16:
-      return look_up<__half>(problem, rows, first_pair, column);
-    case Type::bfloat16:
-      return look_up<__nv_bfloat16>(problem, rows, first_pair, column);
+  // The rows in the order in which the pairs need them, at the entry of the first pair of each.
+  const int entry = pair < 0 ? -1 : pair / kAxes;
+  const int axis = pair - entry * kAxes;
+  int at[kAxes];
+#pragma unroll
+  for (int i = 0; i < kAxes; ++i) {
+    const int own = axis + i < kAxes ? axis + i : axis + i - kAxes;
+    at[i] = (own == 0 ? rows[0] : own == 1 ? rows[1] : rows[2]) + 2 * (entry + (axis + i >= kAxes));
   }
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const bool turns = !(column.staying >> i & 1);
+    column.cos[i] = 1.0f;
+    column.sin[i] = 0.0f;
+    if (turns) {
+      const auto one = load<float, 2>(grid.table + at[i % kAxes] + 2 * (i / kAxes));
+      column.cos[i] = one.elements[0];
+      column.sin[i] = one.elements[1];
+    }
+  }
+}
+
+// The entries of a token's row that belong to `count` pairs, or to as many as a column has, which then may be read in
+// vectors.
+template <typename E, int kPairs>
+__device__ __forceinline__ void read_entries(const E* from, int64_t stride, bool vectors, int count,
+                                             float (&values)[kPairs]) {
+  constexpr int kElements = kPairs * sizeof(E) > kVectorBytes ? kVectorBytes / sizeof(E) : kPairs;
+  if (kPairs > 1 && vectors) {
+    if (stride == 1) {
+#pragma unroll
+      for (int i = 0; i < kPairs; i += kElements) {
+        const auto vector = load<E, kElements>(from + i);
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) values[i + j] = decode(vector.elements[j]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < 2 * kPairs; i += kElements) {
+        const auto vector = load<E, kElements>(from + i);
+#pragma unroll
+        for (int j = 0; j < kElements; j += 2) values[(i + j) / 2] = decode(vector.elements[j]);
+      }
+    }
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) values[i] = i < count ? decode(from[i * stride]) : 0.0f;
+}
+
+// The angles of the pairs from `pair` on, of a token with a row of its own.
+template <typename E, int kPairs>
+__device__ __forceinline__ void look_up(const Tokens& table, const Layout& layout, uint32_t sequence, uint32_t token,
+                                        int pair, Column<kPairs>& column) {
+  const int64_t at = sequence * table.batch_stride + token * table.row_stride + pair * table.pair_stride;
+  const int count = layout.pairs - pair;
+  read_entries(static_cast<const E*>(table.cos) + at, table.pair_stride, layout.table_vectors, count, column.cos);
+  read_entries(static_cast<const E*>(table.sin) + at, table.pair_stride, layout.table_vectors, count, column.sin);
 }
 
 template <typename T>
-__device__ __forceinline__ void turn(T& a, T& b, float cos, float sin, bool staying) {
+__device__ __forceinline__ void turn(T& a, T& b, float cos, float sin) {
   const float first = decode(a), second = decode(b);
-  if (staying) return;
   a = encode<T>(first * cos - second * sin);
   b = encode<T>(first * sin + second * cos);
 }
@@ -127,74 +181,99 @@ __device__ __forceinline__ int64_t offset(const Strides& strides, uint32_t seque
   return sequence * strides.batch + token * strides.token + head * strides.head;
 }
 
+struct Params {
+  Side sides[kMaxSides];
+  Grid grid;
+  Tokens table;
+  Layout layout;
+  bool half;
+  float sign;
+};
+
 // kApart: a column is two vectors, with the first and the second elements of as many pairs as they have elements. Else
 // it is one vector of whole pairs.
 template <typename T, int kWidth, bool kApart>
-__global__ void __launch_bounds__(kBlock)
-    rotate_kernel(const __grid_constant__ Rotation problem, const __grid_constant__ Layout layout) {
+__global__ void __launch_bounds__(kBlock) rotate_kernel(const __grid_constant__ Params problem) {
   constexpr int kPairs = kApart ? kWidth : kWidth / 2;
-  constexpr int kHeads = kApart ? 2 : 4;
-  uint32_t chunk, unit, sequence, token, index;
-  const uint32_t block = layout.by_chunks(blockIdx.x, chunk);
-  index = block * layout.tokens_in_block + layout.by_units(chunk * blockDim.x + threadIdx.x, unit);
-  // Beyond the tokens of the block there is one more where the block is a little larger, and beyond the last, none.
-  if (index >= layout.total || index >= (block + 1) * layout.tokens_in_block) return;
-  sequence = layout.by_tokens(index, token);
-  uint32_t place;
-  const uint32_t group = layout.by_columns(unit, place);
+  const Layout& layout = problem.layout;
+  const uint32_t index = blockIdx.x * blockDim.z + threadIdx.z;
+  const uint32_t place = blockIdx.y * blockDim.x + threadIdx.x;
+  const uint32_t group = blockIdx.z * blockDim.y + threadIdx.y;
+  if (index >= layout.total || place >= layout.columns || group >= layout.groups) return;
+  uint32_t token;
+  const uint32_t sequence = layout.by_tokens(index, token);
 
   Column<kPairs> column;
-  int first_pair;
-  const int pairs = static_cast<int>(problem.pairs);
-  if (kApart) {
+  int pair;
+  if constexpr (kApart) {
     // First the columns that turn, then those that stay.
-    const int turning = pairs / kWidth;
-    const bool turns = static_cast<int>(place) < turning;
-    const int at = (turns ? place : place - turning) * kWidth;
-    first_pair = turns ? at : pairs;
-    if (!turns) {
-      column.a = static_cast<int>(problem.first_staying()) + at;
-      column.b = column.a + static_cast<int>(problem.staying() / 2);
+    pair = static_cast<int>(place) * kWidth;
+    const int stays = pair - layout.pairs;
+    if (stays >= 0) {
+      column.a = layout.first_staying + stays;
+      column.b = column.a + layout.staying / 2;
     } else {
-      column.a = static_cast<int>(problem.first_turning()) + (problem.half ? at : 2 * at);
-      column.b = column.a + (problem.half ? pairs : 1);
+      column.a = layout.first_turning + (problem.half ? pair : 2 * pair);
+      column.b = column.a + (problem.half ? layout.pairs : 1);
     }
   } else {
     column.a = column.b = static_cast<int>(place) * kWidth;
-    first_pair = (column.a - static_cast<int>(problem.first_turning())) / 2;
+    pair = (column.a - layout.first_turning) / 2;
   }
 
-  const auto heads = static_cast<uint32_t>(problem.sides[0].heads);
-  const auto all_heads = heads + static_cast<uint32_t>(problem.sides[1].heads);
-  Vector<T, kWidth> a[kHeads], b[kHeads];
+  Vector<T, kWidth> a[kHeads<kApart>], b[kHeads<kApart>];
 #pragma unroll
-  for (int i = 0; i < kHeads; ++i) {
+  for (int i = 0; i < kHeads<kApart>; ++i) {
     const uint32_t head = group + i * layout.groups;
-    if (head < all_heads) {
-      const Side& side = problem.sides[head >= heads];
+    if (head < layout.all_heads) {
+      const bool second = head >= layout.heads;
+      const Side& side = problem.sides[second];
       const T* from = static_cast<const T*>(side.from) +
-                      offset(side.from_strides, sequence, token, head >= heads ? head - heads : head);
+                      offset(side.from_strides, sequence, token, second ? head - layout.heads : head);
       a[i] = load<T, kWidth>(from + column.a);
       if (kApart) b[i] = load<T, kWidth>(from + column.b);
     }
   }
-  const auto prefix = static_cast<uint32_t>(problem.prefix);
-  if (token < prefix) {
+  if (token < layout.prefix) {
     column.staying = ~0u;
-  } else {
-    look_up(problem, layout, sequence, token - prefix, first_pair, column);
+  } else if (layout.staying > 0) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) column.staying |= (pair + i < 0 || pair + i >= layout.pairs) << i;
+  }
+  constexpr uint32_t kAll = (1u << kPairs) - 1;
+  if ((column.staying & kAll) != kAll) {
+    const uint32_t turning = token - layout.prefix;
+    if (problem.grid.table != nullptr) {
+      look_up(problem.grid, layout, turning, pair, column);
+    } else {
+      switch (problem.table.type) {
+        case Type::float32:
+          look_up<float>(problem.table, layout, sequence, turning, pair, column);
+          break;
+        case Type::float16:
+          look_up<__half>(problem.table, layout, sequence, turning, pair, column);
+          break;
+        case Type::bfloat16:
+          look_up<__nv_bfloat16>(problem.table, layout, sequence, turning, pair, column);
+          break;
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) column.sin[j] *= problem.sign;
   }
 #pragma unroll
-  for (int i = 0; i < kHeads; ++i) {
+  for (int i = 0; i < kHeads<kApart>; ++i) {
     const uint32_t head = group + i * layout.groups;
-    if (head < all_heads) {
-      const Side& side = problem.sides[head >= heads];
-      T* to = static_cast<T*>(side.to) + offset(side.to_strides, sequence, token, head >= heads ? head - heads : head);
+    if (head < layout.all_heads) {
+      const bool second_side = head >= layout.heads;
+      const Side& side = problem.sides[second_side];
+      T* to =
+          static_cast<T*>(side.to) + offset(side.to_strides, sequence, token, second_side ? head - layout.heads : head);
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
         T& first = kApart ? a[i].elements[j] : a[i].elements[2 * j];
         T& second = kApart ? b[i].elements[j] : a[i].elements[2 * j + 1];
-        turn(first, second, column.cos[j], column.sin[j], (column.staying >> j & 1) != 0);
+        if (!(column.staying >> j & 1)) turn(first, second, column.cos[j], column.sin[j]);
       }
       store(to + column.a, a[i]);
       if (kApart) store(to + column.b, b[i]);
@@ -202,31 +281,54 @@ __global__ void __launch_bounds__(kBlock)
   }
 }
 
+// Whether every row of a table starts at a multiple of the vector size, and whole columns turn.
+bool vectors_of_table(const Tokens& table, int64_t pairs, int64_t column) {
+  const int64_t element = table.type == Type::float32 ? 4 : 2;
+  const auto whole = [=](int64_t stride) { return stride * element % kVectorBytes == 0; };
+  return (table.pair_stride == 1 || table.pair_stride == 2) && pairs % column == 0 && kit::aligned(table.cos) &&
+         kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
+}
+
 template <typename T, int kWidth, bool kApart>
 void launch(const Rotation& problem, cudaStream_t stream) {
-  constexpr int64_t kHeads = kApart ? 2 : 4;
+  constexpr int64_t kEach = kHeads<kApart>;
+  const int64_t heads = problem.sides[0].heads, all_heads = heads + problem.sides[1].heads;
   const int64_t columns = problem.width / (kApart ? 2 * kWidth : kWidth);
-  const int64_t groups = (problem.sides[0].heads + problem.sides[1].heads + kHeads - 1) / kHeads;
-  const int64_t total = problem.batch * problem.tokens, units = columns * groups;
-  // Several tokens to a block, or several blocks to a token.
-  const int64_t tokens_in_block = std::min<int64_t>(std::max<int64_t>(1, kBlock / units), total);
-  const int64_t chunks = (units + kBlock - 1) / kBlock;
-  const int64_t threads = tokens_in_block > 1 ? tokens_in_block * units : (units + chunks - 1) / chunks;
+  const int64_t groups = (all_heads + kEach - 1) / kEach;
+  const int64_t total = problem.batch * problem.tokens;
+  const auto parts = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
+  // A block has whole heads and whole tokens if they are small enough, else about equal parts of them.
+  const int64_t x = parts(columns, parts(columns, kBlock));
+  const int64_t y = parts(groups, parts(groups, kBlock / x));
+  const int64_t z = std::min<int64_t>({kBlock / (x * y), total, 64});
   const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
-  const auto divisor = [](int64_t value) { return Divisor(static_cast<uint32_t>(value)); };
-  const Layout layout{
-      number(total),
-      number(units),
-      number(groups),
-      number(tokens_in_block),
-      divisor(units),
-      divisor(columns),
-      divisor(chunks),
-      divisor(problem.tokens),
-      {divisor(problem.tables[0].rows), divisor(problem.tables[1].rows), divisor(problem.tables[2].rows)}};
-  const int64_t blocks = (total + tokens_in_block - 1) / tokens_in_block * chunks;
-  rotate_kernel<T, kWidth, kApart>
-      <<<number(blocks), number((threads + kWarp - 1) / kWarp * kWarp), 0, stream>>>(problem, layout);
+  const auto whole = [](int64_t value) { return static_cast<int>(value); };
+  const Axis(&axes)[kAxes] = problem.grid.axes;
+  const Params params{{problem.sides[0], problem.sides[1]},
+                      problem.grid,
+                      problem.table,
+                      {number(total),
+                       number(columns),
+                       number(groups),
+                       number(heads),
+                       number(all_heads),
+                       number(problem.prefix),
+                       whole(problem.pairs),
+                       whole(problem.staying()),
+                       whole(problem.first_turning),
+                       whole(problem.first_staying()),
+                       Divisor(problem.tokens),
+                       Divisor(std::max<int64_t>(axes[2].size, 1)),
+                       Divisor(std::max<int64_t>(axes[1].size, 1)),
+                       {0, whole(axes[0].size), whole(axes[0].size + axes[1].size)},
+                       {0, whole(axes[1].begin), whole(axes[2].begin)},
+                       {whole(axes[0].first), whole(axes[1].first), whole(axes[2].first)},
+                       whole(problem.grid.entries),
+                       vectors_of_table(problem.table, problem.pairs, kApart ? kWidth : kWidth / 2)},
+                      problem.half,
+                      problem.inverse ? -1.0f : 1.0f};
+  const dim3 blocks(number(parts(total, z)), number(parts(columns, x)), number(parts(groups, y)));
+  rotate_kernel<T, kWidth, kApart><<<blocks, dim3(number(x), number(y), number(z)), 0, stream>>>(params);
 }
 
 // Whether every head starts at a multiple of the vector size.
@@ -252,19 +354,9 @@ void launch_typed(const Rotation& problem, cudaStream_t stream) {
 }  // namespace
 
 int rotate(const Rotation& problem, void* stream) {
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (problem.type) {
-    case Type::float32:
-      launch_typed<float>(problem, cuda_stream);
-      break;
-    case Type::float16:
-      launch_typed<__half>(problem, cuda_stream);
-      break;
-    case Type::bfloat16:
-      launch_typed<__nv_bfloat16>(problem, cuda_stream);
-      break;
-  }
-  return cudaGetLastError();
+  return with_type(problem.type, [&](auto tag) {
+    launch_typed<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));
+  });
 }
 
 }  // namespace rope3d

@@ -406,83 +406,113 @@ def test_in_place_is_noticed():
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def given(**changes):
-    arguments = {
-        "q": torch.zeros(2, 6, 4, 8),
-        "k": torch.zeros(2, 6, 2, 8),
-        "cos": [torch.zeros(6, 4)],
-        "sin": [torch.zeros(6, 4)],
-        "in_turn": False,
-        "half": False,
-        "heads_first": False,
-        "head_dim": 0,
-        "inverse": False,
-    }
-    return {**arguments, **changes}
+# What the operators have after q and k, by how they are told of angles.
+FORM = {"prefix": 0, "head_dim": 0, "half": False, "heads_first": False, "inverse": False}
+PAIRS = {"frame_pairs": 2, "height_pairs": 1, "width_pairs": 1, "in_turn": False}
+
+
+def of_grid(**changes):
+    table = torch.zeros(6, 8, 2)
+    return {"table": table, "frames": 1, "height": 2, "width": 3, **PAIRS, **FORM, **changes}
+
+
+def of_tokens(**changes):
+    return {"cos": torch.zeros(6, 4), "sin": torch.zeros(6, 4), "rotary_dim": 0, **FORM, **changes}
+
+
+def assert_refused(name, message, arguments, fake):
+    device = "meta" if fake else DEVICE
+    given = {"q": torch.zeros(2, 6, 4, 8), "k": torch.zeros(2, 6, 2, 8), **arguments}
+    with pytest.raises(RuntimeError, match=message):
+        getattr(ops, name)(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()})
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("fake", [False, True])
-@pytest.mark.parametrize("name", ["rotate", "rotate_"])
+@pytest.mark.parametrize("name", ["rotate_grid", "rotate_grid_", "rotate_tokens", "rotate_tokens_"])
 @pytest.mark.parametrize(
     ("message", "changes"),
     [
         ("q must be float32, float16 or bfloat16", {"q": torch.zeros(2, 6, 4, 8, dtype=torch.float64)}),
-        ("q must have three or four dimensions", {"q": torch.zeros(6, 8)}),
-        ("q must have four dimensions", {"q": torch.zeros(2, 6, 8), "heads_first": True}),
+        ("q must have 4 dimensions, not 2", {"q": torch.zeros(6, 8)}),
+        ("q must have 4 dimensions, not 3", {"q": torch.zeros(2, 6, 8), "heads_first": True}),
+        ("q must have 3 dimensions, not 4", {"head_dim": -1}),
         ("q must have an even number of elements in each head", {"q": torch.zeros(2, 6, 4, 7)}),
         ("q must have a multiple of 3 elements", {"q": torch.zeros(2, 6, 8), "head_dim": 3}),
         ("k must have the dtype of q", {"k": torch.zeros(2, 6, 2, 8, dtype=torch.float16)}),
         ("k must have as many sequences", {"k": torch.zeros(1, 6, 2, 8)}),
         ("k must have as many sequences, tokens", {"k": torch.zeros(2, 5, 2, 8)}),
         ("k must have as many sequences, tokens and elements", {"k": torch.zeros(2, 6, 2, 10)}),
-        ("cos must be one table or three", {"cos": [], "sin": []}),
-        ("sin must be as many tables as cos", {"sin": []}),
-        ("cos must be float32, float16 or bfloat16", {"cos": [torch.zeros(6, 4).double()]}),
-        ("sin must have the dtype of cos", {"sin": [torch.zeros(6, 4).half()]}),
-        (r"sin must have shape \[6, 4\], not \[4, 6\]", {"sin": [torch.zeros(4, 6)]}),
-        ("cos must have two or three dimensions", {"cos": [torch.zeros(6)], "sin": [torch.zeros(6)]}),
-        (
-            "cos must be for one sequence or for 2, not 3",
-            {"cos": [torch.zeros(3, 6, 4)], "sin": [torch.zeros(3, 6, 4)]},
-        ),
-        ("cos must have at most 4 pairs, not 5", {"cos": [torch.zeros(6, 5)], "sin": [torch.zeros(6, 5)]}),
-        ("cos must be for at most 6 tokens, not 7", {"cos": [torch.zeros(7, 4)], "sin": [torch.zeros(7, 4)]}),
-        (
-            "cos must be tables of one width",
-            {side: [torch.zeros(1, n) for n in (1, 1, 2)] for side in ("cos", "sin")} | {"in_turn": True},
-        ),
-        (
-            "cos must be tables of one dtype",
-            {side: [torch.zeros(1, 1).to(d) for d in (DTYPES[0], *DTYPES[:2])] for side in ("cos", "sin")},
-        ),
     ],
 )
 def test_operator_errors(message, changes, name, fake):
-    device = "meta" if fake else DEVICE
-    arguments = given(**changes)
-    for key in ("q", "k"):
-        arguments[key] = arguments[key].to(device)
-    for key in ("cos", "sin"):
-        arguments[key] = [t.to(device) for t in arguments[key]]
-    with pytest.raises(RuntimeError, match=message):
-        getattr(ops, name)(**arguments)
+    assert_refused(name, message, (of_tokens if "tokens" in name else of_grid)(**changes), fake)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("name", ["rotate_grid", "rotate_grid_"])
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("q must have heads of at least 10 elements, not 8", {"width_pairs": 2}),
+        (r"grid and prefix must have 6 tokens, as q has, not 2 \* 2 \* 3 \+ 0", {"frames": 2}),
+        (r"grid and prefix must have 6 tokens, as q has, not 1 \* 2 \* 3 \+ 1", {"prefix": 1}),
+        ("table must be float32", {"table": torch.zeros(6, 8, 2, dtype=torch.float16)}),
+        (r"table must have shape \[rows, entries, 2\], not \[6, 16\]", {"table": torch.zeros(6, 16)}),
+        (r"table must have shape \[6, 8, 2\], not \[6, 4, 2\]", {"table": torch.zeros(6, 4, 2)}),
+        (r"table must have shape \[6, 8, 2\], not \[7, 8, 2\]", {"table": torch.zeros(7, 8, 2)}),
+        ("table must be contiguous", {"table": torch.zeros(8, 6, 2).transpose(0, 1)}),
+    ],
+)
+def test_grid_operator_errors(message, changes, name, fake):
+    assert_refused(name, message, of_grid(**changes), fake)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("name", ["rotate_tokens", "rotate_tokens_"])
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("cos must be float32, float16 or bfloat16", {"cos": torch.zeros(6, 4).double()}),
+        ("sin must have the dtype of cos", {"sin": torch.zeros(6, 4).half()}),
+        (r"sin must have shape \[6, 4\], not \[4, 6\]", {"sin": torch.zeros(4, 6)}),
+        ("cos must have two or three dimensions", {"cos": torch.zeros(6), "sin": torch.zeros(6)}),
+        (
+            "cos must be for one sequence or for 2, not 3",
+            {"cos": torch.zeros(3, 6, 4), "sin": torch.zeros(3, 6, 4)},
+        ),
+        (
+            "cos must have 8 or 4 in its last dimension, not 6",
+            {"cos": torch.zeros(6, 6), "sin": torch.zeros(6, 6)},
+        ),
+        ("cos must have 6 or 3 in its last dimension, not 4", {"rotary_dim": 6}),
+        ("rotary_dim must be even and at most 8, not 10", {"rotary_dim": 10}),
+        ("rotary_dim must be even and at most 8, not 5", {"rotary_dim": 5}),
+        (
+            r"cos and prefix must have 6 tokens, as q has, not 7 \+ 0",
+            {"cos": torch.zeros(7, 4), "sin": torch.zeros(7, 4)},
+        ),
+        (r"cos and prefix must have 6 tokens, as q has, not 6 \+ 2", {"prefix": 2}),
+    ],
+)
+def test_token_operator_errors(message, changes, name, fake):
+    assert_refused(name, message, of_tokens(**changes), fake)
 
 
 @pytest.mark.parametrize(
     ("message", "arguments"),
     [
         ("order must be", {"order": "sideways"}),
+        ("widths must be None with the order", {"widths": (2, 2, 2), "order": "in_turn"}),
         ("pairs must be", {"pairs": "quarter"}),
         ("layout must be", {"layout": "sbhd"}),
-        ('q must have 3 dimensions with the layout "bsc", not 4', {"layout": "bsc"}),
         ("head_dim must be positive, and goes with", {"head_dim": 8}),
         ("theta must be one number or 3, not 2", {"theta": (1.0, 2.0)}),
         ("scale must be one number or 3, not 4", {"scale": (1.0,) * 4}),
         (r"widths must be 3 even numbers of at most 8 in sum, not \[2, 2, 6\]", {"widths": (2, 2, 6)}),
         (r"widths must be 3 even numbers of at most 8 in sum, not \[1, 1, 2\]", {"widths": (1, 1, 2)}),
-        ("grid and prefix must have 6 tokens, as q has, not 6 \\+ 1", {"prefix": 1}),
-        ("grid and prefix must have 6 tokens, as q has, not 8 \\+ 0", {"grid": (2, 2, 2)}),
         ("grid must have 3 sizes, not 2", {"grid": (2, 3)}),
         ("positions must be given for 3 axes, not 2", {"positions": [[0], [0, 1]]}),
         ("positions must be as many as grid has on each axis", {"positions": [[0], [0], [0, 1, 2]]}),
@@ -493,21 +523,6 @@ def test_errors_name_the_argument(message, arguments):
     q = torch.zeros(2, 6, 4, 8, device=DEVICE)
     with pytest.raises(ValueError, match=message):
         kernel.rope3d(q, q, **{"grid": (1, 2, 3), **arguments})
-
-
-@pytest.mark.parametrize(
-    ("message", "shape", "arguments"),
-    [
-        ("cos must have 8 or 4 in its last dimension, not 6", (6, 6), {}),
-        ("cos must have 4 or 2 in its last dimension, not 8", (6, 8), {"rotary_dim": 4}),
-        ("cos and prefix must have 6 tokens", (5, 8), {}),
-        ("cos and prefix must have 6 tokens", (6, 8), {"prefix": 2}),
-    ],
-)
-def test_table_errors_name_the_argument(message, shape, arguments):
-    q, table = torch.zeros(2, 6, 4, 8, device=DEVICE), torch.zeros(shape, device=DEVICE)
-    with pytest.raises(ValueError, match=message):
-        kernel.apply_rotary(q, None, table, table, **arguments)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs two devices")
@@ -530,15 +545,18 @@ def test_errors_name_the_argument_on_another_device():
 @pytest.mark.parametrize("inverse", [False, True])
 def test_opcheck(inverse, dtype):
     q, k = random(2, TOKENS + 1, 3, 16, dtype=dtype), random(2, TOKENS + 1, 16, 1, dtype=dtype).transpose(2, 3)
-    axes = ([torch.rand(size, 2, device=DEVICE) for size in GRID] for _ in range(2))
-    tokens = ([torch.rand(2, TOKENS, 8, device=DEVICE)] for _ in range(2))
-    for cos, sin in (axes, tokens):
+    form = (1, 0, False, False, inverse)
+    cos, sin = torch.rand(2, 2, TOKENS, 8, device=DEVICE)
+    cases = {
+        "rotate_grid": (torch.rand(12, 8, 2, device=DEVICE), *GRID, 4, 2, 2, *form[:2], False, *form[2:]),
+        "rotate_tokens": (cos, sin, 0, *form),
+    }
+    for name, rest in cases.items():
         for grad in (False, True):
             for other in (None, k.detach().requires_grad_(grad)):
-                form = (cos, sin, False, False, False, 0, inverse)
-                torch.library.opcheck(ops.rotate.default, (q.detach().requires_grad_(grad), other, *form))
+                torch.library.opcheck(getattr(ops, name).default, (q.detach().requires_grad_(grad), other, *rest))
         for other in (None, k.contiguous()):
-            torch.library.opcheck(ops.rotate_.default, (q.clone(), other, *form))
+            torch.library.opcheck(getattr(ops, name + "_").default, (q.clone(), other, *rest))
 
 
 @pytest.mark.kernels_ci

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <limits>
 #include <string>
+#include <utility>
 
 #include "kit/tensors.h"
 #include "registration.h"
@@ -23,103 +24,62 @@ const char* const kit::kProject = "rope3d";
 namespace {
 
 using namespace kit;
+using rope3d::kAxes;
+using rope3d::Rotation;
+using std::to_string;
 
-// What q and k agree on.
-struct Shape {
-  int64_t batch, tokens, width;
+// What the operators are told of q and k, and of how they turn.
+struct Form {
+  int64_t prefix, head_dim;
+  bool half, heads_first, inverse;
 };
 
-// How q and k are laid out, as the operators are told.
-struct Form {
-  bool heads_first;
-  int64_t head_dim;
-
-  size_t head_dimension() const { return heads_first ? 1 : 2; }
-  size_t token_dimension() const { return heads_first ? 2 : 1; }
+struct Shape {
+  int64_t batch, tokens, heads, width;
 };
 
 Shape shape_of(const Tensor& x, const char* argument, const Form& form) {
-  if (x.dim() != 4 && (x.dim() != 3 || form.heads_first)) {
-    fail(argument, form.heads_first ? "must have four dimensions" : "must have three or four dimensions");
+  const auto sizes = x.sizes();
+  const size_t dims = form.head_dim == 0 ? 4 : 3;
+  if (sizes.size() != dims) {
+    fail(argument, "must have " + to_string(dims) + " dimensions, not " + to_string(sizes.size()));
   }
-  const int64_t last = x.size(x.dim() - 1);
-  Shape shape{x.size(0), x.size(static_cast<int64_t>(form.token_dimension())), last};
-  if (x.dim() == 3 && form.head_dim > 0) {
-    if (last % form.head_dim != 0) {
-      fail(argument, "must have a multiple of " + std::to_string(form.head_dim) + " elements in its last dimension");
+  Shape shape{sizes[0], sizes[1], 1, sizes[dims - 1]};
+  if (dims == 4) {
+    shape.heads = sizes[2];
+    if (form.heads_first) std::swap(shape.heads, shape.tokens);
+  } else if (form.head_dim > 0) {
+    if (shape.width % form.head_dim != 0) {
+      fail(argument, "must have a multiple of " + to_string(form.head_dim) + " elements in its last dimension");
     }
+    shape.heads = shape.width / form.head_dim;
     shape.width = form.head_dim;
   }
   if (shape.width % 2 != 0) fail(argument, "must have an even number of elements in each head");
-  if (shape.width > std::numeric_limits<int32_t>::max()) fail(argument, "must have heads of less than 2^31 elements");
+  if (shape.batch * shape.tokens > std::numeric_limits<int32_t>::max())
+    fail(argument, "must have less than 2^31 tokens");
+  if (shape.heads * shape.width >= 1 << 23) fail(argument, "must have less than 2^23 elements in each token");
   return shape;
 }
 
-rope3d::Strides strides_of(const Tensor& x, const Form& form, int64_t width) {
+rope3d::Strides strides_of(const Tensor& x, const Form& form, const Shape& shape) {
   const auto strides = x.strides();
-  if (x.dim() == 3) return {strides[0], strides[1], width};
-  return {strides[0], strides[form.token_dimension()], strides[form.head_dimension()]};
+  if (form.head_dim != 0) return {strides[0], strides[1], shape.width};
+  return {strides[0], strides[form.heads_first ? 2 : 1], strides[form.heads_first ? 1 : 2]};
 }
 
-int64_t heads_of(const Tensor& x, const Form& form, int64_t width) {
-  return x.dim() == 3 ? (width > 0 ? x.size(2) / width : 0) : x.size(static_cast<int64_t>(form.head_dimension()));
+bool adjacent(const Tensor& x) {
+  const int64_t last = x.dim() - 1;
+  return x.size(last) <= 1 || x.stride(last) == 1;
 }
 
-bool adjacent(const Tensor& x) { return x.size(x.dim() - 1) <= 1 || x.stride(x.dim() - 1) == 1; }
-
-// The side that reads `from` and writes `to`; a contiguous copy takes the place of `from` where the elements of its
-// heads are not adjacent.
-rope3d::Side side_of(Tensor& from, const Tensor& to, const Form& form, int64_t width) {
-  if (!adjacent(from)) from = torch::stable::contiguous(from);
-  return {from.const_data_ptr(), to.mutable_data_ptr(), heads_of(from, form, width), strides_of(from, form, width),
-          strides_of(to, form, width)};
-}
-
-// The table of an axis; contiguous copies take the place of `cos` and `sin` where their strides differ.
-rope3d::Table table_of(Tensor& cos, Tensor& sin, const Tensor& q, int64_t batch) {
-  check_device(cos, "cos", q, "q");
-  rope3d::Table table;
-  table.type = element_type(cos, "cos");
-  check_like(sin, "sin", cos, "cos");
-  const int64_t dims = cos.dim();
-  if (dims != 2 && dims != 3) fail("cos", "must have two or three dimensions");
-  if (dims == 3 && cos.size(0) != 1 && cos.size(0) != batch) {
-    fail("cos", "must be for one sequence or for " + std::to_string(batch) + ", not " + std::to_string(cos.size(0)));
-  }
-  if (!cos.strides().equals(sin.strides())) {
-    cos = torch::stable::contiguous(cos);
-    sin = torch::stable::contiguous(sin);
-  }
-  table.cos = cos.const_data_ptr();
-  table.sin = sin.const_data_ptr();
-  table.rows = cos.size(dims - 2);
-  table.pairs = cos.size(dims - 1);
-  table.batch_stride = dims == 3 && cos.size(0) > 1 ? cos.stride(0) : 0;
-  table.row_stride = cos.stride(dims - 2);
-  table.pair_stride = cos.stride(dims - 1);
-  return table;
-}
-
-#if defined(CUDA_KERNEL)
-
-void run(const rope3d::Rotation& problem, const Tensor& x) { check(rope3d::rotate(problem, current_stream(x))); }
-
-#else
-
-void run(const rope3d::Rotation& problem, const Tensor&) {
-  const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
-  torch::stable::parallel_for(0, problem.batch * problem.tokens, grain(heads * problem.width),
-                              [&](int64_t begin, int64_t end) { rope3d::rotate(problem, begin, end); });
-}
-
-#endif
-
-// All but the sides. Replaces tables as `table_of` does.
-rope3d::Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, std::vector<Tensor>& cos,
-                          std::vector<Tensor>& sin, bool in_turn, bool half, const Form& form, bool inverse) {
-  rope3d::Rotation problem{};
+// What is known before there is a place for the result.
+Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, const Form& form) {
+  check_here(q, "q");
+  Rotation problem{};
   problem.type = element_type(q, "q");
   const Shape shape = shape_of(q, "q", form);
+  problem.sides[0].heads = shape.heads;
   if (k.has_value()) {
     check_device(*k, "k", q, "q");
     if (dtype(*k) != dtype(q)) fail("k", "must have the dtype of q");
@@ -127,83 +87,202 @@ rope3d::Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, std::
     if (other.batch != shape.batch || other.tokens != shape.tokens || other.width != shape.width) {
       fail("k", "must have as many sequences, tokens and elements in each head as q");
     }
+    problem.sides[1].heads = other.heads;
   }
   problem.batch = shape.batch;
   problem.tokens = shape.tokens;
   problem.width = shape.width;
-  problem.in_turn = in_turn;
-  problem.half = half;
-  problem.inverse = inverse;
-  if (cos.size() != 1 && cos.size() != rope3d::kMaxAxes) fail("cos", "must be one table or three");
-  if (sin.size() != cos.size()) fail("sin", "must be as many tables as cos");
-  problem.axes = static_cast<int>(cos.size());
-  int64_t rows = 1;
-  for (int axis = 0; axis < problem.axes; ++axis) {
-    rope3d::Table& table = problem.tables[axis];
-    table = table_of(cos[axis], sin[axis], q, shape.batch);
-    if (table.type != problem.tables[0].type) fail("cos", "must be tables of one dtype");
-    if (in_turn && table.pairs != problem.tables[0].pairs)
-      fail("cos", "must be tables of one width to be taken in turn");
-    problem.pairs += table.pairs;
-    rows *= table.rows;
-    table.rows = std::max<int64_t>(table.rows, 1);
-  }
-  if (2 * problem.pairs > shape.width) {
-    fail("cos",
-         "must have at most " + std::to_string(shape.width / 2) + " pairs, not " + std::to_string(problem.pairs));
-  }
-  if (rows > shape.tokens) {
-    fail("cos", "must be for at most " + std::to_string(shape.tokens) + " tokens, not " + std::to_string(rows));
-  }
-  problem.prefix = shape.tokens - rows;
-  if (shape.batch * shape.tokens > std::numeric_limits<int32_t>::max()) fail("q", "must have less than 2^31 tokens");
+  problem.prefix = form.prefix;
+  problem.half = form.half;
+  problem.inverse = form.inverse;
   return problem;
 }
 
-}  // namespace
+rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes)[kAxes], const int64_t (&pairs)[kAxes],
+                     bool in_turn) {
+  check_device(table, "table", q, "q");
+  if (dtype(table) != aoti_torch_dtype_float32()) fail("table", "must be float32");
+  const auto shape = table.sizes();
+  if (shape.size() != 3 || shape[2] != 2) fail("table", "must have shape [rows, entries, 2], not " + text(shape));
+  if (!table.is_contiguous()) fail("table", "must be contiguous");
+  rope3d::Grid grid;
+  grid.entries = shape[1];
+  grid.in_turn = in_turn;
+  int64_t rows = 0, begin = 0, entries = 0;
+  for (int i = 0; i < kAxes; ++i) {
+    const int64_t first = in_turn ? 0 : begin / rope3d::kAlignedPairs * rope3d::kAlignedPairs;
+    grid.axes[i] = {sizes[i], begin, first};
+    rows += sizes[i];
+    begin += pairs[i];
+    const int64_t needed = in_turn ? pairs[i] : begin - first;
+    const int64_t multiple = in_turn ? 2 : rope3d::kAlignedPairs;
+    entries = std::max(entries, (needed + multiple - 1) / multiple * multiple);
+  }
+  if (shape[0] != rows || shape[1] != entries) {
+    fail("table", "must have shape [" + to_string(rows) + ", " + to_string(entries) + ", 2], not " + text(shape));
+  }
+  if (rows * entries >= 1 << 30) fail("table", "must have less than 2^31 elements");
+  grid.table = static_cast<const float*>(table.const_data_ptr());
+  return grid;
+}
 
-std::tuple<Tensor, Tensor> rotate(const Tensor& q, const std::optional<Tensor>& k, std::vector<Tensor> cos,
-                                  std::vector<Tensor> sin, bool in_turn, bool half, bool heads_first, int64_t head_dim,
-                                  bool inverse) {
-  check_here(q, "q");
-  const Form form{heads_first, head_dim};
-  [[maybe_unused]] const Device device = enter(q);
-  rope3d::Rotation problem = rotation(q, k, cos, sin, in_turn, half, form, inverse);
-  Tensor from_q = q;
-  Tensor to_q = empty(q.sizes(), dtype(q), q);
-  std::optional<Tensor> from_k = k;
+void turn_by_grid(Rotation& problem, const Tensor& table, const Tensor& q, const int64_t (&sizes)[kAxes],
+                  const int64_t (&pairs)[kAxes], bool in_turn) {
+  problem.pairs = pairs[0] + pairs[1] + pairs[2];
+  if (2 * problem.pairs > problem.width) {
+    fail("q",
+         "must have heads of at least " + to_string(2 * problem.pairs) + " elements, not " + to_string(problem.width));
+  }
+  // In double, which no sizes overflow.
+  const double tokens = static_cast<double>(sizes[0]) * static_cast<double>(sizes[1]) * static_cast<double>(sizes[2]);
+  if (tokens != static_cast<double>(problem.tokens - problem.prefix)) {
+    fail("grid", "and prefix must have " + to_string(problem.tokens) + " tokens, as q has, not " + to_string(sizes[0]) +
+                     " * " + to_string(sizes[1]) + " * " + to_string(sizes[2]) + " + " + to_string(problem.prefix));
+  }
+  problem.grid = grid_of(table, q, sizes, pairs, in_turn);
+  problem.first_turning = in_turn ? problem.staying() : 0;
+}
+
+// Contiguous copies take the place of `cos` and `sin` where their strides differ.
+void turn_by_tokens(Rotation& problem, Tensor& cos, Tensor& sin, const Tensor& q, int64_t rotary_dim) {
+  check_device(cos, "cos", q, "q");
+  rope3d::Tokens& table = problem.table;
+  table.type = element_type(cos, "cos");
+  check_like(sin, "sin", cos, "cos");
+  if (!cos.strides().equals(sin.strides())) {
+    cos = torch::stable::contiguous(cos);
+    sin = torch::stable::contiguous(sin);
+  }
+  const auto sizes = cos.sizes(), strides = cos.strides();
+  const size_t dims = sizes.size();
+  if (dims != 2 && dims != 3) fail("cos", "must have two or three dimensions");
+  if (dims == 3 && sizes[0] != 1 && sizes[0] != problem.batch) {
+    fail("cos", "must be for one sequence or for " + to_string(problem.batch) + ", not " + to_string(sizes[0]));
+  }
+  const int64_t rotary = rotary_dim > 0 ? rotary_dim : problem.width, entries = sizes[dims - 1];
+  if (rotary > problem.width || rotary % 2 != 0) {
+    fail("rotary_dim", "must be even and at most " + to_string(problem.width) + ", not " + to_string(rotary));
+  }
+  if (entries != rotary && 2 * entries != rotary) {
+    fail("cos", "must have " + to_string(rotary) + " or " + to_string(rotary / 2) + " in its last dimension, not " +
+                    to_string(entries));
+  }
+  if (sizes[dims - 2] + problem.prefix != problem.tokens) {
+    fail("cos", "and prefix must have " + to_string(problem.tokens) + " tokens, as q has, not " +
+                    to_string(sizes[dims - 2]) + " + " + to_string(problem.prefix));
+  }
+  problem.pairs = rotary / 2;
+  table.cos = cos.const_data_ptr();
+  table.sin = sin.const_data_ptr();
+  table.batch_stride = dims == 3 && sizes[0] > 1 ? strides[0] : 0;
+  table.row_stride = strides[dims - 2];
+  table.pair_stride = strides[dims - 1] * (entries == rotary && !problem.half ? 2 : 1);
+}
+
+void run(Rotation& problem, const Tensor& q) {
+  if (problem.batch * problem.tokens == 0 || problem.width == 0) return;
+  const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
+  if (heads == 0) return;
+#if defined(CUDA_KERNEL)
+  const Device device = enter(q);
+  check(rope3d::rotate(problem, current_stream(q)));
+#else
+  torch::stable::parallel_for(0, problem.batch * problem.tokens, grain(heads * problem.width),
+                              [&](int64_t begin, int64_t end) { rope3d::rotate(problem, begin, end); });
+#endif
+}
+
+// The result for x, which `side` then writes, contiguous; a contiguous copy takes the place of x where the elements of
+// its heads are not adjacent.
+Tensor result_for(Tensor& x, rope3d::Side& side, const Rotation& problem, const Form& form) {
+  Tensor result = empty(x.sizes(), dtype(x), x);
+  if (!adjacent(x)) x = torch::stable::contiguous(x);
+  const Shape shape{problem.batch, problem.tokens, side.heads, problem.width};
+  side.from = x.const_data_ptr();
+  side.from_strides = strides_of(x, form, shape);
+  side.to = result.mutable_data_ptr();
+  const int64_t token = form.heads_first ? shape.width : shape.heads * shape.width;
+  side.to_strides = {shape.tokens * shape.heads * shape.width, token,
+                     form.heads_first ? shape.tokens * shape.width : shape.width};
+  return result;
+}
+
+std::tuple<Tensor, Tensor> rotated(Rotation& problem, Tensor q, std::optional<Tensor> k, const Form& form) {
+  Tensor to_q = result_for(q, problem.sides[0], problem, form);
   constexpr int64_t kNone = 0;
-  Tensor to_k = k.has_value() ? empty(k->sizes(), dtype(q), q) : empty({&kNone, 1}, dtype(q), q);
-  if (q.numel() + to_k.numel() == 0) return {to_q, to_k};
-  problem.sides[0] = side_of(from_q, to_q, form, problem.width);
-  if (k.has_value()) problem.sides[1] = side_of(*from_k, to_k, form, problem.width);
+  Tensor to_k = k.has_value() ? result_for(*k, problem.sides[1], problem, form) : empty({&kNone, 1}, dtype(q), q);
   run(problem, q);
   return {to_q, to_k};
 }
 
-void rotate_(Tensor q, std::optional<Tensor> k, std::vector<Tensor> cos, std::vector<Tensor> sin, bool in_turn,
-             bool half, bool heads_first, int64_t head_dim, bool inverse) {
-  check_here(q, "q");
-  const Form form{heads_first, head_dim};
-  [[maybe_unused]] const Device device = enter(q);
-  rope3d::Rotation problem = rotation(q, k, cos, sin, in_turn, half, form, inverse);
-  if (!adjacent(q)) fail("q", "must have adjacent elements in its last dimension to be rotated in place");
-  if (k.has_value() && !adjacent(*k)) {
-    fail("k", "must have adjacent elements in its last dimension to be rotated in place");
-  }
-  if (q.numel() + (k.has_value() ? k->numel() : 0) == 0) return;
-  problem.sides[0] = side_of(q, q, form, problem.width);
-  if (k.has_value()) problem.sides[1] = side_of(*k, *k, form, problem.width);
+void rotate_side(const Tensor& x, const char* argument, rope3d::Side& side, const Rotation& problem, const Form& form) {
+  if (!adjacent(x)) fail(argument, "must have adjacent elements in its last dimension to be rotated in place");
+  side.from = side.to = x.mutable_data_ptr();
+  side.from_strides = side.to_strides = strides_of(x, form, {problem.batch, problem.tokens, side.heads, problem.width});
+}
+
+void rotate_in_place(Rotation& problem, const Tensor& q, const std::optional<Tensor>& k, const Form& form) {
+  rotate_side(q, "q", problem.sides[0], problem, form);
+  if (k.has_value()) rotate_side(*k, "k", problem.sides[1], problem, form);
   run(problem, q);
 }
 
+}  // namespace
+
+std::tuple<Tensor, Tensor> rotate_grid(const Tensor& q, const std::optional<Tensor>& k, const Tensor& table,
+                                       int64_t frames, int64_t height, int64_t width, int64_t frame_pairs,
+                                       int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim,
+                                       bool in_turn, bool half, bool heads_first, bool inverse) {
+  const Form form{prefix, head_dim, half, heads_first, inverse};
+  Rotation problem = rotation(q, k, form);
+  turn_by_grid(problem, table, q, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, in_turn);
+  return rotated(problem, q, k, form);
+}
+
+void rotate_grid_(Tensor q, std::optional<Tensor> k, const Tensor& table, int64_t frames, int64_t height, int64_t width,
+                  int64_t frame_pairs, int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim,
+                  bool in_turn, bool half, bool heads_first, bool inverse) {
+  const Form form{prefix, head_dim, half, heads_first, inverse};
+  Rotation problem = rotation(q, k, form);
+  turn_by_grid(problem, table, q, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, in_turn);
+  rotate_in_place(problem, q, k, form);
+}
+
+std::tuple<Tensor, Tensor> rotate_tokens(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
+                                         const Tensor& sin, int64_t rotary_dim, int64_t prefix, int64_t head_dim,
+                                         bool half, bool heads_first, bool inverse) {
+  const Form form{prefix, head_dim, half, heads_first, inverse};
+  Rotation problem = rotation(q, k, form);
+  Tensor cosines = cos, sines = sin;
+  turn_by_tokens(problem, cosines, sines, q, rotary_dim);
+  return rotated(problem, q, k, form);
+}
+
+void rotate_tokens_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin, int64_t rotary_dim,
+                    int64_t prefix, int64_t head_dim, bool half, bool heads_first, bool inverse) {
+  const Form form{prefix, head_dim, half, heads_first, inverse};
+  Rotation problem = rotation(q, k, form);
+  Tensor cosines = cos, sines = sin;
+  turn_by_tokens(problem, cosines, sines, q, rotary_dim);
+  rotate_in_place(problem, q, k, form);
+}
+
+#define GRID                                                                                                   \
+  "Tensor table, SymInt frames, SymInt height, SymInt width, SymInt frame_pairs, SymInt height_pairs, SymInt " \
+  "width_pairs, SymInt prefix, SymInt head_dim, bool in_turn, bool half, bool heads_first, bool inverse"
+#define TOKENS                                                                                                    \
+  "Tensor cos, Tensor sin, SymInt rotary_dim, SymInt prefix, SymInt head_dim, bool half, bool heads_first, bool " \
+  "inverse"
+
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  // Of the table of a grid, in Python alone, so that no trace repeats what it takes to make one.
   ops.def(
-      "rotate(Tensor q, Tensor? k, Tensor[] cos, Tensor[] sin, bool in_turn, bool half, bool heads_first, int head_dim,"
-      " bool inverse) -> (Tensor, Tensor)");
-  ops.def(
-      "rotate_(Tensor(a!) q, Tensor(b!)? k, Tensor[] cos, Tensor[] sin, bool in_turn, bool half, bool heads_first,"
-      " int head_dim, bool inverse) -> ()");
+      "grid_table(SymInt frames, SymInt height, SymInt width, SymInt frame_pairs, SymInt height_pairs, SymInt "
+      "width_pairs, str order, float[] theta, float[] scale, float[] offset, Device device) -> Tensor");
+  ops.def("rotate_grid(Tensor q, Tensor? k, " GRID ") -> (Tensor, Tensor)");
+  ops.def("rotate_grid_(Tensor(a!) q, Tensor(b!)? k, " GRID ") -> ()");
+  ops.def("rotate_tokens(Tensor q, Tensor? k, " TOKENS ") -> (Tensor, Tensor)");
+  ops.def("rotate_tokens_(Tensor(a!) q, Tensor(b!)? k, " TOKENS ") -> ()");
 }
 
 #if defined(CUDA_KERNEL)
@@ -211,8 +290,10 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #else
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 #endif
-  ops.impl("rotate", TORCH_BOX(&rotate));
-  ops.impl("rotate_", TORCH_BOX(&rotate_));
+  ops.impl("rotate_grid", TORCH_BOX(&rotate_grid));
+  ops.impl("rotate_grid_", TORCH_BOX(&rotate_grid_));
+  ops.impl("rotate_tokens", TORCH_BOX(&rotate_tokens));
+  ops.impl("rotate_tokens_", TORCH_BOX(&rotate_tokens_));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -4,16 +4,19 @@ from collections.abc import Sequence
 from typing import Optional
 
 import torch
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_compiling
 
+from ._dispatch import below_autograd, differentiable
 from ._ops import add_op_namespace_prefix, ops
-from .tables import PerAxis, Positions, tables
+from .tables import AXES, Kept, PerAxis, Positions, each, grid_table, pairs_of_axes, rows_of, token_tables
 
-Rotated = tuple[torch.Tensor, Optional[torch.Tensor]]
+Rotated = tuple[Tensor, Optional[Tensor]]
 
 
 def rope3d(
-    q: torch.Tensor,
-    k: Optional[torch.Tensor] = None,
+    q: Tensor,
+    k: Optional[Tensor] = None,
     grid: Optional[Sequence[int]] = None,
     *,
     widths: Optional[Sequence[int]] = None,
@@ -35,17 +38,18 @@ def rope3d(
             other strides are read as they are.
         k: Of the dtype and layout of q; it may have fewer heads. None: there is none.
         grid: Frames, height and width; a sequence is its points, the width running fastest, after `prefix` tokens.
-        widths: With `order="contiguous"`, how many elements of a head turn by each axis, in this order; those beyond
-            their sum stay. None: as Wan has them, `2 * (head_dim // 6)` for height and width and the rest for frames.
-        order: "contiguous", with the frequencies `theta ** (-2 * i / width of the axis)`; or "in_turn", as LTX has it:
-            the pairs belong to frames, height, width, frames, ..., the elements left over are in front and stay, and
-            the frequencies are `pi / 2 * theta ** (i / (n - 1))`, with `n` pairs to an axis.
+        widths: How many elements of a head turn by each axis, which follow one another; those beyond their sum stay.
+            None: as Wan has them, `2 * (head_dim // 6)` for height and width and the rest for frames.
+        order: "contiguous", with the frequencies `theta ** (-2 * i / width of the axis)` of the pairs i of each axis;
+            "sections", as Qwen-VL has it: `theta ** (-2 * i / sum of widths)`, with i counted over all axes; or
+            "in_turn", as LTX has it: the pairs belong to frames, height, width, frames, ..., the elements left over are
+            in front and stay, and the frequencies are `pi / 2 * theta ** (i / (n - 1))`, with `n` pairs to an axis.
         theta: One number, or one for each axis.
         scale: A token at the index `i` of an axis has the position `offset + scale * i` there. One number, or one for
             each axis.
         offset: One number, or one for each axis.
         positions: Take the place of the indexes. With `grid`: for each axis, as many as it is long. Without: for each
-            axis, those of all tokens, `[tokens]` or `[batch, tokens]`.
+            axis, those of all tokens after `prefix`, `[tokens]` or `[batch, tokens]`.
         pairs: "interleaved": the elements 2 i and 2 i + 1 of what turns; or "half": i and i + half of what turns.
         layout: "bshd" (batch, tokens, heads, elements), "bhsd", or "bsc" (batch, tokens, elements of all heads).
         head_dim: With the layout "bsc", the elements of a head. None: all elements of a token are one head.
@@ -61,26 +65,33 @@ def rope3d(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value or length; the message names it.
     """
-    if order not in ("contiguous", "in_turn"):
-        raise ValueError(f'rope3d: order must be "contiguous" or "in_turn", not {order!r}')
-    if grid is None and positions is None:
-        raise ValueError("rope3d: grid or positions must be given")
-    dim = _head_dim(q, k, layout, head_dim)
-    cos, sin = tables(grid, positions, dim or q.shape[-1], widths, order, theta, scale, offset, q.device)
-    rows = 1
-    for axis in cos:
-        rows = rows * axis.shape[-2]
-    tokens = q.shape[2 if layout == "bhsd" else 1]
-    if rows + prefix != tokens:
-        raise ValueError(f"rope3d: grid and prefix must have {tokens} tokens, as q has, not {rows} + {prefix}")
-    return _rotate(q, k, cos, sin, order == "in_turn", pairs, layout, dim, inplace)
+    dim = q.shape[-1] if head_dim is None else head_dim
+    if grid is None or is_compiling() or type(q) is not Tensor:
+        # Positions of all tokens may be many; and a trace must see how a table is made.
+        plan = _plan(
+            q.device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout
+        )
+    else:
+        key = (q.device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout)
+        try:
+            plan = _kept.found[key]
+        except (KeyError, TypeError):  # the latter where there are lists in it
+            plan = _kept_plan(*_frozen(key))
+        if q.is_cuda and _is_capturing():
+            _kept.captured(plan[0])
+    rotate, rotate_ = (_rotate_tokens, _rotate_tokens_) if grid is None else (_rotate_grid, _rotate_grid_)
+    if inplace:
+        rotate_(q, k, *plan)
+        return q, k
+    rotated = rotate(q, k, *plan)
+    return rotated if k is not None else (rotated[0], None)
 
 
 def apply_rotary(
-    q: torch.Tensor,
-    k: Optional[torch.Tensor],
-    cos: torch.Tensor,
-    sin: torch.Tensor,
+    q: Tensor,
+    k: Optional[Tensor],
+    cos: Tensor,
+    sin: Tensor,
     *,
     pairs: str = "interleaved",
     layout: str = "bshd",
@@ -102,188 +113,263 @@ def apply_rotary(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value; the message names it.
     """
-    dim = _head_dim(q, k, layout, head_dim)
-    width = rotary_dim if rotary_dim is not None else dim or q.shape[-1]
-    if cos.shape[-1] == width and width > 0:
-        if pairs == "half":
-            cos, sin = cos[..., : width // 2], sin[..., : width // 2]
-        else:
-            cos, sin = cos[..., ::2], sin[..., ::2]
-    elif cos.shape[-1] * 2 != width:
-        raise ValueError(f"rope3d: cos must have {width} or {width // 2} in its last dimension, not {cos.shape[-1]}")
-    tokens = q.shape[2 if layout == "bhsd" else 1]
-    if cos.dim() < 2 or cos.shape[-2] + prefix != tokens:
-        raise ValueError(f"rope3d: cos and prefix must have {tokens} tokens, as q has")
-    return _rotate(q, k, [cos], [sin], False, pairs, layout, dim, inplace)
+    form = (rotary_dim or 0, prefix, *_form(pairs, layout, head_dim), False)
+    if inplace:
+        _rotate_tokens_(q, k, cos, sin, *form)
+        return q, k
+    rotated = _rotate_tokens(q, k, cos, sin, *form)
+    return rotated if k is not None else (rotated[0], None)
 
 
-def _head_dim(q: torch.Tensor, k: Optional[torch.Tensor], layout: str, head_dim: Optional[int]) -> int:
-    """The elements of a head, where a token's dimension holds several; else 0."""
-    if layout not in ("bshd", "bhsd", "bsc"):
-        raise ValueError(f'rope3d: layout must be "bshd", "bhsd" or "bsc", not {layout!r}')
-    dims = 3 if layout == "bsc" else 4
-    for name, x in (("q", q), ("k", k)):
-        if x is not None and x.dim() != dims:
-            raise ValueError(f'rope3d: {name} must have {dims} dimensions with the layout "{layout}", not {x.dim()}')
-    if head_dim is None:
-        return 0
-    if layout != "bsc" or head_dim <= 0:
-        raise ValueError('rope3d: head_dim must be positive, and goes with the layout "bsc" only')
-    return head_dim
+# --- what operators are told -----------------------------------------------------------------------------------------
+
+_kept = Kept(most=64, most_bytes=2**28)
+_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
 
 
-def _rotate(q, k, cos, sin, in_turn, pairs, layout, head_dim, inplace) -> Rotated:
+def _form(pairs: str, layout: str, head_dim: Optional[int]) -> tuple[int, bool, bool]:
+    """head_dim, half and heads_first, as the operators have them."""
     if pairs not in ("interleaved", "half"):
         raise ValueError(f'rope3d: pairs must be "interleaved" or "half", not {pairs!r}')
-    arguments = (q, k, cos, sin, in_turn, pairs == "half", layout == "bhsd", head_dim, False)
-    if inplace:
-        ops.rotate_(*arguments)
-        return q, k
-    if torch.compiler.is_compiling() or _needs_gradient(q, k):
-        rotated_q, rotated_k = ops.rotate(*arguments)
+    if layout not in ("bshd", "bhsd", "bsc"):
+        raise ValueError(f'rope3d: layout must be "bshd", "bhsd" or "bsc", not {layout!r}')
+    if head_dim is not None and (layout != "bsc" or head_dim <= 0):
+        raise ValueError('rope3d: head_dim must be positive, and goes with the layout "bsc" only')
+    return (head_dim or -1 if layout == "bsc" else 0), pairs == "half", layout == "bhsd"
+
+
+def _plan(device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout):
+    """The arguments after q and k, of `rotate_grid`; or of `rotate_tokens`, where every token has its own positions."""
+    head_dim, half, heads_first = _form(pairs, layout, head_dim)
+    counts = pairs_of_axes(dim, widths, order)
+    if grid is None and positions is None:
+        raise ValueError("rope3d: grid or positions must be given")
+    if grid is not None and len(grid) != AXES:
+        raise ValueError(f"rope3d: grid must have {AXES} sizes, not {len(grid)}")
+    theta, scale, offset = each(theta, "theta"), each(scale, "scale"), each(offset, "offset")
+    if positions is not None:
+        if len(positions) != AXES:
+            raise ValueError(f"rope3d: positions must be given for {AXES} axes, not {len(positions)}")
+        positions = [torch.as_tensor(p, dtype=torch.float64, device=device) for p in positions]
+        if grid is not None and any(axis.shape != (size,) for axis, size in zip(positions, grid)):
+            raise ValueError("rope3d: positions must be as many as grid has on each axis")
+    if grid is None:
+        cos, sin, rotary_dim = token_tables(positions, dim, counts, order, theta, scale, offset)
+        return cos, sin, rotary_dim, prefix, head_dim, half, heads_first, False
+    if positions is None and is_compiling():
+        table = ops.grid_table(*grid, *counts, order, theta, scale, offset, device)
     else:
-        # Past the function that would find out the same once more, for twice the cost of the call.
-        with torch._C._AutoDispatchBelowAutograd():
-            rotated_q, rotated_k = _rotate_operator(*arguments)
-    return rotated_q, None if k is None else rotated_k
+        axes = _indexes(grid, device) if positions is None else positions
+        table = grid_table(axes, counts, order, theta, scale, offset)
+    return table, *grid, *counts, prefix, head_dim, order == "in_turn", half, heads_first, False
 
 
-_rotate_operator = ops.rotate.default
+def _indexes(grid, device):
+    return [torch.arange(size, dtype=torch.float64, device=device) for size in grid]
 
 
-def _needs_gradient(q, k) -> bool:
-    return torch.is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
+def _kept_plan(device, *arguments):
+    """The same, of a grid, kept unless there are tensors among the positions, since tensors change."""
+    positions = arguments[2]
+    if positions is not None and any(isinstance(axis, Tensor) for axis in positions):
+        return _plan(device, *arguments)
+    key = (device, *arguments)
+    found = _kept.found.get(key)
+    if found is not None:
+        return found
+    if device.type == "cuda" and _is_capturing():
+        # What a graph makes is not there before it runs.
+        return _plan(device, *arguments)
+    with torch.inference_mode(False), torch.no_grad():
+        table, *rest = _plan(torch.device("cpu"), *arguments)
+        # Made on the host, since this copy waits, so that the table is there for every stream.
+        plan = (table.to(device), *rest)
+    if type(plan[0]) is Tensor and device.type != "meta":  # none of a tracer's
+        _kept.keep(key, plan)
+    return plan
+
+
+def _frozen(value: object) -> object:
+    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
+
+
+# --- for torch.library -----------------------------------------------------------------------------------------------
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def _require(condition, message: str) -> None:
     torch._check(condition, lambda: f"rope3d: {message}")
 
 
-_TYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def _checked_shape(name, x, heads_first, head_dim):
+def _shape(name, x, head_dim, heads_first):
     """Sequences, tokens, and elements of a head."""
-    dims = "four dimensions" if heads_first else "three or four dimensions"
-    _require(x.dim() == 4 or (x.dim() == 3 and not heads_first), f"{name} must have {dims}")
+    dims = 4 if head_dim == 0 else 3
+    _require(x.dim() == dims, f"{name} must have {dims} dimensions, not {x.dim()}")
     width = x.shape[-1]
-    if x.dim() == 3 and head_dim > 0:
+    if head_dim > 0:
         _require(width % head_dim == 0, f"{name} must have a multiple of {head_dim} elements in its last dimension")
         width = head_dim
     _require(width % 2 == 0, f"{name} must have an even number of elements in each head")
     return x.shape[0], x.shape[2 if heads_first else 1], width
 
 
-def _check(q, k, cos, sin, in_turn, heads_first, head_dim) -> None:
+def _check(q, k, head_dim, heads_first):
     _require(q.dtype in _TYPES, "q must be float32, float16 or bfloat16")
-    batch, tokens, width = _checked_shape("q", q, heads_first, head_dim)
+    shape = _shape("q", q, head_dim, heads_first)
     if k is not None:
         _require(k.device == q.device, "k must be on the device of q")
         _require(k.dtype == q.dtype, "k must have the dtype of q")
-        same = _checked_shape("k", k, heads_first, head_dim) == (batch, tokens, width)
+        same = _shape("k", k, head_dim, heads_first) == shape
         _require(same, "k must have as many sequences, tokens and elements in each head as q")
-    _require(len(cos) in (1, 3), "cos must be one table or three")
-    _require(len(sin) == len(cos), "sin must be as many tables as cos")
-    pairs, rows = 0, 1
-    for c, s in zip(cos, sin):
-        _require(c.device == q.device, "cos must be on the device of q")
-        _require(c.dtype in _TYPES, "cos must be float32, float16 or bfloat16")
-        _require(s.device == c.device, "sin must be on the device of cos")
-        _require(s.dtype == c.dtype, "sin must have the dtype of cos")
-        _require(s.shape == c.shape, f"sin must have shape {list(c.shape)}, not {list(s.shape)}")
-        _require(c.dim() in (2, 3), "cos must have two or three dimensions")
-        if c.dim() == 3:
-            given = c.shape[0]
-            _require(given in (batch, 1), f"cos must be for one sequence or for {batch}, not {given}")
-        _require(c.dtype == cos[0].dtype, "cos must be tables of one dtype")
-        if in_turn:
-            _require(c.shape[-1] == cos[0].shape[-1], "cos must be tables of one width to be taken in turn")
-        pairs = pairs + c.shape[-1]
-        rows = rows * c.shape[-2]
-    _require(2 * pairs <= width, f"cos must have at most {width // 2} pairs, not {pairs}")
-    _require(rows <= tokens, f"cos must be for at most {tokens} tokens, not {rows}")
+    return shape
 
 
-@torch.library.register_fake(add_op_namespace_prefix("rotate"))
-def _rotate_fake(q, k, cos, sin, in_turn, half, heads_first, head_dim, inverse):
-    _check(q, k, cos, sin, in_turn, heads_first, head_dim)
-    return q.new_empty(q.shape), q.new_empty(0) if k is None else k.new_empty(k.shape)
+def _check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_dim, in_turn, half, heads_first, inverse):
+    _, tokens, dim = _check(q, k, head_dim, heads_first)
+    turning = 2 * (f_pairs + h_pairs + w_pairs)
+    _require(turning <= dim, f"q must have heads of at least {turning} elements, not {dim}")
+    _require(
+        f * h * w + prefix == tokens,
+        f"grid and prefix must have {tokens} tokens, as q has, not {f} * {h} * {w} + {prefix}",
+    )
+    _require(table.device == q.device, "table must be on the device of q")
+    _require(table.dtype == torch.float32, "table must be float32")
+    shape = list(table.shape)
+    _require(len(shape) == 3 and shape[2] == 2, f"table must have shape [rows, entries, 2], not {shape}")
+    _require(table.is_contiguous(), "table must be contiguous")
+    _, entries = rows_of((f_pairs, h_pairs, w_pairs), in_turn)
+    _require(
+        shape[0] == f + h + w and shape[1] == entries,
+        f"table must have shape [{f + h + w}, {entries}, 2], not {shape}",
+    )
 
 
-@torch.library.register_fake(add_op_namespace_prefix("rotate_"))
-def _rotate_in_place_fake(q, k, cos, sin, in_turn, half, heads_first, head_dim, inverse):
-    _check(q, k, cos, sin, in_turn, heads_first, head_dim)
-    for name, x in (("q", q), ("k", k)):
-        adjacent = x is None or x.shape[-1] <= 1 or x.stride(-1) == 1
-        _require(adjacent, f"{name} must have adjacent elements in its last dimension to be rotated in place")
+def _check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first, inverse):
+    batch, tokens, dim = _check(q, k, head_dim, heads_first)
+    _require(cos.device == q.device, "cos must be on the device of q")
+    _require(cos.dtype in _TYPES, "cos must be float32, float16 or bfloat16")
+    _require(sin.device == cos.device, "sin must be on the device of cos")
+    _require(sin.dtype == cos.dtype, "sin must have the dtype of cos")
+    _require(sin.shape == cos.shape, f"sin must have shape {list(cos.shape)}, not {list(sin.shape)}")
+    _require(cos.dim() in (2, 3), "cos must have two or three dimensions")
+    if cos.dim() == 3:
+        given = cos.shape[0]
+        _require(given in (batch, 1), f"cos must be for one sequence or for {batch}, not {given}")
+    rotary = rotary_dim if rotary_dim > 0 else dim
+    _require(rotary <= dim and rotary % 2 == 0, f"rotary_dim must be even and at most {dim}, not {rotary}")
+    entries = cos.shape[-1]
+    _require(
+        entries == rotary or 2 * entries == rotary,
+        f"cos must have {rotary} or {rotary // 2} in its last dimension, not {entries}",
+    )
+    rows = cos.shape[-2]
+    _require(rows + prefix == tokens, f"cos and prefix must have {tokens} tokens, as q has, not {rows} + {prefix}")
 
 
-# What `torch.library.register_autograd` would do, at less than half of its cost for each call.
-
-
-class _Rotate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, cos, sin, *form):
-        _keep(ctx, cos, sin, form)
-        with torch._C._AutoDispatchBelowAutograd():
-            rotated_q, rotated_k = ops.rotate(q, k, cos, sin, *form)
-        if k is None:
-            ctx.mark_non_differentiable(rotated_k)
-        return rotated_q, rotated_k
-
-    @staticmethod
-    def backward(ctx, grad_q, grad_k):
-        return _turned_back(ctx, grad_q, grad_k if ctx.needs_input_grad[1] else None)
-
-
-class _RotateInPlace(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, cos, sin, *form):
-        _keep(ctx, cos, sin, form)
-        with torch._C._AutoDispatchBelowAutograd():
-            ops.rotate_(q, k, cos, sin, *form)
-        ctx.mark_dirty(*(x for x in (q, k) if x is not None))
-        return q, k
-
-    @staticmethod
-    def backward(ctx, grad_q, grad_k):
-        return _turned_back(ctx, grad_q, grad_k)
-
-
-def _keep(ctx, cos, sin, form) -> None:
-    ctx.save_for_backward(*cos, *sin)
-    ctx.form = form
-    ctx.set_materialize_grads(False)
-
-
-def _turned_back(ctx, grad_q, grad_k):
-    """The gradients, by the negative angles; where only one of them is there, it goes alone."""
-    tables = ctx.saved_tensors
-    cos, sin = list(tables[: len(tables) // 2]), list(tables[len(tables) // 2 :])
-    *form, inverse = ctx.form
-    rest = (None,) * (2 + len(ctx.form))
-    if grad_q is not None:
-        grad_q, turned_k = ops.rotate(grad_q, grad_k, cos, sin, *form, not inverse)
-        return grad_q, None if grad_k is None else turned_k, *rest
-    if grad_k is not None:
-        grad_k, _ = ops.rotate(grad_k, None, cos, sin, *form, not inverse)
-    return None, grad_k, *rest
-
-
-def _differentiable(name, function, mutable):
+def _differentiable(name, tables, check):
+    """Returns how to call the operator `name` and the one that does the same in place. After q and k they have as many
+    arguments that are tensors as `tables`, which get no gradients, and then others, the last of which is `inverse`."""
     operator = getattr(ops, name).default
+    packet_ = getattr(ops, name + "_")
+    operator_ = packet_.default
 
-    @torch.library.impl(add_op_namespace_prefix(name), "Autograd")
-    def forward(q, k, *rest):
-        if _needs_gradient(q, k):
-            result = function.apply(q, k, *rest)
-            return None if mutable else result
-        with torch._C._AutoDispatchBelowAutograd():
-            result = operator(q, k, *rest)
-        if mutable:
+    def keep(ctx, arguments):
+        ctx.save_for_backward(*arguments[:tables])
+        ctx.form = arguments[tables:]
+        ctx.set_materialize_grads(False)
+
+    def turned_back(ctx, grad_q, grad_k):
+        """The gradients, by the negative angles; where only one of them is there, it goes alone."""
+        *form, inverse = ctx.form
+        rest = (*ctx.saved_tensors, *form, not inverse)
+        none = (None,) * len(rest)
+        if grad_q is not None:
+            grad_q, turned_k = rotate(grad_q, grad_k, *rest)
+            return grad_q, None if grad_k is None else turned_k, *none
+        if grad_k is not None:
+            grad_k, _ = rotate(grad_k, None, *rest)
+        return None, grad_k, *none
+
+    class Rotate(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, *rest):
+            keep(ctx, rest)
+            with below_autograd():
+                rotated_q, rotated_k = operator(q, k, *rest)
+            if k is None:
+                ctx.mark_non_differentiable(rotated_k)
+            return rotated_q, rotated_k
+
+        @staticmethod
+        def backward(ctx, grad_q, grad_k):
+            return turned_back(ctx, grad_q, grad_k if ctx.needs_input_grad[1] else None)
+
+    class RotateInPlace(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, q, k, *rest):
+            keep(ctx, rest)
+            with below_autograd():
+                operator_(q, k, *rest)
+            ctx.mark_dirty(*(x for x in (q, k) if x is not None))
+            return q, k
+
+        @staticmethod
+        def backward(ctx, grad_q, grad_k):
+            return turned_back(ctx, grad_q, grad_k)
+
+    rotate = differentiable(name, Rotate)
+
+    def recorded(q, k, *rest):
+        if is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad)):
+            RotateInPlace.apply(q, k, *rest)
+        else:
+            with below_autograd():
+                operator_(q, k, *rest)
             torch.autograd.graph.increment_version([x for x in (q, k) if x is not None])
-        return result
+
+    torch.library.impl(add_op_namespace_prefix(name + "_"), "Autograd")(recorded)
+
+    def rotate_(*arguments):
+        (packet_ if is_compiling() else recorded)(*arguments)
+
+    @torch.library.register_fake(add_op_namespace_prefix(name))
+    def fake(q, k, *rest):
+        check(q, k, *rest)
+        return q.new_empty(q.shape), q.new_empty(0) if k is None else k.new_empty(k.shape)
+
+    @torch.library.register_fake(add_op_namespace_prefix(name + "_"))
+    def fake_(q, k, *rest):
+        check(q, k, *rest)
+        for argument, x in (("q", q), ("k", k)):
+            adjacent = x is None or x.shape[-1] <= 1 or x.stride(-1) == 1
+            _require(adjacent, f"{argument} must have adjacent elements in its last dimension to be rotated in place")
+
+    return rotate, rotate_
 
 
-_differentiable("rotate", _Rotate, mutable=False)
-_differentiable("rotate_", _RotateInPlace, mutable=True)
+_rotate_grid, _rotate_grid_ = _differentiable("rotate_grid", 1, _check_grid)
+_rotate_tokens, _rotate_tokens_ = _differentiable("rotate_tokens", 2, _check_tokens)
+
+
+@torch.library.impl(add_op_namespace_prefix("grid_table"), "CompositeExplicitAutograd")
+def _grid_table(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset, device):
+    """What a trace calls for the table of a grid: it has one of its own, whatever becomes of it, made of a kept one."""
+    key = (device, f, h, w, f_pairs, h_pairs, w_pairs, order, *theta, *scale, *offset)
+    kept = _kept.found.get(key)
+    if kept is None:
+        with torch.inference_mode(False), torch.no_grad():
+            table = grid_table(
+                _indexes((f, h, w), torch.device("cpu")), (f_pairs, h_pairs, w_pairs), order, theta, scale, offset
+            )
+            kept = (table.to(device),)
+        _kept.keep(key, kept)
+    if device.type == "cuda" and _is_capturing():
+        _kept.captured(kept[0])
+    return kept[0].clone()
+
+
+@torch.library.register_fake(add_op_namespace_prefix("grid_table"))
+def _grid_table_fake(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset, device):
+    _, entries = rows_of((f_pairs, h_pairs, w_pairs), order == "in_turn")
+    return torch.empty(f + h + w, entries, 2, device=device)

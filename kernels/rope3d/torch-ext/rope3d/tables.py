@@ -1,6 +1,7 @@
-"""The cosines and sines of axes: made in float64, rounded to float32 once, and kept between calls."""
+"""The tables of a grid's axes: made in float64, rounded to float32 once, and kept between calls."""
 
 import math
+import threading
 from collections.abc import Sequence
 from typing import Optional, Union
 
@@ -10,124 +11,138 @@ import torch
 PerAxis = Union[float, Sequence[float]]
 # What `torch.as_tensor` takes, for each axis.
 Positions = Sequence[Union[torch.Tensor, Sequence[float]]]
-Tables = tuple[list[torch.Tensor], list[torch.Tensor]]
 
 AXES = 3
-_MOST_KEPT = 64
-_kept: dict[object, Tables] = {}
+ORDERS = ("contiguous", "sections", "in_turn")
+# Where axes follow one another, the first entry of a row belongs to a pair that is a multiple of this, as it must be
+# for the kernel to read entries in vectors.
+_ALIGNED = 8
 
 
-def _each(value: PerAxis, name: str) -> tuple[float, ...]:
-    if isinstance(value, (int, float)):
+def each(value: PerAxis, name: str) -> tuple[float, ...]:
+    """Returns a number for each axis.
+
+    Raises:
+        ValueError: If there are not as many as axes.
+    """
+    if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
         return (value,) * AXES
     if len(value) != AXES:
         raise ValueError(f"rope3d: {name} must be one number or {AXES}, not {len(value)}")
     return tuple(value)
 
 
-def _widths(width: int, widths: Optional[Sequence[int]]) -> tuple[int, ...]:
-    if widths is None:
-        sixth = width // 6
-        return width - 4 * sixth, 2 * sixth, 2 * sixth
-    if len(widths) != AXES or any(w % 2 != 0 or w < 0 for w in widths) or sum(widths) > width:
-        raise ValueError(f"rope3d: widths must be {AXES} even numbers of at most {width} in sum, not {list(widths)}")
-    return tuple(widths)
-
-
-def _frequencies(
-    width: int, widths: Optional[Sequence[int]], order: str, theta: PerAxis, device: torch.device
-) -> list[torch.Tensor]:
-    thetas = _each(theta, "theta")
-    if order == "in_turn":
-        steps = torch.linspace(0, 1, width // (2 * AXES), dtype=torch.float64, device=device)
-        return [math.pi / 2 * t**steps for t in thetas]
-    frequencies = []
-    for w, t in zip(_widths(width, widths), thetas):
-        pairs = torch.arange(w // 2, dtype=torch.float64, device=device)
-        frequencies.append(t ** (pairs * (-2 / w if w else 0.0)))
-    return frequencies
-
-
-def _made(
-    grid: Optional[Sequence[int]],
-    positions: Optional[Positions],
-    width: int,
-    widths: Optional[Sequence[int]],
-    order: str,
-    theta: PerAxis,
-    scale: PerAxis,
-    offset: PerAxis,
-    device: torch.device,
-) -> Tables:
-    if grid is not None and len(grid) != AXES:
-        raise ValueError(f"rope3d: grid must have {AXES} sizes, not {len(grid)}")
-    frequencies = _frequencies(width, widths, order, theta, device)
-    if positions is None:
-        axes = [torch.arange(size, dtype=torch.float64, device=device) for size in grid]
-    else:
-        if len(positions) != AXES:
-            raise ValueError(f"rope3d: positions must be given for {AXES} axes, not {len(positions)}")
-        axes = [torch.as_tensor(p, dtype=torch.float64, device=device) for p in positions]
-        if grid is not None and any(axis.shape != (size,) for axis, size in zip(axes, grid)):
-            raise ValueError("rope3d: positions must be as many as grid has on each axis")
-    angles = [
-        (axis * s + o)[..., None] * f
-        for axis, s, o, f in zip(axes, _each(scale, "scale"), _each(offset, "offset"), frequencies)
-    ]
-    if grid is None:
-        # Every token has positions of its own: one table, in the order of the pairs.
-        if order == "in_turn":
-            staying = (width - 2 * AXES * (width // (2 * AXES))) // 2
-            turning = torch.stack(angles, -1).flatten(-2)
-            angles = [torch.nn.functional.pad(turning, (staying, 0))]
-        else:
-            angles = [torch.cat(angles, -1)]
-    return [a.cos().float() for a in angles], [a.sin().float() for a in angles]
-
-
-def _frozen(value: object) -> object:
-    return tuple(map(_frozen, value)) if isinstance(value, (list, tuple)) else value
-
-
-def tables(
-    grid: Optional[Sequence[int]],
-    positions: Optional[Positions],
-    width: int,
-    widths: Optional[Sequence[int]],
-    order: str,
-    theta: PerAxis,
-    scale: PerAxis,
-    offset: PerAxis,
-    device: torch.device,
-) -> Tables:
-    """Returns the cosines and the sines, float32 `[positions, pairs]`: of each axis of `grid`, or, without one, of all
-    axes side by side as `[tokens, pairs]` or `[batch, tokens, pairs]`.
-
-    Tables of numbers are kept. Tables of tensors are made again for every call, since tensors change.
+def pairs_of_axes(dim: int, widths: Optional[Sequence[int]], order: str) -> tuple[int, ...]:
+    """Returns how many pairs of a head of `dim` elements turn by each axis.
 
     Raises:
-        ValueError: If an argument has a wrong length or width; the message names it.
+        ValueError: If there is no such order, or if `widths` do not fit.
     """
-    arguments = (grid, positions, width, widths, order, theta, scale, offset)
-    given = positions is not None and any(isinstance(p, torch.Tensor) for p in positions)
-    if given or torch.compiler.is_compiling():
-        return _made(*arguments, device)
-    key = (*arguments, device)
-    try:
-        found = _kept.get(key)
-    except TypeError:  # lists among them
-        key = _frozen(key)
-        found = _kept.get(key)
-    if found is not None:
-        return found
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        # What a graph makes is not there before it runs.
-        return _made(*arguments, device)
-    with torch.inference_mode(False), torch.no_grad():
-        # Made on the host, since this copy waits, so that the tables are there for every stream.
-        cos, sin = ([t.to(device) for t in side] for side in _made(*arguments, torch.device("cpu")))
-    if type(cos[0]) is torch.Tensor and device.type != "meta":  # none of a tracer's
-        if len(_kept) == _MOST_KEPT:
-            _kept.clear()
-        _kept[key] = cos, sin
-    return cos, sin
+    if order not in ORDERS:
+        raise ValueError(f"rope3d: order must be one of {', '.join(map(repr, ORDERS))}, not {order!r}")
+    sixth = dim // (2 * AXES)
+    if widths is None:
+        return sixth if order == "in_turn" else dim // 2 - 2 * sixth, sixth, sixth
+    if order == "in_turn":
+        raise ValueError('rope3d: widths must be None with the order "in_turn", whose axes have equal parts of a head')
+    if len(widths) != AXES or any(w % 2 != 0 or w < 0 for w in widths) or sum(widths) > dim:
+        raise ValueError(f"rope3d: widths must be {AXES} even numbers of at most {dim} in sum, not {list(widths)}")
+    return tuple(w // 2 for w in widths)
+
+
+def _angles(
+    axes: Sequence[torch.Tensor], pairs: Sequence[int], order: str, theta: PerAxis, scale: PerAxis, offset: PerAxis
+) -> list[torch.Tensor]:
+    """The angles `[..., pairs]` of each axis, in float64, where `axes` has indexes of any shape."""
+    angles, begin = [], 0
+    for indexes, n, t, s, o in zip(axes, pairs, each(theta, "theta"), each(scale, "scale"), each(offset, "offset")):
+        steps = torch.arange(n, dtype=torch.float64, device=indexes.device)
+        if order == "in_turn":
+            frequencies = math.pi / 2 * t ** torch.linspace(0, 1, n, dtype=torch.float64, device=indexes.device)
+        elif order == "sections":
+            frequencies = t ** ((begin + steps) * (-1 / max(sum(pairs), 1)))
+        else:
+            frequencies = t ** (steps * (-1 / n if n else 0.0))
+        angles.append((indexes * s + o)[..., None] * frequencies)
+        begin += n
+    return angles
+
+
+def rows_of(pairs: Sequence[int], in_turn: bool) -> tuple[list[int], int]:
+    """Returns at which entry of its rows the pairs of each axis start, and how many entries a row has."""
+    begin, entries, starts = 0, 0, []
+    multiple = 2 if in_turn else _ALIGNED
+    for n in pairs:
+        # Entries before the first pair of an axis, in whose place others have theirs, are zero.
+        starts.append(0 if in_turn else begin % _ALIGNED)
+        entries = max(entries, (starts[-1] + n + multiple - 1) // multiple * multiple)
+        begin += n
+    return starts, entries
+
+
+def grid_table(
+    axes: Sequence[torch.Tensor], pairs: Sequence[int], order: str, theta: PerAxis, scale: PerAxis, offset: PerAxis
+) -> torch.Tensor:
+    """Returns the table of a grid as the kernel reads it: float32 `[rows, entries, 2]`, cosine and sine, a row for each
+    of the positions `axes` of the first axis, then of the second, then of the third.
+    """
+    starts, entries = rows_of(pairs, order == "in_turn")
+    rows = []
+    for angles, start, n in zip(_angles(axes, pairs, order, theta, scale, offset), starts, pairs):
+        values = torch.stack((angles.cos(), angles.sin()), -1).float()
+        rows.append(torch.nn.functional.pad(values, (0, 0, start, entries - start - n)))
+    return torch.cat(rows)
+
+
+def token_tables(
+    axes: Sequence[torch.Tensor],
+    dim: int,
+    pairs: Sequence[int],
+    order: str,
+    theta: PerAxis,
+    scale: PerAxis,
+    offset: PerAxis,
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Returns the cosines and sines, float32 `[..., n]`, of tokens whose positions `axes` has, and how many elements of
+    a head they turn."""
+    angles = _angles(axes, pairs, order, theta, scale, offset)
+    if order == "in_turn":
+        # What stays is in front, and turns by nothing.
+        turning = torch.nn.functional.pad(torch.stack(angles, -1).flatten(-2), (dim // 2 - sum(pairs), 0))
+    else:
+        turning = torch.cat(angles, -1)
+    return turning.cos().float(), turning.sin().float(), 2 * turning.shape[-1]
+
+
+class Kept:
+    """Tables, each with what else a call needs, by what determines them: so many and so many bytes at most, of which
+    the oldest give way. Threads may read `found` while one of them calls `keep`.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        self.found: dict[object, tuple] = {}
+        self._most, self._most_bytes = most, most_bytes
+        self._bytes = 0
+        self._changing = threading.Lock()
+        self._captured: set[torch.Tensor] = set()
+
+    def keep(self, key: object, value: tuple) -> None:
+        """Keeps a value that starts with its table."""
+        size = value[0].nbytes
+        if size > self._most_bytes:
+            return
+        with self._changing:
+            if key in self.found:
+                return
+            while self.found and (len(self.found) >= self._most or self._bytes + size > self._most_bytes):
+                table = self.found.pop(next(iter(self.found)))[0]
+                self._bytes -= table.nbytes
+                if table.is_cuda:
+                    # Streams that the allocator does not know of may still read it.
+                    torch.cuda.synchronize(table.device)
+            self.found[key] = value
+            self._bytes += size
+
+    def captured(self, table: torch.Tensor) -> None:
+        """Keeps for good a table that a CUDA graph reads whenever it is replayed."""
+        self._captured.add(table)
