@@ -27,6 +27,7 @@ _COMMANDS = {
     "check-abi": ("check", "check_abi"),
     "check-builds": ("check", "check_builds"),
     "hash": ("check", "hash_builds"),
+    "benchmark": ("benchmark", "benchmark"),
     "doctor": ("doctor", "doctor"),
     "toolchain": ("toolchain", "toolchain"),
     "init": ("init", "init"),

@@ -1,0 +1,174 @@
+"""Measures one operation at one shape: first whether its results are right, then how fast it is beside its peers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kernel_builder.measure.accuracy import error, fault
+from kernel_builder.measure.results import COPY, OURS, Host, Row
+from kernel_builder.measure.statistics import estimate
+from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, sets_needed
+
+Function = Callable[..., Any]
+Tensors = Sequence[torch.Tensor]
+
+_ALLOWED = 1.1  # times eager's error, for the kernel
+_ALLOWED_PEERS = 4.0  # who may round where models do not
+
+
+class Case:
+    """A workload at a shape, with the tensors of one call."""
+
+    def __init__(self, workload: Any, passes: str, shape: tuple[int, ...]) -> None:
+        self.workload = workload
+        self.passes = passes
+        self.inputs: Tensors = workload.inputs(*shape)
+        if passes == "forward":
+            self.trained: Tensors = ()
+            return
+        self.trained = workload.trained(*self.inputs)
+        for tensor in self.trained:
+            tensor.requires_grad_()
+
+    def prepare(self, results: Tensors) -> None:
+        """Makes the gradients of results like these."""
+        self.grads = [] if self.passes == "forward" else [torch.rand_like(result.detach()) for result in results]
+
+    def results(self, function: Function) -> Tensors:
+        """Everything that a call computes: what it returns, or the gradients."""
+        results = tensors(function(*self.inputs))
+        if self.trained:
+            results = torch.autograd.grad(results, self.trained, self.grads)
+        return results
+
+    def exact(self) -> Tensors:
+        """The same, by eager code in float64."""
+        inputs = [tensor.detach().double() for tensor in self.inputs]
+        if not self.trained:
+            return tensors(self.workload.eager(*inputs))
+        trained = self.workload.trained(*inputs)
+        for tensor in trained:
+            tensor.requires_grad_()
+        results = tensors(self.workload.eager(*inputs))
+        return torch.autograd.grad(results, trained, [grad.double() for grad in self.grads])
+
+    def call(self, function: Function) -> Call:
+        """One call as it is timed."""
+        if self.passes == "forward":
+            return lambda: function(*self.inputs)
+        if self.passes == "forward + backward":
+            return lambda: torch.autograd.grad(tensors(function(*self.inputs)), self.trained, self.grads)
+        results = tensors(function(*self.inputs))
+        return lambda: torch.autograd.grad(results, self.trained, self.grads, retain_graph=True)
+
+    def moved(self, results: Tensors) -> int:
+        """Bytes that a call must read and write, where `results` are what it returns.
+
+        Each tensor counts once, also a gradient that is passed on as it came.
+        """
+        forward = [*self.inputs, *results]
+        if self.passes == "forward":
+            return size(forward)
+        backward = [*self.workload.saved(*self.inputs), *self.grads]
+        backward += torch.autograd.grad(results, self.trained, self.grads, retain_graph=True)
+        return size(backward) + (size(forward) if self.passes == "forward + backward" else 0)
+
+
+def tensors(result: Any) -> Tensors:
+    """The tensors of a result."""
+    return (result,) if isinstance(result, torch.Tensor) else tuple(result)
+
+
+def size(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of the elements of tensors, each counted once."""
+    each = {}
+    for tensor in tensors:
+        elements = 1
+        for length, stride in zip(tensor.shape, tensor.stride(), strict=True):
+            elements *= length if stride else 1
+        each[tensor.data_ptr(), elements] = elements * tensor.element_size()
+    return sum(each.values())
+
+
+def measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: Clock, rounds: int) -> None:
+    """Fills in the row. `functions` has the kernel, by the name of `OURS`, and its peers.
+
+    When the kernel's own result is wrong nothing is timed.
+    """
+    place = row.place
+    cases = [Case(workload, place.passes, place.shape)]
+    returned = tensors(workload.eager(*cases[0].inputs))
+    cases[0].prepare(returned)
+    row.bytes = cases[0].moved(returned)
+    row.sets = sets_needed(clock.cache, row.bytes)
+    _check(cases[0], row, functions)
+    if OURS in row.faults:
+        return
+    for _ in range(row.sets - 1):
+        cases.append(Case(workload, place.passes, place.shape))
+        cases[-1].prepare(returned)
+    del returned
+    runs: dict[str, Run] = {}
+    runs[COPY], row.methods[COPY] = clock.series([_copy(row.bytes // 2, workload.device) for _ in cases])
+    for name, function in functions.items():
+        if name in row.faults:
+            continue
+        try:
+            runs[name], row.methods[name] = clock.series([case.call(function) for case in cases])
+        except Exception as problem:
+            row.faults[name] = _said(problem)
+    if OURS not in runs:
+        return
+    samples = interleaved(runs, rounds)
+    for name, taken in samples.items():
+        row.times[name] = estimate(taken)
+        row.shares[name] = estimate([copy / one for copy, one in zip(samples[COPY], taken, strict=True)])
+        row.ratios[name] = estimate([one / ours for ours, one in zip(samples[OURS], taken, strict=True)])
+
+
+def measure_host(workload: Any, host: Host, functions: Mapping[str, Function], rounds: int) -> None:
+    """Fills in what a call costs the host."""
+    case = Case(workload, host.place.passes, host.place.shape)
+    case.prepare(tensors(workload.eager(*case.inputs)))
+    runs: dict[str, Run] = {}
+    for name, function in functions.items():
+        try:
+            runs[name] = host_series(case.call(function), workload.device)
+            runs[name]()
+        except Exception as problem:
+            host.faults[name] = _said(problem)
+            runs.pop(name, None)
+    host.times = {name: estimate(taken) for name, taken in interleaved(runs, rounds).items()}
+
+
+def _check(case: Case, row: Row, functions: Mapping[str, Function]) -> None:
+    """Finds the implementations whose results are wrong, or that fail."""
+    exact = case.exact()
+    eager = [error(*pair) for pair in zip(case.results(case.workload.eager), exact, strict=True)]
+    for name, function in functions.items():
+        try:
+            results = case.results(function)
+        except Exception as problem:
+            row.faults[name] = _said(problem)
+            continue
+        found = [error(*pair) for pair in zip(results, exact, strict=False)]
+        if all(math.isfinite(one.mean) for one in found):
+            row.errors[name] = found
+        if reason := fault(found, eager, _ALLOWED if name == OURS else _ALLOWED_PEERS):
+            row.faults[name] = reason
+
+
+def _said(problem: Exception) -> str:
+    lines = str(problem).strip().splitlines()
+    return f"{type(problem).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+
+
+def _copy(size: int, device: str) -> Call:
+    source = torch.empty(size, dtype=torch.uint8, device=device)
+    source.random_(256)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)

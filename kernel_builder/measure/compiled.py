@@ -1,0 +1,58 @@
+"""torch.compile as a peer: eager code, compiled for each shape by itself.
+
+To compile takes seconds for each shape, far longer than to measure it. So processes of their own compile for all
+shapes at once, and leave the result in the compiler's cache, where the process that measures finds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kernel_builder.measure.case import Case, tensors
+from kernel_builder.measure.results import Place
+from kernel_builder.measure.workloads import load, make
+
+
+@contextlib.contextmanager
+def compiled(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    """A function as torch.compile makes it, for the shape that it is called with first."""
+    import torch._dynamo
+    import torch._functorch.config
+
+    torch._dynamo.reset()  # else the next shape would be compiled for any, or, after some, not at all
+    # A gradient is timed many times after one forward pass, so it must not write over what that has left it.
+    with torch._functorch.config.patch(donated_buffer=False):
+        yield torch.compile(function, dynamic=False)
+
+
+def compile_ahead(project: Path, places: Sequence[Place], device: str, jobs: int) -> Iterator[Place]:
+    """Compiles eager code for all places. Yields each when it is done, also where it fails."""
+    if not places:
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(jobs, len(places)), context, _start) as pool:
+        futures = {pool.submit(_compile, project, place, device): place for place in places}
+        for future in as_completed(futures):
+            yield futures[future]
+
+
+def _start() -> None:
+    # The processes are parallel enough; a pool in each of them takes longer to start than to compile.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    torch.set_num_threads(1)
+
+
+def _compile(project: Path, place: Place, device: str) -> None:
+    workload = make(load(project)[place.operation], None, device, place.dtype)
+    with compiled(workload.eager) as function:
+        case = Case(workload, place.passes, place.shape)
+        case.prepare(tensors(function(*case.inputs)))
+        case.results(function)

@@ -1,0 +1,107 @@
+"""Which operations, passes, shapes and dtypes a run measures."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.measure.results import Place, shape_name
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+def operations(workloads: Mapping[str, type[Any]], wanted: Sequence[str]) -> dict[str, type[Any]]:
+    """The workloads of the operations that were asked for, or all.
+
+    Raises:
+        ConfigError: If there is no such operation.
+    """
+    for name in wanted:
+        if name not in workloads:
+            raise ConfigError(f"{name!r} is none of {', '.join(workloads)}", where="--operation")
+    return {name: workload for name, workload in workloads.items() if not wanted or name in wanted}
+
+
+def places(
+    workloads: Mapping[str, type[Any]],
+    device: str,
+    *,
+    passes: Sequence[str] = (),
+    shapes: Sequence[str] = (),
+    dtypes: Sequence[str] = ("bfloat16",),
+) -> list[Place]:
+    """What is measured, in the order of the declarations.
+
+    Args:
+        workloads: By the names of their operations.
+        device: "cuda" or "cpu".
+        passes: Only these. Empty: all that are declared.
+        shapes: `1x4096x2048` is measured for each operation that takes as many sizes. With `*` for sizes, those
+            declared shapes that fit. Empty: all that are declared.
+        dtypes: By their names in Torch.
+
+    Raises:
+        ConfigError: If a shape is malformed or fits no operation, or if nothing is left to measure.
+    """
+    wanted = [_parse(text) for text in shapes]
+    used: set[tuple[str, ...]] = set()
+    found: dict[Place, None] = {}
+    for operation, workload in workloads.items():
+        for name, declared in workload.shapes.items():
+            if passes and name not in passes:
+                continue
+            here = [tuple(shape) for shape in declared.get(device, ())]
+            chosen = here
+            if wanted:
+                chosen = []
+                for pattern in wanted:
+                    fitting = list(_fitting(pattern, here, len(workload.small)))
+                    chosen += fitting
+                    used.update([pattern] if fitting else [])
+            for dtype in dtypes:
+                found.update({Place(operation, name, shape, dtype): None for shape in chosen})
+    for pattern in wanted:
+        if pattern not in used:
+            sizes = sorted({len(workload.small) for workload in workloads.values()})
+            raise ConfigError(
+                f"{'x'.join(pattern)!r} fits no operation on {device}; they take "
+                f"{' or '.join(map(str, sizes))} sizes, and declare {_some(workloads, device)}",
+                where="--shapes",
+            )
+    if not found:
+        raise ConfigError(f"nothing is declared for {' or '.join(passes) or 'any pass'} on {device}", where="--passes")
+    return list(found)
+
+
+def _parse(text: str) -> tuple[str, ...]:
+    sizes = tuple(text.strip().split("x"))
+    if not all(re.fullmatch(r"\*|[1-9]\d*", size) for size in sizes):
+        raise ConfigError(
+            f"{text.strip()!r} is no shape; expected sizes joined by x, as in 1x4096x2048, or * for any, as in *x2048",
+            where="--shapes",
+        )
+    return sizes
+
+
+def _fitting(pattern: tuple[str, ...], declared: Sequence[tuple[int, ...]], sizes: int) -> Iterator[tuple[int, ...]]:
+    if "*" not in pattern:
+        return iter([tuple(map(int, pattern))] if len(pattern) == sizes else [])
+    return (
+        shape
+        for shape in declared
+        if len(shape) == len(pattern) and all(map(fnmatch.fnmatch, map(str, shape), pattern))
+    )
+
+
+def _some(workloads: Mapping[str, type[Any]], device: str) -> str:
+    shapes = {
+        shape_name(shape): None
+        for workload in workloads.values()
+        for declared in workload.shapes.values()
+        for shape in declared.get(device, ())
+    }
+    names = list(shapes)
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") or "none"

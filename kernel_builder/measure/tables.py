@@ -1,0 +1,114 @@
+"""Reports as tables: for a terminal, and for the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+from kernel_builder.measure.results import COPY, OURS, Host, Report, Row, geometric_mean, shape_name
+
+Table = list[list[str]]
+
+
+def groups(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
+    """Rows by operation, pass and dtype, each with its heading."""
+    named = groupby(rows, key=lambda row: (row.place.operation, row.place.passes, row.place.dtype))
+    return [(", ".join(key), list(found)) for key, found in named]
+
+
+def implementations(rows: Iterable[Row]) -> list[str]:
+    """What any of the rows has times or faults of, the kernel first, without the copy."""
+    names = dict.fromkeys(name for row in rows for name in (*row.times, *row.faults))
+    return [OURS, *(name for name in names if name not in (OURS, COPY))] if names else []
+
+
+def times(rows: Sequence[Row]) -> Table:
+    """Microseconds of a call at each shape, and in brackets the share of a copy's speed."""
+    names = implementations(rows)
+    table = [["shape", "MB", "copy", *names, "best peer / ours"]]
+    for row in rows:
+        cells = [shape_name(row.place.shape), _figures(row.bytes / 1e6)]
+        cells.append(_figures(row.times[COPY].median * 1e6) if COPY in row.times else "-")
+        for name in names:
+            if name in row.times:
+                cells.append(f"{_figures(row.times[name].median * 1e6)} ({row.shares[name].median:.2f})")
+            else:
+                cells.append("WRONG" if name == OURS else "failed" if name in row.faults else "-")
+        best = row.best_peer()
+        cells.append(f"{best[1].median:.2f} ({best[0]})" if best else "-")
+        table.append(cells)
+    return table
+
+
+def hosts(measured: Sequence[Host]) -> Table:
+    """Microseconds that a call costs the host."""
+    names = list(dict.fromkeys(name for host in measured for name in host.times))
+    table = [["operation", "pass", *names]]
+    for host in measured:
+        cells = [f"{host.times[name].median * 1e6:.1f}" if name in host.times else "-" for name in names]
+        table.append([host.place.operation, host.place.passes, *cells])
+    return table
+
+
+def summary(rows: Iterable[Row]) -> Table:
+    """For each operation and pass, the share of a copy's speed, and the best peer's time beside the kernel's."""
+    table = [["operation", "share of a copy, mean", "least", "best peer / ours, mean", "least", "eager / ours, mean"]]
+    for heading, found in groups(rows):
+        shares = [row.shares[OURS].median for row in found if OURS in row.shares]
+        best = [peer[1].median for row in found if (peer := row.best_peer())]
+        eager = [row.ratios["eager"].median for row in found if "eager" in row.ratios]
+        table.append([heading, *_mean_and_least(shares), *_mean_and_least(best), _mean_and_least(eager)[0]])
+    return table
+
+
+def notes(report: Report) -> list[str]:
+    """What the tables do not say: who was absent, whose results were wrong, and how far samples scattered."""
+    found = [f"{name} is absent: {reason}" for name, reason in report.absent.items()]
+    for row in report.rows:
+        found += [f"{row.place}: {name}: {reason}" for name, reason in row.faults.items()]
+        other = {name for name, method in row.methods.items() if method != row.methods[COPY]}
+        found += [f"{row.place}: {name} was timed by {row.methods[name]}" for name in sorted(other)]
+    found += [f"{host.place}: {name}: {reason}" for host in report.hosts for name, reason in host.faults.items()]
+    widths = [(one.high - one.low) / one.median / 2 for row in report.rows for one in row.times.values()]
+    if widths:
+        widths.sort()
+        found.append(
+            f"95% intervals of times: half of them within {widths[len(widths) // 2]:.1%}, all within {widths[-1]:.1%}"
+        )
+    return found
+
+
+def as_text(table: Table) -> str:
+    """For a terminal: columns of equal width, numbers to the right."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for cells in table:
+        first, *others = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        others = [cell.rstrip().rjust(width) for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([first, *others]).rstrip())
+    return "\n".join(lines)
+
+
+def as_markdown(table: Table) -> str:
+    """For the documentation."""
+    head, *others = (f"| {' | '.join(cells)} |" for cells in table)
+    rule = f"|{' --- |' * len(table[0])}"
+    return "\n".join([head, rule, *others])
+
+
+def machine(report: Report) -> str:
+    """On what it was measured, in a line."""
+    found = report.machine
+    where = found.get("gpu") or f"{found['cpu']}, {found['threads']} threads"
+    with_driver = [f"driver {found['driver']}"] if found.get("driver") else []
+    packages = [f"{name} {version}" for name, version in found["packages"].items()]
+    return ", ".join([where, *with_driver, *packages, f"Python {found['python']}", report.date[:10]])
+
+
+def _figures(value: float) -> str:
+    """Three significant digits, and whole numbers in full."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:.1f}"
+
+
+def _mean_and_least(values: Sequence[float]) -> list[str]:
+    return [f"{geometric_mean(values):.2f}", f"{min(values):.2f}"] if values else ["-", "-"]

@@ -1,0 +1,175 @@
+"""Times calls on memory that no cache holds.
+
+The caches of a processor keep what a call has just read and written, so that a second call on the same tensors looks
+faster than any call of a model. Here each call of a series works on the next of several sets of tensors, and writes to
+memory of its own; together they exceed the last cache four times over.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+Call = Callable[[], Any]
+Run = Callable[[], float]
+"""Runs a series of calls; returns the seconds that one of them took."""
+
+_cuda: Any = torch.cuda  # typed in some releases only
+
+_TIMES_THE_CACHE = 4
+_MOST_SETS = 2048
+
+
+class Clock(Protocol):
+    """Times series of calls on one device."""
+
+    cache: int
+    """Bytes of the device's last cache."""
+
+    def series(self, calls: Sequence[Call]) -> tuple[Run, str]:
+        """How to run a series that takes the calls in turn, and in a word how it is timed."""
+
+
+def clock(device: str) -> Clock:
+    """The clock of `cpu` or `cuda`."""
+    return CudaClock() if device == "cuda" else CpuClock()
+
+
+def sets_needed(cache: int, moved: int) -> int:
+    """How many sets of tensors calls must take in turn, each of which moves that many bytes."""
+    return min(max(2, math.ceil(_TIMES_THE_CACHE * cache / max(moved, 1)) + 1), _MOST_SETS)
+
+
+def interleaved(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
+    """Seconds of a call of each, once a round.
+
+    Each round begins with another, so that what drifts, as a clock frequency does, touches all of them alike.
+    """
+    names = list(runs)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for run in runs.values():
+        run()
+    for number in range(rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            taken[name].append(runs[name]())
+    return taken
+
+
+class CudaClock:
+    """Replays CUDA graphs: the device's time, without what the host needs to launch a kernel."""
+
+    _SECONDS = 2e-3  # of one replay, beside which the start of a graph is nothing
+
+    def __init__(self) -> None:
+        self.cache = _cuda.get_device_properties(None).L2_cache_size
+        self._stream = _cuda.Stream()
+        self._flush = torch.empty(_TIMES_THE_CACHE * self.cache, dtype=torch.uint8, device="cuda")
+
+    def series(self, calls: Sequence[Call]) -> tuple[Run, str]:
+        """As a CUDA graph; a call that cannot be captured is timed by events, after the cache was overwritten."""
+        self._stream.wait_stream(_cuda.current_stream())
+        with _cuda.stream(self._stream):
+            for call in calls[:3]:
+                call()
+            alone = self._events(calls[:8])
+            number = max(len(calls), math.ceil(self._SECONDS / alone()))
+            try:
+                return self._graph(calls, min(number, _MOST_SETS)), "graph"
+            except RuntimeError:
+                _cuda.synchronize()
+                return self._events(calls[:_MOST_SETS]), "events"
+
+    def _graph(self, calls: Sequence[Call], number: int) -> Run:
+        # The results are kept until the others have theirs: an allocator would give each call the memory that the
+        # one before it has just written, and the cache would never have to write it back.
+        results: deque[Any] = deque(maxlen=len(calls))
+        graph = _cuda.CUDAGraph()
+        with _cuda.graph(graph, stream=self._stream):
+            for call in itertools.islice(itertools.cycle(calls), number):
+                results.append(call())
+        start, end = (_cuda.Event(enable_timing=True) for _ in range(2))
+
+        def run() -> float:
+            with _cuda.stream(self._stream):
+                start.record()
+                graph.replay()
+                end.record()
+                end.synchronize()
+            return float(start.elapsed_time(end)) * 1e-3 / number
+
+        return run
+
+    def _events(self, calls: Sequence[Call]) -> Run:
+        def run() -> float:
+            times = []
+            with _cuda.stream(self._stream):
+                for call in calls:
+                    start, end = (_cuda.Event(enable_timing=True) for _ in range(2))
+                    self._flush.zero_()  # also gives the host the time to launch what is timed
+                    start.record()
+                    call()
+                    end.record()
+                    times.append((start, end))
+                self._stream.synchronize()
+            return sum(float(start.elapsed_time(end)) for start, end in times) * 1e-3 / len(times)
+
+        return run
+
+
+class CpuClock:
+    """Wall-clock time."""
+
+    _SECONDS = 20e-3
+
+    def __init__(self) -> None:
+        self.cache = _last_cache()
+
+    def series(self, calls: Sequence[Call]) -> tuple[Run, str]:
+        """By the clock on the wall."""
+        for call in calls[:2]:
+            call()
+        started = time.perf_counter()
+        calls[-1]()
+        alone = time.perf_counter() - started
+        endless = itertools.cycle(calls)
+        number = max(1, math.ceil(self._SECONDS / alone))
+
+        def run() -> float:
+            started = time.perf_counter()
+            for call in itertools.islice(endless, number):
+                call()
+            return (time.perf_counter() - started) / number
+
+        return run, "wall clock"
+
+
+def _last_cache() -> int:
+    sizes = [0]
+    for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        if match := re.fullmatch(r"(\d+)([KMG])", path.read_text().strip()):
+            sizes.append(int(match[1]) << {"K": 10, "M": 20, "G": 30}[match[2]])
+    return max(sizes) or 32 << 20
+
+
+def host_series(call: Call, device: str) -> Run:
+    """How to run a series of calls, of which the host's part is timed; the device must be done sooner than the host."""
+
+    def run() -> float:
+        number = 50  # fewer launches than a queue holds, so that the host never waits for the device
+        if device == "cuda":
+            _cuda.synchronize()
+        started = time.perf_counter()
+        for _ in range(number):
+            call()
+        return (time.perf_counter() - started) / number
+
+    return run

@@ -1,0 +1,79 @@
+"""What a project's `benchmarks/benchmark.py` declares."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.errors import ConfigError
+
+PASSES = ("forward", "backward", "forward + backward")
+_NEEDED = ("title", "small", "inputs", "ours", "eager")
+
+
+def load(project: Path) -> Mapping[str, type[Any]]:
+    """The workloads of a project, by the names of their operations, in the order of the file.
+
+    Raises:
+        ConfigError: If there is no such file, if it fails, or if it declares no workload or an incomplete one.
+    """
+    path = project / "benchmarks" / "benchmark.py"
+    if not path.is_file():
+        raise ConfigError(
+            "does not exist; it declares what is measured",
+            where=str(path),
+            hint="kernels/rmsnorm/benchmarks of the kernel-builder repository shows how",
+        )
+    module = _import(path)
+    found: dict[str, type[Any]] = {}
+    declared: Any
+    for declared in vars(module).values():
+        if not (
+            isinstance(declared, type) and declared.__module__ == module.__name__ and getattr(declared, "shapes", None)
+        ):
+            continue
+        missing = [name for name in _NEEDED if not hasattr(declared, name)]
+        if missing:
+            raise ConfigError(f"lacks {', '.join(missing)}", where=f"{path}: class {declared.__name__}")
+        unknown = [name for name in declared.shapes if name not in PASSES]
+        if unknown:
+            raise ConfigError(
+                f"has the pass {unknown[0]!r}; expected one of {', '.join(PASSES)}",
+                where=f"{path}: class {declared.__name__}: shapes",
+            )
+        found[declared.title] = declared
+    if not found:
+        raise ConfigError(
+            "declares no workload: a class with title, small, shapes, inputs, ours and eager",
+            where=str(path),
+            hint="copy workload.py from kernels/rmsnorm/benchmarks of the kernel-builder repository beside it, and "
+            "derive from its Workload",
+        )
+    return found
+
+
+def make(workload: type[Any], kernel: Any, device: str, dtype: str) -> Any:
+    """An instance that makes its inputs on a device, in a dtype."""
+    import torch
+
+    instance = workload()
+    instance.kernel = kernel
+    instance.device = device
+    instance.dtype = getattr(torch, dtype)
+    return instance
+
+
+def _import(path: Path) -> Any:
+    name = f"benchmark of {path.parent.parent.name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ConfigError(f"cannot be imported: {type(error).__name__}: {error}", where=str(path)) from error
+    return module
