@@ -6,7 +6,7 @@
 //
 // In all of them: `rows` rows of `hidden` elements each, both at least 1; the elements of a row are adjacent; strides
 // and sizes are counted in elements; rows that are written follow one another without gaps. The arithmetic is float32,
-// and each result is rounded once.
+// and each result is rounded once, unless it says otherwise.
 #pragma once
 
 #include <cstdint>
@@ -30,24 +30,26 @@ struct Modulation {
   Type type = Type::float32;  // float32, or the type of the problem's rows
 };
 
-// sum = round(residual + branch * gate).
+// sum = residual + branch * gate.
 struct Gate {
   int64_t rows, hidden;
-  Type type;  // of residual, branch and sum
+  Type type;      // of residual, branch and sum
+  bool stepwise;  // whether the product is rounded, too
   Rows residual, branch;
   int64_t span;
   Modulation gate;
   void* sum;
 };
 
-// normed = round((n * weight + bias) * (1 + scale) + shift), where n = (x - mean(x)) / sqrt(var(x) + eps) or, without
-// the mean, n = x / sqrt(mean(x^2) + eps). With a branch, x is the rounded sum of the residual `x` and the gated
-// branch, which is written, too.
+// normed = (n * weight + bias) * (1 + scale) + shift, where n = (x - mean(x)) / sqrt(var(x) + eps) or, without the mean,
+// n = x / sqrt(mean(x^2) + eps). With a branch, x is the rounded sum of the residual `x` and the gated branch, which is
+// written, too.
 struct Forward {
   int64_t rows, hidden;
   Type type;  // of x, branch, normed and sum
   float eps;
   bool centered;  // whether the mean is subtracted
+  bool stepwise;  // whether n * weight + bias, 1 + scale, and the products with scale and gate are rounded, too
   Rows x, branch;
   int64_t span;
   Modulation gate, scale, shift;

@@ -93,6 +93,15 @@ INLINE void write_as(const float* values, void* data, int64_t begin, int64_t cou
   encode_all<T>(values, count, static_cast<typename T::Storage*>(data) + begin);
 }
 
+// To T and back.
+template <class T>
+INLINE void round_row(float* values, int64_t count, std::vector<typename T::Storage>& buffer) {
+  if (std::is_same_v<T, Float32>) return;
+  buffer.resize(count);
+  encode_all<T>(values, count, buffer.data());
+  decode_all<T>(buffer.data(), count, values);
+}
+
 // What is of the type of the rows, T, or float32.
 template <class T>
 INLINE void read(const void* data, Type type, int64_t begin, int64_t count, float* values) {
@@ -173,19 +182,38 @@ INLINE float reciprocal_norm_of(const float* values, float mean, int64_t hidden,
   return static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(hidden) + static_cast<double>(eps)));
 }
 
+INLINE void multiply(const float* first, const float* second, int64_t count, float* products) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) products[i] = first[i] * second[i];
+}
+
+template <class T>
+INLINE void add_gated(const float* residual, const float* branch, const float* gate, int64_t hidden, bool stepwise,
+                      float* sum, std::vector<typename T::Storage>& buffer) {
+  if (stepwise) {
+    multiply(branch, gate, hidden, sum);
+    round_row<T>(sum, hidden, buffer);
+#pragma omp simd
+    for (int64_t i = 0; i < hidden; ++i) sum[i] += residual[i];
+    return;
+  }
+#pragma omp simd
+  for (int64_t i = 0; i < hidden; ++i) sum[i] = residual[i] + branch[i] * gate[i];
+}
+
 template <class T>
 INLINE void run_rows(const Gate& problem, int64_t begin, int64_t end) {
   const int64_t hidden = problem.hidden;
   std::vector<float> buffers(4 * hidden);
   float *gate = buffers.data(), *residual_buffer = gate + hidden, *branch_buffer = residual_buffer + hidden;
+  std::vector<typename T::Storage> rounded;
   Spans spans(problem.span);
   for (int64_t row = begin; row < end; ++row) {
     if (spans.enter(row)) read<T>(problem.gate, spans.current(), 0, hidden, gate);
     const float* residual = read_row<T>(problem.residual, row, hidden, residual_buffer);
     const float* branch = read_row<T>(problem.branch, row, hidden, branch_buffer);
-    float* __restrict__ sum = row_target<T>(problem.sum, row, hidden, branch_buffer + hidden);
-#pragma omp simd
-    for (int64_t i = 0; i < hidden; ++i) sum[i] = residual[i] + branch[i] * gate[i];
+    float* sum = row_target<T>(problem.sum, row, hidden, branch_buffer + hidden);
+    add_gated<T>(residual, branch, gate, hidden, problem.stepwise, sum, rounded);
     write_row<T>(problem.sum, row, hidden, sum);
   }
 }
@@ -200,6 +228,7 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
   float *first_buffer = bias + hidden, *second_buffer = first_buffer + hidden;
   read<T>(problem.weight, 0, hidden, 1.0f, weight);
   read<T>(problem.bias, 0, hidden, 0.0f, bias);
+  std::vector<typename T::Storage> rounded;
   Spans spans(problem.span);
   for (int64_t row = begin; row < end; ++row) {
     if (spans.enter(row)) {
@@ -207,17 +236,22 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
       read<T>(problem.shift, spans.current(), 0, hidden, offset);
       if (problem.branch.data != nullptr) read<T>(problem.gate, spans.current(), 0, hidden, gate);
 #pragma omp simd
-      for (int64_t i = 0; i < hidden; ++i) {
-        offset[i] += bias[i] * (1.0f + factor[i]);
-        factor[i] = weight[i] * (1.0f + factor[i]);
+      for (int64_t i = 0; i < hidden; ++i) factor[i] += 1.0f;
+      if (problem.stepwise) {
+        round_row<T>(factor, hidden, rounded);
+      } else {
+#pragma omp simd
+        for (int64_t i = 0; i < hidden; ++i) {
+          offset[i] += bias[i] * factor[i];
+          factor[i] *= weight[i];
+        }
       }
     }
     const float* x = read_row<T>(problem.x, row, hidden, first_buffer);
     if (problem.branch.data != nullptr) {
       const float* branch = read_row<T>(problem.branch, row, hidden, second_buffer);
-      float* sum = row_target<T>(problem.sum, row, hidden, first_buffer);
-#pragma omp simd
-      for (int64_t i = 0; i < hidden; ++i) sum[i] = x[i] + branch[i] * gate[i];
+      float* sum = row_target<T>(problem.sum, row, hidden, second_buffer);
+      add_gated<T>(x, branch, gate, hidden, problem.stepwise, sum, rounded);
       write_row<T>(problem.sum, row, hidden, sum);
       // As it was rounded.
       if (!std::is_same_v<T, Float32>) read_as<T>(problem.sum, row * hidden, hidden, sum);
@@ -225,9 +259,19 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
     }
     const float mean = problem.centered ? mean_of(x, hidden) : 0.0f;
     const float rstd = reciprocal_norm_of(x, mean, hidden, problem.eps);
-    float* __restrict__ normed = row_target<T>(problem.normed, row, hidden, second_buffer);
+    float* normed = row_target<T>(problem.normed, row, hidden, second_buffer);
+    if (problem.stepwise) {
 #pragma omp simd
-    for (int64_t i = 0; i < hidden; ++i) normed[i] = (x[i] - mean) * rstd * factor[i] + offset[i];
+      for (int64_t i = 0; i < hidden; ++i) normed[i] = (x[i] - mean) * rstd * weight[i] + bias[i];
+      round_row<T>(normed, hidden, rounded);
+      multiply(normed, factor, hidden, normed);
+      round_row<T>(normed, hidden, rounded);
+#pragma omp simd
+      for (int64_t i = 0; i < hidden; ++i) normed[i] += offset[i];
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < hidden; ++i) normed[i] = (x[i] - mean) * rstd * factor[i] + offset[i];
+    }
     write_row<T>(problem.normed, row, hidden, normed);
   }
 }
@@ -249,11 +293,6 @@ INLINE Range rows_of_part(const Problem& problem, int64_t part_of_all) {
 INLINE void add_products(const float* first, const float* second, int64_t count, float* __restrict__ sums) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) sums[i] += first[i] * second[i];
-}
-
-INLINE void multiply(const float* first, const float* second, int64_t count, float* __restrict__ products) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) products[i] = first[i] * second[i];
 }
 
 template <class T>

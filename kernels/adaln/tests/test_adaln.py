@@ -185,17 +185,63 @@ def test_variance_of_a_row_far_from_zero(hidden):
     torch.testing.assert_close(ada_norm(x, None, None).double(), expected, rtol=0, atol=2e-3)
 
 
+def assert_neighbours(actual, expected, added=0.0):
+    """To the bit, but for a few in a thousand that round differently somewhere, and then to the neighbour there.
+
+    `added`: what the last step added to a number rounded before, which may have been large.
+    """
+    assert (actual != expected).float().mean() < 5e-3
+    step = torch.finfo(expected.dtype).eps * (expected.abs() + (expected - added).abs()).float()
+    assert ((actual.float() - expected.float()).abs() <= step + 1e-5).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_matches_the_code_of_models(dtype):
-    """To the bit, but for a few in a thousand that round differently, and then to the neighbour."""
+def test_matches_the_code_of_wan(dtype):
     x, branch = (random(2, 100, 1536, dtype=dtype) for _ in range(2))
     scale, shift, gate = modulations("[B, 1, C]", 2, 100, 1536, torch.float32, 3)
-    wan = (F.layer_norm(x.float(), (1536,), eps=EPS) * (1 + scale) + shift).to(dtype)
-    pairs = [(kernel.ada_layer_norm(x, scale, shift, eps=EPS), wan)]
-    pairs += [(kernel.gate_residual(x, branch, gate), (x.float() + branch * gate).to(dtype))]
-    for actual, expected in pairs:
-        assert (actual != expected).float().mean() < 5e-3
-        torch.testing.assert_close(actual, expected, rtol=torch.finfo(dtype).eps, atol=1e-5)
+    normed = (F.layer_norm(x.float(), (1536,), eps=EPS) * (1 + scale) + shift).to(dtype)
+    assert_neighbours(kernel.ada_layer_norm(x, scale, shift, eps=EPS), normed)
+    assert_neighbours(kernel.gate_residual(x, branch, gate), (x.float() + branch * gate).to(dtype))
+    weight, bias = random(2, 1536, dtype=torch.float32)
+    normed = F.layer_norm(x.float(), (1536,), weight, bias, EPS).to(dtype)
+    assert_neighbours(kernel.ada_layer_norm(x, None, None, weight, bias, EPS), normed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_matches_the_code_of_ltx(dtype):
+    x, branch = (random(2, 100, 1536, dtype=dtype) for _ in range(2))
+    table, embedding = random(6, 1536, dtype=dtype), random(2, 1, 6, 1536, dtype=dtype)
+    shift, scale, gate, *_ = (table[None, None] + embedding).unbind(2)
+
+    def rms_norm(x):
+        return (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)).to(dtype)
+
+    normed = kernel.ada_rms_norm(x, scale, shift, eps=EPS, rounding="each")
+    assert_neighbours(normed, rms_norm(x) * (1 + scale) + shift, shift)
+    total = x + branch * gate
+    assert_neighbours(kernel.gate_residual(x, branch, gate, "each"), total, x)
+    both = kernel.gate_residual_ada_norm(x, branch, gate, scale, shift, eps=EPS, norm="rms", rounding="each")
+    assert_neighbours(both[0], total, x)
+    assert_neighbours(both[1], rms_norm(both[0]) * (1 + scale) + shift, shift)
+    # LayerNorm, in the same way: DiT, PixArt.
+    normed = kernel.ada_layer_norm(x, scale, shift, eps=EPS, rounding="each")
+    assert_neighbours(normed, F.layer_norm(x, (1536,), eps=EPS) * (1 + scale) + shift, shift)
+
+
+def test_rounding_of_each_step_in_float32():
+    x, branch, scale, shift, gate, weight, bias = random(7, 5, 40, dtype=torch.float32)
+    arguments = (x, branch, gate, scale, shift, weight[0], bias[0])
+    torch.testing.assert_close(
+        kernel.gate_residual_ada_norm(*arguments, rounding="each"), kernel.gate_residual_ada_norm(*arguments)
+    )
+
+
+def test_rounding_after_weight_and_bias():
+    x, weight, bias = random(6, 40, dtype=torch.bfloat16), *random(2, 40, dtype=torch.bfloat16)
+    expected = F.layer_norm(x, (40,), weight, bias, EPS)
+    for rounding in ("last", "each"):
+        actual = kernel.ada_layer_norm(x, None, None, weight, bias, EPS, rounding)
+        torch.testing.assert_close(actual, expected, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-5)
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])
@@ -466,10 +512,13 @@ def test_shift_has_the_dtype_of_scale():
             kernel.ada_layer_norm(x.to(device), half.to(device), half.float().to(device))
 
 
-def test_unknown_norm():
+def test_unknown_norm_or_rounding():
     x = torch.zeros(2, 8, device=DEVICE)
     with pytest.raises(ValueError, match="norm must be"):
         kernel.gate_residual_ada_norm(x, x, x, x, x, norm="batch")
+    for function, arguments in ((kernel.ada_layer_norm, 3), (kernel.ada_rms_norm, 3), (kernel.gate_residual, 3)):
+        with pytest.raises(ValueError, match="rounding must be"):
+            function(*[x] * arguments, rounding="first")
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs two devices")
@@ -491,12 +540,13 @@ def test_opcheck(dtype, kind):
     gate, scale, shift = leaves(*modulations(kind, 3, 5, 24, dtype, 3))
     weight, bias = (random(24, dtype=dtype, requires_grad=True) for _ in range(2))
     strided = random(3, 24, 5, dtype=dtype).transpose(1, 2)
-    torch.library.opcheck(ops.gate_residual.default, (x, branch, gate))
+    torch.library.opcheck(ops.gate_residual.default, (x, branch, gate, False))
     torch.library.opcheck(ops.gate_residual_backward.default, (strided, branch.detach(), gate.detach(), True))
     for w, b in ((None, None), (weight, bias)):
-        torch.library.opcheck(ops.ada_norm.default, (x, scale, shift, w, b, EPS, True))
-        torch.library.opcheck(ops.ada_norm.default, (strided, None, None, w, b, EPS, False))
-        torch.library.opcheck(ops.gate_residual_ada_norm.default, (x, branch, gate, scale, shift, w, b, EPS, True))
+        torch.library.opcheck(ops.ada_norm.default, (x, scale, shift, w, b, EPS, True, False))
+        torch.library.opcheck(ops.ada_norm.default, (strided, None, None, w, b, EPS, False, True))
+        arguments = (x, branch, gate, scale, shift, w, b, EPS, True, False)
+        torch.library.opcheck(ops.gate_residual_ada_norm.default, arguments)
         given = [None if t is None else t.detach() for t in (strided, x, scale, w, b)]
         for more in ([None, None, None], [x.detach(), branch.detach(), gate.detach()]):
             arguments = (*given, *more, EPS, True, True, w is not None, more[2] is not None)

@@ -181,12 +181,13 @@ void* data_of(Tensor& gradient) { return gradient.numel() > 0 ? gradient.mutable
 // The norm of x, or, with a branch, of x + branch * gate, which it then returns before it.
 std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTensor branch, MaybeTensor gate,
                                         MaybeTensor scale, MaybeTensor shift, MaybeTensor weight, MaybeTensor bias,
-                                        double eps, bool centered) {
+                                        double eps, bool centered, bool stepwise) {
   check_x(x, x_name);
   adaln::Forward problem{};
   problem.type = element_type(x, x_name);
   problem.eps = static_cast<float>(eps);
   problem.centered = centered;
+  problem.stepwise = stepwise;
   if (branch.has_value()) check_like(*branch, "branch", x, x_name);
   [[maybe_unused]] const Device device = enter(x);
   Modulations modulation(x, x_name);
@@ -219,22 +220,24 @@ std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTenso
 }  // namespace
 
 Tensor ada_norm(const Tensor& x, const MaybeTensor& scale, const MaybeTensor& shift, const MaybeTensor& weight,
-                const MaybeTensor& bias, double eps, bool centered) {
-  return std::get<1>(forward(x, "x", std::nullopt, std::nullopt, scale, shift, weight, bias, eps, centered));
+                const MaybeTensor& bias, double eps, bool centered, bool stepwise) {
+  return std::get<1>(forward(x, "x", std::nullopt, std::nullopt, scale, shift, weight, bias, eps, centered, stepwise));
 }
 
 std::tuple<Tensor, Tensor> gate_residual_ada_norm(const Tensor& residual, const Tensor& branch, const Tensor& gate,
                                                   const MaybeTensor& scale, const MaybeTensor& shift,
                                                   const MaybeTensor& weight, const MaybeTensor& bias, double eps,
-                                                  bool centered) {
-  const auto [sum, normed] = forward(residual, "residual", branch, gate, scale, shift, weight, bias, eps, centered);
+                                                  bool centered, bool stepwise) {
+  const auto [sum, normed] =
+      forward(residual, "residual", branch, gate, scale, shift, weight, bias, eps, centered, stepwise);
   return {*sum, normed};
 }
 
-Tensor gate_residual(const Tensor& residual, const Tensor& branch, const Tensor& gate) {
+Tensor gate_residual(const Tensor& residual, const Tensor& branch, const Tensor& gate, bool stepwise) {
   check_x(residual, "residual");
   adaln::Gate problem{};
   problem.type = element_type(residual, "residual");
+  problem.stepwise = stepwise;
   check_like(branch, "branch", residual, "residual");
   [[maybe_unused]] const Device device = enter(residual);
   // Copies of the handles: `rows_of` puts a contiguous copy in their place where it must.
@@ -341,12 +344,12 @@ std::tuple<Tensor, Tensor> gate_residual_backward(const Tensor& grad, const Tens
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
-      "ada_norm(Tensor x, Tensor? scale, Tensor? shift, Tensor? weight, Tensor? bias, float eps, bool centered)"
-      " -> Tensor");
-  ops.def("gate_residual(Tensor residual, Tensor branch, Tensor gate) -> Tensor");
+      "ada_norm(Tensor x, Tensor? scale, Tensor? shift, Tensor? weight, Tensor? bias, float eps, bool centered,"
+      " bool stepwise) -> Tensor");
+  ops.def("gate_residual(Tensor residual, Tensor branch, Tensor gate, bool stepwise) -> Tensor");
   ops.def(
       "gate_residual_ada_norm(Tensor residual, Tensor branch, Tensor gate, Tensor? scale, Tensor? shift,"
-      " Tensor? weight, Tensor? bias, float eps, bool centered) -> (Tensor, Tensor)");
+      " Tensor? weight, Tensor? bias, float eps, bool centered, bool stepwise) -> (Tensor, Tensor)");
   ops.def(
       "ada_norm_backward(Tensor grad, Tensor x, Tensor? scale, Tensor? weight, Tensor? bias, Tensor? grad_sum,"
       " Tensor? branch, Tensor? gate, float eps, bool centered, bool modulation_grad, bool parameter_grad,"

@@ -13,18 +13,19 @@ using torch::stable::Tensor;
 using MaybeTensor = std::optional<Tensor>;
 
 // (n * weight + bias) * (1 + scale) + shift, contiguous, where n is x normalized over the last dimension: centered, as
-// LayerNorm does it, or not, as RMSNorm does.
+// LayerNorm does it, or not, as RMSNorm does. In float32, and rounded once; or stepwise, to x's dtype: after
+// n * weight + bias, 1 + scale, and their product, too.
 Tensor ada_norm(const Tensor& x, const MaybeTensor& scale, const MaybeTensor& shift, const MaybeTensor& weight,
-                const MaybeTensor& bias, double eps, bool centered);
+                const MaybeTensor& bias, double eps, bool centered, bool stepwise);
 
-// residual + branch * gate, contiguous.
-Tensor gate_residual(const Tensor& residual, const Tensor& branch, const Tensor& gate);
+// residual + branch * gate, contiguous; the product rounded, too, where it is stepwise.
+Tensor gate_residual(const Tensor& residual, const Tensor& branch, const Tensor& gate, bool stepwise);
 
 // (gate_residual, ada_norm of it), both contiguous.
 std::tuple<Tensor, Tensor> gate_residual_ada_norm(const Tensor& residual, const Tensor& branch, const Tensor& gate,
                                                   const MaybeTensor& scale, const MaybeTensor& shift,
                                                   const MaybeTensor& weight, const MaybeTensor& bias, double eps,
-                                                  bool centered);
+                                                  bool centered, bool stepwise);
 
 // The gradients of ada_norm with respect to x (plus grad_sum, when given), scale, shift, weight and bias; and with a
 // gate, where x is the new residual and its gradient the residual's, to branch and gate. Those that are not asked for,

@@ -15,6 +15,7 @@ def ada_layer_norm(
     weight: Optional[torch.Tensor] = None,
     bias: Optional[torch.Tensor] = None,
     eps: float = 1e-6,
+    rounding: str = "last",
 ) -> torch.Tensor:
     """Returns `layer_norm(x, weight, bias) * (1 + scale) + shift`, over the last dimension of `x`, contiguous.
 
@@ -28,13 +29,15 @@ def ada_layer_norm(
         weight: One factor for each element of a row, of the dtype of `x` or float32. None: no factor.
         bias: One summand for each element of a row, likewise.
         eps: Added to the variance.
-
-    The arithmetic is float32, and the result is rounded to the dtype of `x` once.
+        rounding: "last": the arithmetic is float32, and the result is rounded to the dtype of `x` once, as in models
+            that modulate in float32 (Wan). "each": the norm, `1 + scale` and their product are rounded to that dtype,
+            too, as in models that modulate in it (LTX-Video, DiT).
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
+        ValueError: If `rounding` is neither "last" nor "each".
     """
-    return _ada_norm(x, scale, shift, weight, bias, eps, True)
+    return _ada_norm(x, scale, shift, weight, bias, eps, True, _stepwise(rounding))
 
 
 def ada_rms_norm(
@@ -43,23 +46,28 @@ def ada_rms_norm(
     shift: Optional[torch.Tensor],
     weight: Optional[torch.Tensor] = None,
     eps: float = 1e-6,
+    rounding: str = "last",
 ) -> torch.Tensor:
     """Returns `rms_norm(x, weight) * (1 + scale) + shift`: as `ada_layer_norm`, without mean and bias."""
-    return _ada_norm(x, scale, shift, weight, None, eps, False)
+    return _ada_norm(x, scale, shift, weight, None, eps, False, _stepwise(rounding))
 
 
-def gate_residual(residual: torch.Tensor, branch: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
-    """Returns `residual + branch * gate`, contiguous, computed in float32 and rounded once.
+def gate_residual(
+    residual: torch.Tensor, branch: torch.Tensor, gate: torch.Tensor, rounding: str = "last"
+) -> torch.Tensor:
+    """Returns `residual + branch * gate`, contiguous.
 
     Args:
         residual: float32, float16 or bfloat16, of any shape.
         branch: Of the shape and dtype of `residual`.
         gate: As the `scale` of `ada_layer_norm`.
+        rounding: "last": computed in float32 and rounded once. "each": the product is rounded, too.
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
+        ValueError: If `rounding` is neither "last" nor "each".
     """
-    return _gate_residual(residual, branch, gate)
+    return _gate_residual(residual, branch, gate, _stepwise(rounding))
 
 
 def gate_residual_ada_norm(
@@ -72,6 +80,7 @@ def gate_residual_ada_norm(
     bias: Optional[torch.Tensor] = None,
     eps: float = 1e-6,
     norm: str = "layer",
+    rounding: str = "last",
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the new residual and its modulated norm: `x = gate_residual(...)` and `ada_layer_norm(x, ...)`.
 
@@ -87,14 +96,24 @@ def gate_residual_ada_norm(
         bias: As in `ada_layer_norm`.
         eps: As in `ada_layer_norm`.
         norm: "layer", or "rms" for the norm of `ada_rms_norm`.
+        rounding: As in `gate_residual` and `ada_layer_norm`.
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If `norm` is neither "layer" nor "rms".
+        ValueError: If `norm` is neither "layer" nor "rms", or `rounding` neither "last" nor "each".
     """
     if norm not in ("layer", "rms"):
         raise ValueError(f'adaln: norm must be "layer" or "rms", not {norm!r}')
-    return _gate_residual_ada_norm(residual, branch, gate, scale, shift, weight, bias, eps, norm == "layer")
+    centered, stepwise = norm == "layer", _stepwise(rounding)
+    return _gate_residual_ada_norm(residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise)
+
+
+def _stepwise(rounding: str) -> bool:
+    if rounding == "last":
+        return False
+    if rounding != "each":
+        raise ValueError(f'adaln: rounding must be "last" or "each", not {rounding!r}')
+    return True
 
 
 def _check_x(x: torch.Tensor, name: str) -> None:
@@ -174,7 +193,7 @@ def _check_pair(scale: Optional[torch.Tensor], shift: Optional[torch.Tensor]) ->
 
 
 @torch.library.register_fake(add_op_namespace_prefix("ada_norm"))
-def _ada_norm_fake(x, scale, shift, weight, bias, eps, centered):
+def _ada_norm_fake(x, scale, shift, weight, bias, eps, centered, stepwise):
     _check_x(x, "x")
     _check_modulations(x, "x", scale=scale, shift=shift)
     _check_pair(scale, shift)
@@ -184,7 +203,7 @@ def _ada_norm_fake(x, scale, shift, weight, bias, eps, centered):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("gate_residual"))
-def _gate_residual_fake(residual, branch, gate):
+def _gate_residual_fake(residual, branch, gate, stepwise):
     _check_x(residual, "residual")
     _check_like(branch, "branch", residual, "residual")
     _check_modulations(residual, "residual", gate=gate)
@@ -192,7 +211,7 @@ def _gate_residual_fake(residual, branch, gate):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("gate_residual_ada_norm"))
-def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, weight, bias, eps, centered):
+def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise):
     _check_x(residual, "residual")
     _check_like(branch, "branch", residual, "residual")
     _check_modulations(residual, "residual", scale=scale, shift=shift)
@@ -281,43 +300,43 @@ def _norm_gradients(ctx, grad, x, scale, weight, bias, grad_sum, branch, gate, w
 
 class _AdaNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, scale, shift, weight, bias, eps, centered):
+    def forward(ctx, x, scale, shift, weight, bias, eps, centered, stepwise):
         ctx.save_for_backward(x, scale, weight, bias)
         ctx.eps, ctx.centered = eps, centered
         ctx.shift_shape = None if shift is None else shift.shape
         with below_autograd():
-            return ops.ada_norm(x, scale, shift, weight, bias, eps, centered)
+            return ops.ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise)
 
     @staticmethod
     def backward(ctx, grad):
         x, scale, weight, bias = ctx.saved_tensors
         wanted = (False, *ctx.needs_input_grad[1:5])
         gradients = _norm_gradients(ctx, grad, x, scale, weight, bias, None, None, None, wanted)
-        return (gradients[0], *gradients[3:], None, None)
+        return (gradients[0], *gradients[3:], None, None, None)
 
 
 class _GateResidual(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, residual, branch, gate):
+    def forward(ctx, residual, branch, gate, stepwise):
         ctx.save_for_backward(branch, gate)
         with below_autograd():
-            return ops.gate_residual(residual, branch, gate)
+            return ops.gate_residual(residual, branch, gate, stepwise)
 
     @staticmethod
     def backward(ctx, grad):
-        _, of_branch, of_gate = ctx.needs_input_grad
+        _, of_branch, of_gate, _ = ctx.needs_input_grad
         if not of_branch and not of_gate:
-            return grad, None, None
+            return grad, None, None, None
         branch, gate = ctx.saved_tensors
         grad_branch, grad_gate = _gate_residual_backward(grad, branch, gate, of_gate)
-        return grad, grad_branch, grad_gate if of_gate else None
+        return grad, grad_branch, grad_gate if of_gate else None, None
 
 
 class _GateResidualAdaNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, residual, branch, gate, scale, shift, weight, bias, eps, centered):
+    def forward(ctx, residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise):
         with below_autograd():
-            arguments = (residual, branch, gate, scale, shift, weight, bias, eps, centered)
+            arguments = (residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise)
             total, normed = ops.gate_residual_ada_norm(*arguments)
         ctx.save_for_backward(total, branch, gate, scale, weight, bias)
         ctx.eps, ctx.centered = eps, centered
@@ -331,8 +350,9 @@ class _GateResidualAdaNorm(torch.autograd.Function):
         wanted = ctx.needs_input_grad[2:7]
         if grad is None:
             grad_branch, grad_gate = _gate_residual_backward(grad_sum, branch, gate, wanted[0])
-            return grad_sum, grad_branch, grad_gate if wanted[0] else None, *[None] * 6
-        return (*_norm_gradients(ctx, grad, total, scale, weight, bias, grad_sum, branch, gate, wanted), None, None)
+            return grad_sum, grad_branch, grad_gate if wanted[0] else None, *[None] * 7
+        gradients = _norm_gradients(ctx, grad, total, scale, weight, bias, grad_sum, branch, gate, wanted)
+        return (*gradients, None, None, None)
 
 
 _ada_norm = differentiable("ada_norm", _AdaNorm)
