@@ -1,6 +1,6 @@
 """How an operator is called from Python, and differentiated, at the least cost for the host."""
 
-from typing import Any, Callable
+from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
@@ -9,7 +9,9 @@ from torch.compiler import is_compiling
 from ._ops import add_op_namespace_prefix, ops
 
 
-def differentiable(name: str, function: "type[torch.autograd.Function]") -> Callable[..., Any]:
+def differentiable(
+    name: str, function: "type[torch.autograd.Function]", inputs: Optional[int] = None
+) -> Callable[..., Any]:
     """Gives the operator `name` the gradient of `function`, and returns how to call it from Python.
 
     The result takes the operator's arguments, by position, as `function.apply` does. It does what
@@ -17,6 +19,8 @@ def differentiable(name: str, function: "type[torch.autograd.Function]") -> Call
     host: what needs no gradient goes to the device's kernel with nothing of autograd in between, and what needs one
     does not pass through the dispatcher to get back to Python. While `torch.compile` traces, the operator is called
     as it is. `function.forward` calls the operator within `below_autograd`.
+
+    No arguments but the first `inputs` can need a gradient; None: any can.
     """
     packet = getattr(ops, name)
     # What OpOverload.__call__ calls, where there is such a thing: a Python frame less.
@@ -24,7 +28,7 @@ def differentiable(name: str, function: "type[torch.autograd.Function]") -> Call
 
     def recorded(*arguments):
         if is_grad_enabled():
-            for argument in arguments:
+            for argument in arguments[:inputs]:
                 if isinstance(argument, Tensor) and argument.requires_grad:
                     return function.apply(*arguments)
         if is_inference_mode_enabled():  # where there is no autograd to be below of
