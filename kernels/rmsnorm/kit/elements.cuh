@@ -60,6 +60,22 @@ struct Word<16> {
   using Type = uint4;
 };
 
+// What nvcc has as __stwb, and clang has not.
+__device__ __forceinline__ void store_word(uint16_t* to, uint16_t word) {
+  asm volatile("st.global.wb.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
+}
+__device__ __forceinline__ void store_word(uint32_t* to, uint32_t word) {
+  asm volatile("st.global.wb.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+__device__ __forceinline__ void store_word(uint2* to, uint2 word) {
+  asm volatile("st.global.wb.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word.x), "r"(word.y) : "memory");
+}
+__device__ __forceinline__ void store_word(uint4* to, uint4 word) {
+  asm volatile("st.global.wb.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
+               "r"(word.w)
+               : "memory");
+}
+
 // Vectors move as one word. With a plain assignment the compiler sometimes stores them element by element.
 template <typename T, int kWidth>
 __device__ __forceinline__ Vector<T, kWidth> load(const T* from) {
@@ -75,7 +91,7 @@ __device__ __forceinline__ void store(T* to, const Vector<T, kWidth>& vector) {
   using Whole = typename Word<sizeof(T) * kWidth>::Type;
   Whole whole;
   memcpy(&whole, &vector, sizeof(whole));
-  __stwb(reinterpret_cast<Whole*>(to), whole);
+  store_word(reinterpret_cast<Whole*>(to), whole);
 }
 
 // Floats, of which a vector of smaller elements corresponds to several vectors.
