@@ -1,0 +1,91 @@
+"""Layers whose `forward` `kernels.kernelize` puts into a model's own modules, which keep their weights.
+
+Each computes what the modules it stands in for compute, their roundings included; where that is beyond one call of the
+kernel, Torch does the rest.
+"""
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from .norm import ada_layer_norm
+
+
+def _layer_norm(norm: torch.nn.LayerNorm, x: Tensor) -> Tensor:
+    if tuple(norm.normalized_shape) != tuple(x.shape[-1:]):
+        raise ValueError(f"normalized_shape must be {tuple(x.shape[-1:])}, not {tuple(norm.normalized_shape)}")
+    weight, bias = (p if p is None or p.dtype == x.dtype else p.float() for p in (norm.weight, norm.bias))
+    return ada_layer_norm(x, None, None, weight, bias, norm.eps)
+
+
+def _modulated(norm: torch.nn.Module, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    plain = isinstance(norm, torch.nn.LayerNorm) and tuple(norm.normalized_shape) == tuple(x.shape[-1:])
+    if plain and norm.weight is None and scale.dtype == x.dtype:
+        return ada_layer_norm(x, scale, shift, eps=norm.eps, rounding="each")
+    return norm(x) * (1 + scale)[:, None] + shift[:, None]
+
+
+class LayerNorm(torch.nn.Module):
+    """Stands in for `torch.nn.LayerNorm` over one dimension: with or without weight and bias."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, input: Tensor) -> Tensor:
+        return _layer_norm(self, input)
+
+
+class FP32LayerNorm(torch.nn.Module):
+    """Stands in for diffusers' `FP32LayerNorm` over one dimension, for any mixture of the dtypes of x and weight."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return _layer_norm(self, inputs)
+
+
+class AdaLayerNormZero(torch.nn.Module):
+    """Stands in for diffusers' `AdaLayerNormZero`: norm and modulation are one kernel."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(
+        self,
+        x: Tensor,
+        timestep: Optional[Tensor] = None,
+        class_labels: Optional[Tensor] = None,
+        hidden_dtype: Optional[torch.dtype] = None,
+        emb: Optional[Tensor] = None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        if self.emb is not None:
+            emb = self.emb(timestep, class_labels, hidden_dtype=hidden_dtype)
+        shift, scale, *others = self.linear(self.silu(emb)).chunk(6, dim=1)
+        return (_modulated(self.norm, x, scale, shift), *others)
+
+
+class AdaLayerNormZeroSingle(torch.nn.Module):
+    """Stands in for diffusers' `AdaLayerNormZeroSingle`: norm and modulation are one kernel."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, x: Tensor, emb: Optional[Tensor] = None) -> tuple[Tensor, Tensor]:
+        shift, scale, gate = self.linear(self.silu(emb)).chunk(3, dim=1)
+        return _modulated(self.norm, x, scale, shift), gate
+
+
+class AdaLayerNormContinuous(torch.nn.Module):
+    """Stands in for diffusers' `AdaLayerNormContinuous`: with a LayerNorm without weight, it is one kernel."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, x: Tensor, conditioning_embedding: Tensor) -> Tensor:
+        scale, shift = self.linear(self.silu(conditioning_embedding).to(x.dtype)).chunk(2, dim=1)
+        return _modulated(self.norm, x, scale, shift)
+
+
+__all__ = ["AdaLayerNormContinuous", "AdaLayerNormZero", "AdaLayerNormZeroSingle", "FP32LayerNorm", "LayerNorm"]
