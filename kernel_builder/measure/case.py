@@ -27,34 +27,34 @@ class Case:
         self.workload = workload
         self.passes = passes
         self.inputs: Tensors = workload.inputs(*shape)
-        if passes == "forward":
-            self.trained: Tensors = ()
-            return
-        self.trained = workload.trained(*self.inputs)
+        self.grads: Tensors = ()
+        self.trained: Tensors = () if passes == "forward" else workload.trained(*self.inputs)
         for tensor in self.trained:
             tensor.requires_grad_()
 
     def prepare(self, results: Tensors) -> None:
-        """Makes the gradients of results like these."""
-        self.grads = [] if self.passes == "forward" else [torch.rand_like(result.detach()) for result in results]
+        """Makes the gradients of what a call returns, where it returns tensors like these."""
+        if self.passes != "forward":
+            self.grads = [torch.rand_like(result.detach()) for result in results]
 
     def results(self, function: Function) -> Tensors:
-        """Everything that a call computes: what it returns, or the gradients."""
-        results = tensors(function(*self.inputs))
-        if self.trained:
-            results = torch.autograd.grad(results, self.trained, self.grads)
-        return results
+        """Everything that a call computes: what it returns, and the gradients, as far as they are timed."""
+        return self._results(function, self.inputs, self.grads)
 
     def exact(self) -> Tensors:
         """The same, by eager code in float64."""
         inputs = [tensor.detach().double() for tensor in self.inputs]
-        if not self.trained:
-            return tensors(self.workload.eager(*inputs))
+        return self._results(self.workload.eager, inputs, [grad.double() for grad in self.grads])
+
+    def _results(self, function: Function, inputs: Tensors, grads: Tensors) -> Tensors:
+        if self.passes == "forward":
+            return tensors(function(*inputs))
         trained = self.workload.trained(*inputs)
         for tensor in trained:
             tensor.requires_grad_()
-        results = tensors(self.workload.eager(*inputs))
-        return torch.autograd.grad(results, trained, [grad.double() for grad in self.grads])
+        results = tensors(function(*inputs))
+        gradients = torch.autograd.grad(results, trained, grads)
+        return [*(result.detach() for result in results), *gradients] if self.passes != "backward" else [*gradients]
 
     def call(self, function: Function) -> Call:
         """One call as it is timed."""
@@ -66,16 +66,17 @@ class Case:
         return lambda: torch.autograd.grad(results, self.trained, self.grads, retain_graph=True)
 
     def moved(self, results: Tensors) -> int:
-        """Bytes that a call must read and write, where `results` are what it returns.
+        """Bytes that a call must read and write, where `results` is everything that it computes.
 
-        Each tensor counts once, also a gradient that is passed on as it came.
+        Each tensor counts once, also a gradient that is passed on as it came, or for several inputs.
         """
-        forward = [*self.inputs, *results]
         if self.passes == "forward":
-            return size(forward)
-        backward = [*self.workload.saved(*self.inputs), *self.grads]
-        backward += torch.autograd.grad(results, self.trained, self.grads, retain_graph=True)
-        return size(backward) + (size(forward) if self.passes == "forward + backward" else 0)
+            return size([*self.inputs, *results])
+        saved = self.workload.saved(*self.inputs)
+        if self.passes == "backward":
+            return size([*saved, *self.grads, *results])
+        forward, backward = results[: len(self.grads)], results[len(self.grads) :]
+        return size([*self.inputs, *forward]) + size([*saved, *self.grads, *backward])
 
 
 def tensors(result: Any) -> Tensors:
@@ -103,11 +104,11 @@ def measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: C
     cases = [Case(workload, place.passes, place.shape)]
     returned = tensors(workload.eager(*cases[0].inputs))
     cases[0].prepare(returned)
-    row.bytes = cases[0].moved(returned)
-    row.sets = sets_needed(clock.cache, row.bytes)
     _check(cases[0], row, functions)
     if OURS in row.faults:
         return
+    row.bytes = cases[0].moved(cases[0].results(functions[OURS]))
+    row.sets = sets_needed(clock.cache, row.bytes)
     for _ in range(row.sets - 1):
         cases.append(Case(workload, place.passes, place.shape))
         cases[-1].prepare(returned)

@@ -138,13 +138,12 @@ def _functions(
 
 
 def _host_places(todo: Sequence[Place], chosen: Mapping[str, type[Any]]) -> list[Place]:
-    """Of each operation that is measured, a call without gradient and one with it."""
-    names = dict.fromkeys((place.operation, place.dtype) for place in todo)
-    return [
-        Place(operation, passes, chosen[operation].small, dtype)
-        for operation, dtype in names
-        for passes in ("forward", "forward + backward")
-    ]
+    """Of each operation that is measured, a call without gradient, and one with it if gradients are measured."""
+    found: dict[Place, None] = {}
+    for place in todo:
+        passes = "forward" if place.passes == "forward" else "forward + backward"
+        found[Place(place.operation, passes, chosen[place.operation].small, place.dtype)] = None
+    return list(found)
 
 
 def _keep(report: Report, request: Request) -> None:

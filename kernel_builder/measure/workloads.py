@@ -28,12 +28,10 @@ def load(project: Path) -> Mapping[str, type[Any]]:
             hint="kernels/rmsnorm/benchmarks of the kernel-builder repository shows how",
         )
     module = _import(path)
-    found: dict[str, type[Any]] = {}
-    declared: Any
-    for declared in vars(module).values():
-        if not (
-            isinstance(declared, type) and declared.__module__ == module.__name__ and getattr(declared, "shapes", None)
-        ):
+    own: list[Any] = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
+    found = {}
+    for declared in own:
+        if not getattr(declared, "shapes", None):
             continue
         missing = [name for name in _NEEDED if not hasattr(declared, name)]
         if missing:

@@ -1,0 +1,122 @@
+"""`kernel-builder benchmark` on a kernel that was built with the real compiler, right or wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kernel_builder.cli import main
+from kernel_builder.measure.results import COPY, OURS, Place, Report
+from tests.conftest import CPU, ROOT
+from tests.e2e.conftest import BUILDER, Run
+
+RIGHT = "out[i] = factor * in[i]"
+MEASURED = ("--dtype", "float32", "--rounds", "7")
+
+
+@pytest.fixture
+def scale(
+    copy_project: Callable[..., Path], new_cache: Callable[[str], Path], kernel_builder: Run
+) -> Callable[..., Path]:
+    """Builds the project `stable-scale` with workloads, and with something in place of the kernel's one statement."""
+
+    def make(statement: str = RIGHT) -> Path:
+        project = copy_project("stable-scale")
+        source = project / "scale" / "scale_cpu.cpp"
+        assert RIGHT in source.read_text()
+        source.write_text(source.read_text().replace(RIGHT, statement))
+        (project / "benchmarks").mkdir()
+        shutil.copy(ROOT / "kernels" / "kit" / "workload.py", project / "benchmarks")
+        shutil.copy(ROOT / "tests" / "measure" / "scale_benchmark.py", project / "benchmarks" / "benchmark.py")
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU, "--no-load")
+        assert done.code == 0, done.stderr
+        return project
+
+    return make
+
+
+def benchmark(*arguments: str | Path) -> Result:
+    """Runs the command here, where Torch is imported once for all tests."""
+    done = CliRunner().invoke(main, ["benchmark", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done
+
+
+def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> None:
+    project, file, picture = scale(), tmp_path / "scale.json", tmp_path / "scale.svg"
+    command = [str(BUILDER), "benchmark", str(project), *MEASURED, "--against", "eager,mul,absent,another"]
+    command += ["--json", str(file), "--plot", str(picture)]
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    report = Report.read(file)
+    assert report.variant == CPU and report.kernel == "stable-scale"
+    assert report.command == shlex.join(["kernel-builder", *command[1:]])
+    assert [row.place for row in report.rows] == [
+        Place("scaled", "forward", shape, "float32") for shape in ((64, 512), (128, 512))
+    ]
+    for row in report.rows:
+        elements = row.place.shape[0] * row.place.shape[1]
+        assert row.bytes == 2 * 4 * elements
+        # A peer that computes something else has no time, either.
+        assert row.times.keys() == {COPY, OURS, "eager", "mul"}
+        assert row.faults.keys() == {"another"}
+        assert all(0 < one.low <= one.median <= one.high < 1 for one in row.times.values())
+        assert row.shares[COPY].median == row.ratios[OURS].median == 1
+    assert report.absent.keys() == {"absent"}
+    (host,) = report.hosts
+    assert host.place.shape == (1, 8) and host.times.keys() == {OURS, "eager", "mul", "another"}
+    # People see the same, and again from the file.
+    for shown in (done.stdout, benchmark("--from", file).stdout):
+        assert "64x512" in shown and "128x512" in shown and "WRONG" not in shown
+        assert "absent: ModuleNotFoundError" in shown
+    assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "out[i] = i % 1000 ? factor * in[i] : 0",  # now and then
+        "out[i] = (float)(int)(1e5f * factor * in[i]) * 1e-5f",  # too roughly, everywhere
+        "out[i] = i % 1000 ? factor * in[i] : 0.f / 0.f * in[i]",  # not a number
+    ],
+)
+def test_a_wrong_kernel_gets_no_time(scale: Callable[..., Path], tmp_path: Path, statement: str) -> None:
+    project, file = scale(statement), tmp_path / "scale.json"
+    done = benchmark(project, *MEASURED, "--against", "eager", "--json", file, "--shapes", "64x512")
+    assert done.exit_code == 1
+    line = next(line for line in done.stdout.splitlines() if line.startswith("64x512"))
+    assert "WRONG" in line and " us" not in line
+    (row,) = Report.read(file).rows
+    assert not row.times and row.faults.keys() == {OURS}
+    assert json.loads(file.read_text())["rows"][0]["times"] == {}
+
+
+def test_what_cannot_be_measured_is_said(
+    scale: Callable[..., Path], copy_project: Callable[..., Path], tmp_path: Path
+) -> None:
+    project = scale()
+    for arguments, words in {
+        ("--shapes", "64x512,7by9"): "--shapes: '7by9' is no shape; expected sizes joined by x",
+        ("--shapes", "*x3"): "--shapes: '*x3' fits no operation on cpu; they take 2 sizes, and declare 64x512, 128x512",
+        ("--shapes", "1x2x3"): "--shapes: '1x2x3' fits no operation on cpu",
+        ("--against", "eager,nobody"): "--against: 'nobody' is none of eager, mul, absent, another, compile",
+        ("--operation", "scale"): "--operation: 'scale' is none of scaled",
+        ("--pass", "backward"): "nothing is declared for backward on cpu",
+    }.items():
+        done = benchmark(project, *arguments)
+        assert done.exit_code == 2 and words in done.stderr, done.stderr
+    unbuilt = copy_project("stable-scale", "unbuilt")
+    assert "benchmark.py: does not exist" in benchmark(unbuilt).stderr
+    shutil.copytree(project / "benchmarks", unbuilt / "benchmarks")
+    done = benchmark(unbuilt)
+    assert done.exit_code == 3 and f"hint: kernel-builder build {unbuilt} --backend cpu" in done.stderr

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.measure.results import Place
+from kernel_builder.measure.selection import operations, places
+
+
+class Norm:
+    small = (1, 8)
+    shapes = {  # noqa: RUF012
+        "forward": {"cuda": [(4, 2048), (8, 2048), (8, 128)], "cpu": [(4, 64)]},
+        "backward": {"cuda": [(8, 2048)], "cpu": []},
+    }
+
+
+class Rope:
+    small = (1, 1, 1)
+    shapes = {"forward": {"cuda": [(1, 2, 3)], "cpu": [(1, 2, 3)]}}  # noqa: RUF012
+
+
+ALL: dict[str, type[Any]] = {"norm": Norm, "rope": Rope}
+
+
+def shapes(*wanted: str, **more: Any) -> list[tuple[str, str, tuple[int, ...]]]:
+    return [place[:3] for place in places(ALL, "cuda", shapes=wanted, **more)]
+
+
+def test_all_that_is_declared() -> None:
+    assert [str(place) for place in places(ALL, "cuda")] == [
+        "norm, forward, bfloat16, 4x2048",
+        "norm, forward, bfloat16, 8x2048",
+        "norm, forward, bfloat16, 8x128",
+        "norm, backward, bfloat16, 8x2048",
+        "rope, forward, bfloat16, 1x2x3",
+    ]
+    assert [place.shape for place in places(ALL, "cpu")] == [(4, 64), (1, 2, 3)]
+    assert places({"norm": Norm}, "cpu", dtypes=("float32", "float16")) == [
+        Place("norm", "forward", (4, 64), "float32"),
+        Place("norm", "forward", (4, 64), "float16"),
+    ]
+
+
+def test_stars_choose_and_numbers_are_measured_as_they_are() -> None:
+    assert shapes("*x2048", passes=("forward",)) == [("norm", "forward", (4, 2048)), ("norm", "forward", (8, 2048))]
+    assert shapes("8x*", "8x2048", passes=("forward",)) == [
+        ("norm", "forward", (8, 2048)),
+        ("norm", "forward", (8, 128)),
+    ]
+    assert shapes("5x7") == [("norm", "forward", (5, 7)), ("norm", "backward", (5, 7))]
+    assert shapes("9x9x9", "5x7", passes=("forward",)) == [("norm", "forward", (5, 7)), ("rope", "forward", (9, 9, 9))]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (["5x"], "'5x' is no shape; expected sizes joined by x"),
+        (["0x4"], "'0x4' is no shape"),
+        (["4x2048", "*x3"], r"'\*x3' fits no operation on cuda; they take 2 or 3 sizes, and declare 4x2048, 8x2048"),
+        (["1x2x3x4"], "'1x2x3x4' fits no operation"),
+    ],
+)
+def test_errors_name_the_shape(wanted: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        shapes(*wanted)
+
+
+def test_operations_by_name() -> None:
+    assert list(operations(ALL, [])) == ["norm", "rope"]
+    assert list(operations(ALL, ["rope"])) == ["rope"]
+    with pytest.raises(ConfigError, match="'rop' is none of norm, rope"):
+        operations(ALL, ["rop"])
+    with pytest.raises(ConfigError, match="nothing is declared for backward on cpu"):
+        places({"rope": Rope}, "cpu", passes=("backward",))

@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import random
+import statistics
+
+import pytest
+
+from kernel_builder.measure.statistics import estimate
+
+
+def test_a_median_lies_within_its_interval() -> None:
+    assert estimate([3.0, 1.0, 2.0]) == (2.0, 1.0, 3.0)
+    assert estimate([5.0]) == (5.0, 5.0, 5.0)
+
+
+@pytest.mark.parametrize("number", [6, 15, 21, 40])
+def test_intervals_hold_the_true_median_as_often_as_they_say(number: int) -> None:
+    chance = random.Random(0)
+    trials = 2000
+    held = 0
+    for _ in range(trials):
+        found = estimate([chance.expovariate(1.0) for _ in range(number)])
+        held += found.low <= 0.693147 <= found.high  # the median of this distribution, which is far from symmetric
+    assert held / trials > 0.94
+
+
+def test_intervals_are_no_wider_than_they_must_be() -> None:
+    widths = {}
+    for number in (15, 60, 240):
+        found = estimate([statistics.NormalDist().inv_cdf((i + 0.5) / number) for i in range(number)])
+        widths[number] = found.high - found.low
+    assert widths[15] > 1.5 * widths[60] > 2.2 * widths[240]
