@@ -9,79 +9,92 @@
 namespace geglu {
 namespace {
 
-template <typename T, int kWidth, int kLoads, class G>
-__global__ void __launch_bounds__(kThreads)
-    backward_kernel(const __grid_constant__ Backward problem, const __grid_constant__ Piece piece) {
-  const uint32_t first = blockIdx.x * (kThreads * kLoads) + threadIdx.x;
-  Vector<T, kWidth> grad[kLoads], gate[kLoads], up[kLoads];
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const uint32_t vector = first + i * kThreads;
-    if (vector < piece.count) {
-      const auto place = piece.place<kWidth>(vector);
-      grad[i] = load<T, kWidth>(row_of<T>(problem.grad, place.row) + place.column);
-      gate[i] = load<T, kWidth>(row_of<T>(problem.gate, place.row) + place.column);
-      up[i] = load<T, kWidth>(row_of<T>(problem.up, place.row) + place.column);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const uint32_t vector = first + i * kThreads;
-    if (vector < piece.count) {
-      const auto place = piece.place<kWidth>(vector);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const float above = decode(grad[i].elements[j]);
-        float value, slope;
-        G::value_and_slope(decode(gate[i].elements[j]), value, slope);
-        gate[i].elements[j] = encode<T>(above * decode(up[i].elements[j]) * slope);
-        up[i].elements[j] = encode<T>(above * value);
-      }
-      const int64_t start = place.row * problem.stride + place.column;
-      store(static_cast<T*>(problem.grad_gate) + start, gate[i]);
-      store(static_cast<T*>(problem.grad_up) + start, up[i]);
-    }
-  }
+// Replaces gate and up by their gradients.
+template <typename T, class G>
+__device__ __forceinline__ void differentiate(T grad, T& gate, T& up) {
+  const float above = decode(grad);
+  float value, slope;
+  G::value_and_slope(decode(gate), value, slope);
+  gate = encode<T>(above * decode(up) * slope);
+  up = encode<T>(above * value);
 }
 
-template <typename T, int kWidth, int kLoads, class G>
-void launch(const Backward& problem, cudaStream_t stream) {
-  for_each_piece<kWidth, kLoads>(problem.rows, problem.hidden, [&](const Piece& piece, unsigned blocks) {
-    backward_kernel<T, kWidth, kLoads, G><<<blocks, kThreads, 0, stream>>>(problem, piece);
-  });
+template <typename T, int kWidth, class G>
+__global__ void __launch_bounds__(kThreads)
+    vectors_kernel(const __grid_constant__ Backward problem, const __grid_constant__ Vectors vectors) {
+  const uint32_t vector = blockIdx.x * kThreads + threadIdx.x;
+  const auto place = vectors.place<kWidth>(vector);
+  wait_for_previous();
+  if (vector >= vectors.count) return;
+  const auto grad = load<T, kWidth>(row_of<T>(problem.grad, place.row) + place.column);
+  auto gate = load<T, kWidth>(row_of<T>(problem.gate, place.row) + place.column);
+  auto up = load<T, kWidth>(row_of<T>(problem.up, place.row) + place.column);
+  let_next_begin();
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) differentiate<T, G>(grad.elements[i], gate.elements[i], up.elements[i]);
+  const int64_t start = place.row * problem.stride + place.column;
+  store(static_cast<T*>(problem.grad_gate) + start, gate);
+  store(static_cast<T*>(problem.grad_up) + start, up);
 }
 
 template <typename T, class G>
-void launch_aligned(const Backward& problem, cudaStream_t stream) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  const bool vectors = problem.hidden % kWidth == 0 && problem.stride % kWidth == 0 &&
-                       aligned(problem.grad, sizeof(T)) && aligned(problem.gate, sizeof(T)) &&
-                       aligned(problem.up, sizeof(T)) && aligned(problem.grad_gate) && aligned(problem.grad_up);
-  return vectors ? launch<T, kWidth, 1, G>(problem, stream) : launch<T, 1, 4, G>(problem, stream);
+__global__ void __launch_bounds__(kThreads)
+    singles_kernel(const __grid_constant__ Backward problem, const __grid_constant__ Singles singles) {
+  const auto place = singles.place();
+  const int columns = singles.columns_from(place, problem.rows, problem.hidden);
+  wait_for_previous();
+  if (columns <= 0) return;
+  const T* grad_row = row_of<T>(problem.grad, place.row) + place.column;
+  const T* gate_row = row_of<T>(problem.gate, place.row) + place.column;
+  const T* up_row = row_of<T>(problem.up, place.row) + place.column;
+  const int64_t start = place.row * problem.stride + place.column;
+  T* grad_gate_row = static_cast<T*>(problem.grad_gate) + start;
+  T* grad_up_row = static_cast<T*>(problem.grad_up) + start;
+  T grad[kSingles], gate[kSingles], up[kSingles];
+#pragma unroll
+  for (int i = 0; i < kSingles; ++i) {
+    if (i * singles.group < columns) {
+      grad[i] = grad_row[i * singles.group];
+      gate[i] = gate_row[i * singles.group];
+      up[i] = up_row[i * singles.group];
+    }
+  }
+  let_next_begin();
+#pragma unroll
+  for (int i = 0; i < kSingles; ++i) {
+    if (i * singles.group < columns) {
+      differentiate<T, G>(grad[i], gate[i], up[i]);
+      grad_gate_row[i * singles.group] = gate[i];
+      grad_up_row[i * singles.group] = up[i];
+    }
+  }
 }
 
-template <typename T>
-void launch_typed(const Backward& problem, cudaStream_t stream) {
-  return problem.approximate == Approximate::none ? launch_aligned<T, Gelu<MathFor<T>>>(problem, stream)
-                                                  : launch_aligned<T, GeluTanh<MathFor<T>>>(problem, stream);
+template <typename T, class G>
+void launch(const Backward& problem, cudaStream_t stream) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  if (problem.hidden % kWidth == 0 && problem.stride % kWidth == 0 && aligned(problem.grad, sizeof(T)) &&
+      aligned(problem.gate, sizeof(T)) && aligned(problem.up, sizeof(T)) && aligned(problem.grad_gate) &&
+      aligned(problem.grad_up)) {
+    for_each_vectors<kWidth>(problem.rows, problem.hidden, [&](const Vectors& vectors, unsigned blocks) {
+      launch_early(vectors_kernel<T, kWidth, G>, blocks, kThreads, 0, stream, problem, vectors);
+    });
+  } else {
+    const Singles singles(problem.hidden);
+    const auto blocks = static_cast<unsigned>(singles.blocks(problem.rows));
+    launch_early(singles_kernel<T, G>, blocks, kThreads, 0, stream, problem, singles);
+  }
 }
 
 }  // namespace
 
 int backward(const Backward& problem, void* stream) {
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (problem.type) {
-    case Type::float32:
-      launch_typed<float>(problem, cuda_stream);
-      break;
-    case Type::float16:
-      launch_typed<__half>(problem, cuda_stream);
-      break;
-    case Type::bfloat16:
-      launch_typed<__nv_bfloat16>(problem, cuda_stream);
-      break;
-  }
-  return cudaGetLastError();
+  return with_type(problem.type, [&](auto type) {
+    using T = typename decltype(type)::Element;
+    with_gelu<T>(problem.approximate, [&](auto gelu) {
+      launch<T, typename decltype(gelu)::Element>(problem, static_cast<cudaStream_t>(stream));
+    });
+  });
 }
 
 }  // namespace geglu

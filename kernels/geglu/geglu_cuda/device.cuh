@@ -1,7 +1,8 @@
 // What the kernels in both directions share: fast arithmetic, and how elements are laid over threads.
 //
-// Vectors are counted over all rows, and a block takes kThreads * loads of them that follow one another, whatever rows
-// they lie in: threads are idle at the end of a tensor only, not of a row.
+// Where vectors fit, they are counted over all rows, and a block takes kThreads of them that follow one another,
+// whatever rows they lie in: threads are idle at the end of a tensor only, not of a row. Elsewhere a block takes parts
+// of a few rows, and a thread several single elements, kept apart so that the threads of a warp have neighbours.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,12 +14,14 @@
 #include "geglu/gelu.h"
 #include "geglu/problem.h"
 #include "kit/elements.cuh"
+#include "kit/launch.cuh"
 
 namespace geglu {
 
 using namespace kit;
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
+constexpr int kSingles = 8;  // elements of a thread, where vectors do not fit
 
 // With what the device has instructions for, off by less than `Brief` is anyhow.
 struct Fast : Brief {
@@ -32,6 +35,16 @@ struct Fast : Brief {
 
 template <typename T>
 using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Fast>;
+
+// Calls `launch` with a Tag of the arithmetic.
+template <typename T, typename Launch>
+void with_gelu(Approximate approximate, Launch&& launch) {
+  if (approximate == Approximate::none) {
+    launch(Tag<Gelu<MathFor<T>>>{});
+  } else {
+    launch(Tag<GeluTanh<MathFor<T>>>{});
+  }
+}
 
 // Divides numbers below 2^31 by a product, of which the high half is kept.
 class Divider {
@@ -54,16 +67,16 @@ class Divider {
   int shift_ = 0;
 };
 
-// Some of the vectors of some of the rows, few enough to count them with 31 bits.
-struct Piece {
-  int64_t first_row, first_column;
-  uint32_t count;  // of vectors
-  Divider columns;
+// Where a thread's elements start.
+struct Place {
+  int64_t row, column;
+};
 
-  // Where a vector starts.
-  struct Place {
-    int64_t row, column;
-  };
+// Some of the vectors of some of the rows, few enough to count them with 31 bits.
+struct Vectors {
+  int64_t first_row, first_column;
+  uint32_t count;
+  Divider columns;
 
   template <int kWidth>
   __device__ __forceinline__ Place place(uint32_t vector) const {
@@ -72,21 +85,53 @@ struct Piece {
   }
 };
 
-// Calls `launch(piece, blocks)` until all elements had their turn.
-template <int kWidth, int kLoads, class Launch>
-void for_each_piece(int64_t rows, int64_t hidden, const Launch& launch) {
+// Calls `launch(vectors, blocks)` until all vectors had their turn.
+template <int kWidth, typename Launch>
+void for_each_vectors(int64_t rows, int64_t hidden, const Launch& launch) {
   constexpr int64_t kMost = int64_t{1} << 30;
-  constexpr int64_t kTile = kThreads * kLoads;
-  const int64_t vectors = hidden / kWidth;
-  for (int64_t column = 0; column < vectors; column += kMost) {
-    const int64_t columns = std::min(kMost, vectors - column);
+  const int64_t in_row = hidden / kWidth;
+  for (int64_t column = 0; column < in_row; column += kMost) {
+    const int64_t columns = std::min(kMost, in_row - column);
     const int64_t step = kMost / columns;
     for (int64_t row = 0; row < rows; row += step) {
       const auto count = static_cast<uint32_t>(std::min(step, rows - row) * columns);
-      const Piece piece{row, column * kWidth, count, Divider(static_cast<uint32_t>(columns))};
-      launch(piece, static_cast<unsigned>((count + kTile - 1) / kTile));
+      launch(Vectors{row, column * kWidth, count, Divider(static_cast<uint32_t>(columns))},
+             (count + kThreads - 1) / kThreads);
     }
   }
 }
+
+// Blocks of single elements: `group` threads, a power of two, share `width` columns of a row, which takes `in_row` such
+// parts.
+struct Singles {
+  int64_t width, in_row;
+  int group;
+
+  explicit Singles(int64_t hidden) : group(1) {
+    while (group < kThreads && group * kSingles < hidden) group *= 2;
+    in_row = (hidden + group * kSingles - 1) / (group * kSingles);
+    width = (hidden + in_row - 1) / in_row;  // as equal as may be
+  }
+
+  int64_t blocks(int64_t rows) const {
+    const int64_t rows_in_block = kThreads / group;
+    return (rows + rows_in_block - 1) / rows_in_block * in_row;
+  }
+
+  // The first element of this thread.
+  __device__ __forceinline__ Place place() const {
+    const auto parts = static_cast<uint32_t>(in_row);
+    const uint32_t rows = blockIdx.x / parts, part = blockIdx.x % parts;
+    return {static_cast<int64_t>(rows) * (kThreads / group) + threadIdx.x / group, part * width + threadIdx.x % group};
+  }
+
+  // How many columns there are from `place` to the end of its part.
+  __device__ __forceinline__ int columns_from(const Place& place, int64_t rows, int64_t hidden) const {
+    if (place.row >= rows) return 0;
+    const int64_t begin = place.column - threadIdx.x % group;
+    const int64_t end = begin + width < hidden ? begin + width : hidden;
+    return static_cast<int>(end - place.column);
+  }
+};
 
 }  // namespace geglu

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "geglu/problem.h"
 #include "kit/tensors.h"
@@ -31,16 +30,28 @@ void check_first(const Tensor& tensor, const char* argument) {
 }
 
 // The sizes of a half of x.
-std::vector<int64_t> half_sizes(const Tensor& x) {
-  check_first(x, "x");
-  const auto whole = x.sizes();
-  std::vector<int64_t> sizes(whole.begin(), whole.end());
-  if (sizes.back() % 2 != 0) {
-    fail("x", "must have an even number of elements in its last dimension, not " + std::to_string(sizes.back()));
+class HalfSizes {
+ public:
+  explicit HalfSizes(const Tensor& x) {
+    check_first(x, "x");
+    const auto whole = x.sizes();
+    const int64_t last = whole[whole.size() - 1];
+    if (last % 2 != 0) {
+      fail("x", "must have an even number of elements in its last dimension, not " + std::to_string(last));
+    }
+    if (whole.size() > kMostDims) fail("x", "must have at most " + std::to_string(kMostDims) + " dimensions");
+    std::copy(whole.begin(), whole.end(), sizes_);
+    dims_ = whole.size();
+    sizes_[dims_ - 1] = last / 2;
   }
-  sizes.back() /= 2;
-  return sizes;
-}
+
+  operator IntHeaderOnlyArrayRef() const { return {sizes_, dims_}; }
+  int64_t hidden() const { return sizes_[dims_ - 1]; }
+
+ private:
+  int64_t sizes_[kMostDims];
+  size_t dims_;
+};
 
 int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
@@ -94,14 +105,15 @@ void run(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& proble
 }  // namespace
 
 Tensor geglu_halves(const Tensor& x, bool tanh, bool gate_first) {
-  const std::vector<int64_t> sizes = half_sizes(x);
+  const HalfSizes sizes(x);
   auto problem = problem_of<geglu::Forward>(x, "x", tanh);
 
   [[maybe_unused]] const Device device = enter(x);
-  Tensor out = empty({sizes.data(), sizes.size()}, dtype(x), x);
-  if (out.numel() == 0) return out;
-  problem.hidden = sizes.back();
-  problem.rows = out.numel() / problem.hidden;
+  Tensor out = empty(sizes, dtype(x), x);
+  const int64_t elements = x.numel() / 2;
+  if (elements == 0) return out;
+  problem.hidden = sizes.hidden();
+  problem.rows = elements / problem.hidden;
   Tensor x_rows = x;  // a copy of the handle: `rows_of` puts a contiguous copy in its place where it must
   read_halves(problem, x_rows, gate_first);
   problem.out = out.mutable_data_ptr();
@@ -115,10 +127,12 @@ Tensor geglu_pair(const Tensor& gate, const Tensor& up, bool tanh) {
   check_like(up, "up", gate, "gate");
 
   [[maybe_unused]] const Device device = enter(gate);
-  Tensor out = empty(gate.sizes(), dtype(gate), gate);
-  if (out.numel() == 0) return out;
-  problem.hidden = gate.size(gate.dim() - 1);
-  problem.rows = out.numel() / problem.hidden;
+  const auto sizes = gate.sizes();
+  Tensor out = empty(sizes, dtype(gate), gate);
+  const int64_t elements = gate.numel();
+  if (elements == 0) return out;
+  problem.hidden = sizes[sizes.size() - 1];
+  problem.rows = elements / problem.hidden;
   Tensor gate_rows = gate, up_rows = up;
   read(problem, {{&problem.gate, &gate_rows}, {&problem.up, &up_rows}});
   problem.out = out.mutable_data_ptr();
@@ -127,18 +141,19 @@ Tensor geglu_pair(const Tensor& gate, const Tensor& up, bool tanh) {
 }
 
 Tensor geglu_halves_backward(const Tensor& grad, const Tensor& x, bool tanh, bool gate_first) {
-  const std::vector<int64_t> sizes = half_sizes(x);
+  const HalfSizes sizes(x);
   auto problem = problem_of<geglu::Backward>(x, "x", tanh);
   check_device(grad, "grad", x);
   if (dtype(grad) != dtype(x)) fail("grad", "must have the dtype of x");
-  const IntHeaderOnlyArrayRef expected(sizes.data(), sizes.size());
+  const IntHeaderOnlyArrayRef expected = sizes;
   if (!grad.sizes().equals(expected)) fail("grad", "must have shape " + text(expected) + ", not " + text(grad.sizes()));
 
   [[maybe_unused]] const Device device = enter(x);
   Tensor grad_x = empty(x.sizes(), dtype(x), x);
-  if (grad_x.numel() == 0) return grad_x;
-  problem.hidden = sizes.back();
-  problem.rows = grad.numel() / problem.hidden;
+  const int64_t elements = grad.numel();
+  if (elements == 0) return grad_x;
+  problem.hidden = sizes.hidden();
+  problem.rows = elements / problem.hidden;
   Tensor x_rows = x, grad_rows = grad;
   read_halves(problem, x_rows, gate_first);
   problem.grad = rows_of(grad_rows);
@@ -158,11 +173,12 @@ std::tuple<Tensor, Tensor> geglu_pair_backward(const Tensor& grad, const Tensor&
   check_like(grad, "grad", gate, "gate");
 
   [[maybe_unused]] const Device device = enter(gate);
-  Tensor grad_gate = empty(gate.sizes(), dtype(gate), gate);
-  Tensor grad_up = empty(gate.sizes(), dtype(gate), gate);
-  if (gate.numel() == 0) return {grad_gate, grad_up};
-  problem.hidden = gate.size(gate.dim() - 1);
-  problem.rows = gate.numel() / problem.hidden;
+  const auto sizes = gate.sizes();
+  Tensor grad_gate = empty(sizes, dtype(gate), gate), grad_up = empty(sizes, dtype(gate), gate);
+  const int64_t elements = gate.numel();
+  if (elements == 0) return {grad_gate, grad_up};
+  problem.hidden = sizes[sizes.size() - 1];
+  problem.rows = elements / problem.hidden;
   Tensor grad_rows = grad, gate_rows = gate, up_rows = up;
   read(problem, {{&problem.grad, &grad_rows}, {&problem.gate, &gate_rows}, {&problem.up, &up_rows}});
   problem.grad_gate = grad_gate.mutable_data_ptr();

@@ -119,7 +119,7 @@ class _Pair(torch.autograd.Function):
 
 _ONCE = "geglu: its gradient cannot be differentiated a second time"
 
-_halves = differentiable("geglu_halves", _Halves)
-_pair = differentiable("geglu_pair", _Pair)
+_halves = differentiable("geglu_halves", _Halves, 1)
+_pair = differentiable("geglu_pair", _Pair, 2)
 _halves_backward = differentiable_once("geglu_halves_backward", _ONCE)
 _pair_backward = differentiable_once("geglu_pair_backward", _ONCE)
