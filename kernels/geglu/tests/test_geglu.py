@@ -4,6 +4,7 @@ The kernel is loaded from `build/` with the public client, as a user would load 
 """
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -379,17 +380,63 @@ class Projected(torch.nn.Module):
         return hidden_states * F.gelu(gate)
 
 
-@pytest.mark.kernels_ci
-def test_layer():
-    layer = use_kernel_forward_from_hub("GEGLU")(type("Marked", (Projected,), {}))  # a class of our own to mark
-    model = torch.nn.Sequential(layer(16, 48), torch.nn.Linear(48, 8)).to(DEVICE)
-    x = random(5, 16, dtype=torch.float32)
-    expected = model(x)
-    mapping = {"GEGLU": {DEVICE: LocalLayerRepository(PROJECT, layer_name="GEGLU")}}
+class GELUActivation(torch.nn.Module):
+    approximate = "none"
+
+    def forward(self, x):
+        return F.gelu(x, approximate=self.approximate)
+
+
+class GELUTanh(GELUActivation):
+    approximate = "tanh"
+
+
+class MLP(torch.nn.Module):
+    """What transformers calls GemmaMLP."""
+
+    def __init__(self, width, hidden, act_fn):
+        super().__init__()
+        self.gate_proj = torch.nn.Linear(width, hidden, bias=False)
+        self.up_proj = torch.nn.Linear(width, hidden, bias=False)
+        self.down_proj = torch.nn.Linear(hidden, width, bias=False)
+        self.act_fn = act_fn
+
+    def forward(self, x):
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+def kernelized(layer, name):
+    """`layer` with the kernel's `forward`, as a model gets it."""
+    marked = use_kernel_forward_from_hub(name)(type("Marked", (type(layer),), {}))  # a class of our own to mark
+    layer.__class__ = marked
+    model = torch.nn.Sequential(layer).to(DEVICE)
+    mapping = {name: {DEVICE: LocalLayerRepository(PROJECT, layer_name=name)}}
     with use_kernel_mapping(mapping, inherit_mapping=False):
         kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
-    assert model[0].forward.__func__ is kernel.layers.GEGLU.forward
-    torch.testing.assert_close(model(x), expected)
+    assert layer.forward.__func__ is getattr(kernel.layers, name).forward
+    return layer
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("GEGLU", lambda: Projected(16, 48)),
+        ("GemmaMLP", lambda: MLP(16, 48, GELUTanh())),
+        ("GemmaMLP", lambda: MLP(16, 48, GELUActivation())),
+    ],
+)
+def test_layers(name, layer):
+    layer = layer().to(DEVICE)
+    x = random(5, 16, dtype=torch.float32)
+    expected = layer(x)
+    torch.testing.assert_close(kernelized(layer, name)(x), expected)
+
+
+def test_layer_refuses_other_activations():
+    layer = kernelized(MLP(16, 48, torch.nn.SiLU()), "GemmaMLP")
+    with pytest.raises(ValueError, match=r"act_fn must be one of .*, not SiLU"):
+        layer(random(5, 16, dtype=torch.float32))
 
 
 # --- what only a GPU has ---------------------------------------------------------------------------------------------
