@@ -4,7 +4,6 @@ The kernel is loaded from `build/` with the public client, as a user would load 
 """
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
