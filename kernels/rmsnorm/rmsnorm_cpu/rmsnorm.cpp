@@ -4,6 +4,8 @@
 // Writes:   `normed` and `sum`, or `grad_x`, `partial` and `grad_weight`, nothing beside them.
 // Must not: start threads, allocate, or keep anything between calls.
 //
+// A row is worked on in blocks of kBlock elements, of which what is not float32 passes through buffers in the nearest
+// cache, so that its conversion is a loop of its own: that is how the processor's own conversions of float16 are used.
 // The loops are plain, and `omp simd` lets the compiler vectorize their sums (-fopenmp-simd; there is no OpenMP runtime
 // behind it). They are compiled once for each instruction set, and which one runs is found out when it runs. Results
 // may differ between instruction sets in the last bit, because sums are split and products fused differently. With
@@ -22,111 +24,235 @@ namespace {
 
 using namespace kit;
 
-// A row is summed in float32 over this many elements at a time, and in float64 beyond: a longer float32 sum would be
-// off by more than the roundings of a result, in the same direction for a whole row.
-constexpr int64_t kSumLength = 256;
+enum class Instructions { base, avx2, avx512 };
 
-// A weight of element type T, or none.
-template <class T>
-struct Factors {
-  const typename T::Storage* data;
-  INLINE float operator[](int64_t i) const { return T::decode(data[i]); }
-};
-template <>
-struct Factors<void> {
-  INLINE float operator[](int64_t) const { return 1.0f; }
-};
+// Also the length of a float32 sum: beyond it sums are float64, because a longer float32 sum would be off by more than
+// the roundings of a result, in the same direction for a whole row.
+constexpr int64_t kBlock = 256;
 
-template <class W>
-INLINE Factors<W> factors(const Weight& weight) {
-  if constexpr (std::is_void_v<W>) {
-    return {};
+// Rows that take turns at a block, so that the factors of its columns are decoded once for all of them.
+constexpr int64_t kTile = 4;
+
+using Buffer = float[kBlock];
+
+// The elements as floats, in `buffer` unless they are that already.
+template <class T, Instructions kSet>
+INLINE const float* floats(const typename T::Storage* from, Buffer& buffer, int64_t count) {
+  if constexpr (std::is_same_v<T, Float32>) {
+    return from;
   } else {
-    return {static_cast<const typename W::Storage*>(weight.data)};
+    if constexpr (std::is_same_v<T, Float16> && kSet != Instructions::base) {
+      float16_to_floats(from, buffer, count);
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) buffer[i] = T::decode(from[i]);
+    }
+    return buffer;
   }
+}
+
+// Where to compute what `write` then writes to `to`.
+template <class T>
+INLINE float* place(typename T::Storage* to, Buffer& buffer) {
+  if constexpr (std::is_same_v<T, Float32>) {
+    return to;
+  } else {
+    return buffer;
+  }
+}
+
+template <class T, Instructions kSet>
+INLINE void write(const float* from, typename T::Storage* to, int64_t count) {
+  if constexpr (std::is_same_v<T, Float32>) return;
+  if constexpr (std::is_same_v<T, Float16> && kSet != Instructions::base) {
+    floats_to_float16(from, to, count);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) to[i] = T::encode(from[i]);
+  }
+}
+
+// The factors of a block of columns: null when all of them are one.
+template <class T, Instructions kSet>
+INLINE const float* factors(const Weight& weight, int64_t start, Buffer& buffer, int64_t count) {
+  if (weight.data == nullptr) return nullptr;
+  const float* values =
+      weight.type == Type::float32
+          ? static_cast<const float*>(weight.data) + start
+          : floats<T, kSet>(static_cast<const typename T::Storage*>(weight.data) + start, buffer, count);
+  if (weight.offset == 0.0f) return values;
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) buffer[i] = values[i] + weight.offset;
+  return buffer;
+}
+
+// The sum of `term(i)` over a block, as four sums, so that the processor need not wait for one to go on with another.
+template <class Term>
+INLINE float sum_of_block(int64_t count, Term&& term) {
+  const int64_t quarter = count / 4;
+  float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;
+#pragma omp simd reduction(+ : a, b, c, d)
+  for (int64_t i = 0; i < quarter; ++i) {
+    a += term(i);
+    b += term(quarter + i);
+    c += term(2 * quarter + i);
+    d += term(3 * quarter + i);
+  }
+  for (int64_t i = 4 * quarter; i < count; ++i) a += term(i);
+  return (a + b) + (c + d);
 }
 
 INLINE float reciprocal_norm(double sum_of_squares, int64_t hidden, float eps) {
   return static_cast<float>(1.0 / std::sqrt(sum_of_squares / static_cast<double>(hidden) + static_cast<double>(eps)));
 }
 
-template <class T, class W>
+// Where a row is written: to `rows` without gaps, or over `over`, whose data this may change.
+template <class T>
+INLINE typename T::Storage* destination(void* rows, const Rows& over, int64_t row, int64_t hidden) {
+  using Storage = typename T::Storage;
+  return rows == nullptr ? const_cast<Storage*>(at<T>(over, row)) : static_cast<Storage*>(rows) + row * hidden;
+}
+
+// The sum of the squares of a row, to which the residual is added first.
+template <class T, Instructions kSet>
+INLINE double squares_of_row(const Forward& problem, int64_t row) {
+  const auto* x = at<T>(problem.x, row);
+  const bool add = problem.residual.data != nullptr;
+  const auto* residual = add ? at<T>(problem.residual, row) : x;
+  auto* sum = add ? destination<T>(problem.sum, problem.residual, row, problem.hidden) : nullptr;
+  double squares = 0.0;
+  for (int64_t start = 0; start < problem.hidden; start += kBlock) {
+    const int64_t count = std::min(kBlock, problem.hidden - start);
+    Buffer x_buffer, residual_buffer, total;
+    const float* values = floats<T, kSet>(x + start, x_buffer, count);
+    if (add) {
+      const float* others = floats<T, kSet>(residual + start, residual_buffer, count);
+      float* totals = place<T>(sum + start, total);
+#pragma omp simd
+      for (int64_t i = 0; i < count; ++i) totals[i] = values[i] + others[i];
+      write<T, kSet>(totals, sum + start, count);
+      values = floats<T, kSet>(sum + start, total, count);
+    }
+    squares += sum_of_block(count, [=](int64_t i) { return values[i] * values[i]; });
+  }
+  return squares;
+}
+
+template <class T, Instructions kSet>
 INLINE void forward_rows(const Forward& problem, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
-  const auto weight = factors<W>(problem.weight);
-  for (int64_t row = begin; row < end; ++row) {
-    const Storage* x = at<T>(problem.x, row);
-    if (problem.residual.data != nullptr) {
-      const Storage* residual = at<T>(problem.residual, row);
-      Storage* __restrict__ sum = static_cast<Storage*>(problem.sum) + row * hidden;
-#pragma omp simd
-      for (int64_t i = 0; i < hidden; ++i) sum[i] = T::encode(T::decode(x[i]) + T::decode(residual[i]));
-      x = sum;
+  for (int64_t first = begin; first < end; first += kTile) {
+    const int64_t tile = std::min(kTile, end - first);
+    float rstd[kTile];
+    const Storage* x[kTile];
+    for (int64_t i = 0; i < tile; ++i) {
+      const int64_t row = first + i;
+      rstd[i] = reciprocal_norm(squares_of_row<T, kSet>(problem, row), hidden, problem.eps);
+      x[i] = problem.residual.data == nullptr ? at<T>(problem.x, row)
+                                              : destination<T>(problem.sum, problem.residual, row, hidden);
     }
-    double squares = 0.0;
-    for (int64_t start = 0; start < hidden; start += kSumLength) {
-      const int64_t stop = std::min(hidden, start + kSumLength);
-      float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = start; i < stop; ++i) sum += T::decode(x[i]) * T::decode(x[i]);
-      squares += sum;
-    }
-    const float rstd = reciprocal_norm(squares, hidden, problem.eps);
-    Storage* __restrict__ normed = static_cast<Storage*>(problem.normed) + row * hidden;
+    for (int64_t start = 0; start < hidden; start += kBlock) {
+      const int64_t count = std::min(kBlock, hidden - start);
+      Buffer weight_buffer;
+      const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
+      for (int64_t i = 0; i < tile; ++i) {
+        Buffer x_buffer, buffer;
+        const float* values = floats<T, kSet>(x[i] + start, x_buffer, count);
+        const bool wide = problem.normed_type != problem.type;
+        Storage* to = wide ? nullptr : destination<T>(problem.normed, problem.x, first + i, hidden) + start;
+        float* normed =
+            wide ? static_cast<float*>(problem.normed) + (first + i) * hidden + start : place<T>(to, buffer);
+        if (weight == nullptr) {
 #pragma omp simd
-    for (int64_t i = 0; i < hidden; ++i) normed[i] = T::encode(T::decode(x[i]) * rstd * weight[i]);
+          for (int64_t j = 0; j < count; ++j) normed[j] = values[j] * rstd[i];
+        } else if (problem.rounded_before_weight && !std::is_same_v<T, Float32>) {
+          Storage rounded[kBlock];
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) normed[j] = values[j] * rstd[i];
+          write<T, kSet>(normed, rounded, count);
+          values = floats<T, kSet>(rounded, x_buffer, count);
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) normed[j] = values[j] * weight[j];
+        } else {
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) normed[j] = values[j] * rstd[i] * weight[j];
+        }
+        if (!wide) write<T, kSet>(normed, to, count);
+      }
+    }
   }
 }
 
-template <class T, class W>
-INLINE void backward_parts(const Backward& problem, int64_t begin, int64_t end) {
+template <class T, Instructions kSet>
+INLINE void backward_rows(const Backward& problem, int64_t begin, int64_t end, float* __restrict__ partial) {
   using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
-  const auto weight = factors<W>(problem.weight);
-  for (int64_t part = begin; part < end; ++part) {
-    float* __restrict__ partial = problem.partial == nullptr ? nullptr : problem.partial + part * hidden;
-    if (partial != nullptr) std::memset(partial, 0, hidden * sizeof(float));
-    const int64_t share = problem.rows / problem.parts, longer = problem.rows % problem.parts;
-    const int64_t first = part * share + std::min(part, longer);
-    const int64_t last = first + share + (part < longer ? 1 : 0);
-    for (int64_t row = first; row < last; ++row) {
-      const Storage* grad = at<T>(problem.grad, row);
-      const Storage* x = at<T>(problem.x, row);
-      double squares = 0.0, products = 0.0;
-      for (int64_t start = 0; start < hidden; start += kSumLength) {
-        const int64_t stop = std::min(hidden, start + kSumLength);
-        float square_sum = 0.0f, product_sum = 0.0f;
-#pragma omp simd reduction(+ : square_sum, product_sum)
-        for (int64_t i = start; i < stop; ++i) {
-          const float value = T::decode(x[i]);
-          square_sum += value * value;
-          product_sum += value * T::decode(grad[i]) * weight[i];
-        }
-        squares += square_sum;
-        products += product_sum;
-      }
-      const float rstd = reciprocal_norm(squares, hidden, problem.eps);
-      const float along = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
-      Storage* __restrict__ grad_x = static_cast<Storage*>(problem.grad_x) + row * hidden;
-      if (problem.grad_sum.data == nullptr) {
-#pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) {
-          grad_x[i] = T::encode(rstd * (T::decode(grad[i]) * weight[i] - T::decode(x[i]) * along));
-        }
-      } else {
-        const Storage* grad_sum = at<T>(problem.grad_sum, row);
-#pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) {
-          const float own = rstd * (T::decode(grad[i]) * weight[i] - T::decode(x[i]) * along);
-          grad_x[i] = T::encode(own + T::decode(grad_sum[i]));
-        }
-      }
-      if (partial != nullptr) {
-#pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) partial[i] += T::decode(grad[i]) * (T::decode(x[i]) * rstd);
+  for (int64_t first = begin; first < end; first += kTile) {
+    const int64_t tile = std::min(kTile, end - first);
+    const Storage *x[kTile], *grad[kTile];
+    double squares[kTile], products[kTile];
+    for (int64_t i = 0; i < tile; ++i) {
+      x[i] = at<T>(problem.x, first + i);
+      grad[i] = at<T>(problem.grad, first + i);
+      squares[i] = products[i] = 0.0;
+    }
+    Buffer weight_buffer, x_buffer, grad_buffer, grad_sum_buffer, result_buffer;
+    for (int64_t start = 0; start < hidden; start += kBlock) {
+      const int64_t count = std::min(kBlock, hidden - start);
+      const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
+      for (int64_t i = 0; i < tile; ++i) {
+        const float* values = floats<T, kSet>(x[i] + start, x_buffer, count);
+        const float* slopes = floats<T, kSet>(grad[i] + start, grad_buffer, count);
+        squares[i] += sum_of_block(count, [=](int64_t j) { return values[j] * values[j]; });
+        products[i] += weight == nullptr
+                           ? sum_of_block(count, [=](int64_t j) { return values[j] * slopes[j]; })
+                           : sum_of_block(count, [=](int64_t j) { return values[j] * (slopes[j] * weight[j]); });
       }
     }
+    float rstd[kTile], along[kTile];
+    for (int64_t i = 0; i < tile; ++i) {
+      rstd[i] = reciprocal_norm(squares[i], hidden, problem.eps);
+      along[i] = rstd[i] * rstd[i] * static_cast<float>(products[i] / static_cast<double>(hidden));
+    }
+    for (int64_t start = 0; start < hidden; start += kBlock) {
+      const int64_t count = std::min(kBlock, hidden - start);
+      const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
+      for (int64_t i = 0; i < tile; ++i) {
+        const float* values = floats<T, kSet>(x[i] + start, x_buffer, count);
+        const float* slopes = floats<T, kSet>(grad[i] + start, grad_buffer, count);
+        Storage* to = static_cast<Storage*>(problem.grad_x) + (first + i) * hidden + start;
+        float* result = place<T>(to, result_buffer);
+        if (weight == nullptr) {
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) result[j] = rstd[i] * (slopes[j] - values[j] * along[i]);
+        } else {
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) result[j] = rstd[i] * (slopes[j] * weight[j] - values[j] * along[i]);
+        }
+        if (problem.grad_sum.data != nullptr) {
+          const float* sums = floats<T, kSet>(at<T>(problem.grad_sum, first + i) + start, grad_sum_buffer, count);
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) result[j] += sums[j];
+        }
+        write<T, kSet>(result, to, count);
+        if (partial != nullptr) {
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) partial[start + j] += slopes[j] * (values[j] * rstd[i]);
+        }
+      }
+    }
+  }
+}
+
+template <class T, Instructions kSet>
+INLINE void backward_parts(const Backward& problem, int64_t begin, int64_t end) {
+  const int64_t share = problem.rows / problem.parts, longer = problem.rows % problem.parts;
+  for (int64_t part = begin; part < end; ++part) {
+    float* partial = problem.partial == nullptr ? nullptr : problem.partial + part * problem.hidden;
+    if (partial != nullptr) std::memset(partial, 0, problem.hidden * sizeof(float));
+    const int64_t first = part * share + std::min(part, longer);
+    backward_rows<T, kSet>(problem, first, first + share + (part < longer ? 1 : 0), partial);
   }
 }
 
@@ -144,59 +270,56 @@ void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) out[i] = W::encode(sums[i]);
 }
 
-#if defined(__x86_64__)
-template <class T, class W>
-__attribute__((target("avx2,fma"))) void forward_avx2(const Forward& problem, int64_t begin, int64_t end) {
-  forward_rows<T, W>(problem, begin, end);
-}
-template <class T, class W>
-__attribute__((target("avx2,fma"))) void backward_avx2(const Backward& problem, int64_t begin, int64_t end) {
-  backward_parts<T, W>(problem, begin, end);
-}
-#endif
-
-template <class T, class W>
-void run(const Forward& problem, int64_t begin, int64_t end) {
-#if defined(__x86_64__)
-  if (has_avx2()) return forward_avx2<T, W>(problem, begin, end);
-#endif
-  forward_rows<T, W>(problem, begin, end);
+template <class T, Instructions kSet>
+INLINE void run(const Forward& problem, int64_t begin, int64_t end) {
+  forward_rows<T, kSet>(problem, begin, end);
 }
 
-template <class T, class W>
-void run(const Backward& problem, int64_t begin, int64_t end) {
-#if defined(__x86_64__)
-  if (has_avx2()) return backward_avx2<T, W>(problem, begin, end);
-#endif
-  backward_parts<T, W>(problem, begin, end);
+template <class T, Instructions kSet>
+INLINE void run(const Backward& problem, int64_t begin, int64_t end) {
+  backward_parts<T, kSet>(problem, begin, end);
 }
+
+#if defined(__x86_64__)
+template <class T, class Problem>
+__attribute__((target("avx2,fma"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
+  run<T, Instructions::avx2>(problem, begin, end);
+}
+template <class T, class Problem>
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
+    const Problem& problem, int64_t begin, int64_t end) {
+  run<T, Instructions::avx512>(problem, begin, end);
+}
+#endif
 
 template <class T, class Problem>
-void run_with_weight(const Problem& problem, int64_t begin, int64_t end) {
-  if (problem.weight.data == nullptr) return run<T, void>(problem, begin, end);
-  if (problem.weight.type == problem.type) return run<T, T>(problem, begin, end);
-  run<T, Float32>(problem, begin, end);
+void run_with_type(const Problem& problem, int64_t begin, int64_t end) {
+#if defined(__x86_64__)
+  if (has_avx512()) return run_avx512<T>(problem, begin, end);
+  if (has_avx2()) return run_avx2<T>(problem, begin, end);
+#endif
+  run<T, Instructions::base>(problem, begin, end);
 }
 
 template <class Problem>
-void run_with_type(const Problem& problem, int64_t begin, int64_t end) {
+void run(const Problem& problem, int64_t begin, int64_t end) {
   switch (problem.type) {
     case Type::float32:
-      return run_with_weight<Float32>(problem, begin, end);
+      return run_with_type<Float32>(problem, begin, end);
     case Type::float16:
-      return run_with_weight<Float16>(problem, begin, end);
+      return run_with_type<Float16>(problem, begin, end);
     case Type::bfloat16:
-      return run_with_weight<BFloat16>(problem, begin, end);
+      return run_with_type<BFloat16>(problem, begin, end);
   }
 }
 
 }  // namespace
 
-void forward(const Forward& problem, int64_t begin, int64_t end) { run_with_type(problem, begin, end); }
+void forward(const Forward& problem, int64_t begin, int64_t end) { run(problem, begin, end); }
 
 int64_t partial_sums(int64_t rows) { return std::min<int64_t>(64, (rows + 3) / 4); }
 
-void backward(const Backward& problem, int64_t begin, int64_t end) { run_with_type(problem, begin, end); }
+void backward(const Backward& problem, int64_t begin, int64_t end) { run(problem, begin, end); }
 
 void reduce_weight_gradient(const Backward& problem, int64_t begin, int64_t end) {
   switch (problem.weight.type) {

@@ -5,170 +5,283 @@
 // Writes:   `grad_x`; and, when the gradient of the weight is asked for, `partial` and `grad_weight`.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// The gradient of the weight takes two kernels. The first runs `parts` blocks, and each adds up the rows it meets in
-// registers; the second adds up what they leave. The order of both is fixed, so that equal inputs give equal bits.
-#include "kit/sums.cuh"
+// The gradient of the weight takes two kernels. The first runs `parts` blocks, about one on each processor, in which
+// several groups of threads take a row each, again and again, and add up what they meet of a column in registers; the
+// second adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits.
+#include "kit/launch.cuh"
 #include "rmsnorm_cuda/device.cuh"
 #include "rmsnorm_cuda/rmsnorm.h"
 
 namespace rmsnorm {
 namespace {
 
-constexpr int kMostThreads = 512;         // a thread has the sums of its columns, too, and needs the registers for them
-constexpr int kThreadsOnProcessor = 512;  // of the blocks that add up rows
+constexpr int kMostGroups = 15;  // of more than a warp in a block, each of which has one of its 16 barriers
 constexpr int kReduceColumns = 32, kReduceRows = 32;
 
-template <typename T, int kWidth, int kLoads>
-__global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_constant__ Backward problem, int group) {
-  __shared__ GroupSum<2>::Scratch scratch;
-  extern __shared__ float sums_of_groups[];  // [rows_in_block, hidden]
-  GroupSum<2> sum_over_group(scratch, group);
-  const int hidden = static_cast<int>(problem.hidden);
-  const int rows_in_block = blockDim.x / group;
-  const int first_column = (threadIdx.x % group) * kWidth;
-  float weight_sums[kLoads][kWidth] = {};
-  for (int64_t base = static_cast<int64_t>(blockIdx.x) * rows_in_block; base < problem.rows;
-       base += static_cast<int64_t>(gridDim.x) * rows_in_block) {
-    const int64_t row = base + threadIdx.x / group;
-    // A thread without a row still takes part in the sums of its warp.
-    const int columns = row < problem.rows ? hidden : 0;
-    Vector<T, kWidth> x[kLoads], grad[kLoads];
-    if (columns > 0) {
-      const T* x_row = row_of<T>(problem.x, row);
-      const T* grad_row = row_of<T>(problem.grad, row);
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int column = first_column + i * group * kWidth;
-        if (column < columns) {
-          x[i] = load<T, kWidth>(x_row + column);
-          grad[i] = load<T, kWidth>(grad_row + column);
-        }
-      }
+struct alignas(64) Arguments {
+  const void *x, *grad;
+  void* grad_x;
+  Weight weight;
+  int64_t rows;
+  float inverse_of_hidden, eps;
+  int hidden;    // of rows that registers hold
+  int group;     // threads of a row
+  bool strided;  // the rows of one of the three lie in more than one dimension
+  int64_t x_stride, grad_stride, grad_sum_stride;
+  const void* grad_sum;  // null: there is none
+  float* partial;
+  int64_t long_hidden;
+  Rows x_rows, grad_rows, grad_sum_rows;
+};
+
+struct Offsets {
+  int64_t x, grad, grad_sum;
+  __device__ __forceinline__ Offsets(const Arguments& arguments, int64_t row) {
+    x = row * arguments.x_stride;
+    grad = row * arguments.grad_stride;
+    grad_sum = row * arguments.grad_sum_stride;
+    if (arguments.strided) {
+      x = arguments.x_rows.offset(row);
+      grad = arguments.grad_rows.offset(row);
+      grad_sum = arguments.grad_sum_rows.offset(row);
     }
-    float sums[2] = {0.0f, 0.0f};  // of x^2, and of x * grad * weight
+  }
+};
+
+// Sums over groups of threads: up to a warp of them, a power of two, or several warps, which then have a barrier of
+// their own. All threads of a group call it together, and get the same sums.
+class GroupSums {
+ public:
+  using Scratch = float2[2][kLongBlock / kWarp];
+
+  __device__ __forceinline__ GroupSums(Scratch& scratch, int group, int index)
+      : scratch_(scratch), group_(group), index_(index) {}
+
+  __device__ __forceinline__ void operator()(float (&sums)[2]) {
+    sum_over_lanes(sums, group_ < kWarp ? group_ : kWarp);
+    if (group_ <= kWarp) return;
+    const int warps = group_ / kWarp;
+    float2* scratch = scratch_[half_];
+    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = make_float2(sums[0], sums[1]);
+    // Barrier 0 is that of the whole block.
+    asm volatile("bar.sync %0, %1;" ::"r"(index_ + 1), "r"(group_) : "memory");
+    scratch += index_ * warps;
+    sums[0] = sums[1] = 0.0f;
+    for (int i = 0; i < warps; ++i) {
+      sums[0] += scratch[i].x;
+      sums[1] += scratch[i].y;
+    }
+    half_ ^= 1;  // the next call may write while a slow warp still reads
+  }
+
+ private:
+  Scratch& scratch_;
+  int group_, index_, half_ = 0;
+};
+
+// What is needed of the elements of a row for their gradient.
+struct Slope {
+  float rstd, along;
+  __device__ __forceinline__ Slope(const Arguments& arguments, const float (&sums)[2]) {
+    rstd = reciprocal_norm(sums[0], arguments.inverse_of_hidden, arguments.eps);
+    along = rstd * rstd * (sums[1] * arguments.inverse_of_hidden);
+  }
+};
+
+// Adds to the sums of x^2, and of x * grad * weight.
+template <typename T, int kWidth>
+__device__ __forceinline__ void add_to_sums(const Vector<T, kWidth>& x, const Vector<T, kWidth>& grad,
+                                            const float (&factors)[kWidth], float (&sums)[2]) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const float value = decode(x.elements[j]);
+    sums[0] += value * value;
+    sums[1] += value * (decode(grad.elements[j]) * factors[j]);
+  }
+}
+
+// The gradient of a vector of elements; adds theirs to that of their weights.
+template <typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x, const Vector<T, kWidth>& grad,
+                                                      const float (&factors)[kWidth], const Slope& slope,
+                                                      const T* grad_sum, float (&weight_sums)[kWidth]) {
+  float results[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const float value = decode(x.elements[j]), own = decode(grad.elements[j]);
+    weight_sums[j] += own * (value * slope.rstd);
+    results[j] = slope.rstd * (own * factors[j] - value * slope.along);
+  }
+  if (grad_sum != nullptr) {
+    const auto other = load_once<T, kWidth>(grad_sum);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) results[j] += decode(other.elements[j]);
+  }
+  return encode_all<T>(results);
+}
+
+template <typename T, int kWidth, int kLoads>
+struct Row {
+  Vector<T, kWidth> x[kLoads], grad[kLoads];
+
+  // Zeros beyond `columns`, which add nothing to sums.
+  __device__ __forceinline__ void read(const T* from_x, const T* from_grad, int first_column, int step, int columns) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * group * kWidth;
+      const int column = first_column + i * step;
+      x[i] = {};
+      grad[i] = {};
       if (column < columns) {
-        float weight[kWidth];
-        load_weight<T, kWidth>(problem.weight, column, weight);
+        x[i] = load_once<T, kWidth>(from_x + column);
+        grad[i] = load_once<T, kWidth>(from_grad + column);
+      }
+    }
+  }
+};
+
+// kAhead: a row is read while the one before it is worked on.
+template <typename T, int kWidth, int kLoads, bool kAhead, int kThreads>
+__global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Arguments arguments) {
+  __shared__ GroupSums::Scratch scratch;
+  extern __shared__ float4 sums_of_block[];
+  const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
+  const int first_column = (threadIdx.x - index * group) * kWidth, step = group * kWidth;
+  const int hidden = arguments.hidden;
+  const int64_t rows_at_once = static_cast<int64_t>(gridDim.x) * groups;
+  GroupSums sum_over_group(scratch, group, index);
+  const auto read = [&](Row<T, kWidth, kLoads>& row, int64_t number) {
+    // A thread without a row still takes part in the sums of its warp.
+    const Offsets offsets(arguments, number);
+    row.read(static_cast<const T*>(arguments.x) + offsets.x, static_cast<const T*>(arguments.grad) + offsets.grad,
+             first_column, step, number < arguments.rows ? hidden : 0);
+  };
+  Row<T, kWidth, kLoads> row;
+  int64_t number = static_cast<int64_t>(blockIdx.x) * groups + index;
+  if (kAhead) read(row, number);
+  Factors<T, kWidth> factors[kLoads];
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          const float value = decode(x[i].elements[j]);
-          sums[0] += value * value;
-          sums[1] += value * decode(grad[i].elements[j]) * weight[j];
-        }
+  for (int i = 0; i < kLoads; ++i) {
+    const int column = first_column + i * step;
+    if (column < hidden) factors[i].start(arguments.weight, column);
+  }
+  float weight_sums[kLoads][kWidth] = {};
+  for (int64_t first = static_cast<int64_t>(blockIdx.x) * groups; first < arguments.rows; first += rows_at_once) {
+    Row<T, kWidth, kLoads> next;
+    if (kAhead) {
+      read(next, number + rows_at_once);
+    } else {
+      read(row, number);
+    }
+    float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int column = first_column + i * step;
+      if (column < hidden) {
+        factors[i].forget();
+        float values[kWidth];
+        factors[i].finish(arguments.weight, column, values);
+        add_to_sums(row.x[i], row.grad[i], values, sums);
       }
     }
     sum_over_group(sums);
-    const float rstd = reciprocal_norm(sums[0], hidden, problem.eps);
-    const float along = rstd * rstd * (sums[1] / static_cast<float>(hidden));
-    T* grad_x_row = static_cast<T*>(problem.grad_x) + row * hidden;
-    const T* grad_sum_row = problem.grad_sum.data == nullptr ? nullptr : row_of<T>(problem.grad_sum, row);
+    const Slope slope(arguments, sums);
+    if (number < arguments.rows) {
+      T* grad_x = static_cast<T*>(arguments.grad_x) + number * hidden;
+      const T* grad_sum = static_cast<const T*>(arguments.grad_sum);
+      if (grad_sum != nullptr) grad_sum += Offsets(arguments, number).grad_sum;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int column = first_column + i * step;
+        if (column < hidden) {
+          forget(row.x[i]);
+          forget(row.grad[i]);
+          factors[i].forget();
+          float values[kWidth];
+          factors[i].finish(arguments.weight, column, values);
+          store_once(grad_x + column, gradient(row.x[i], row.grad[i], values, slope,
+                                               grad_sum == nullptr ? nullptr : grad_sum + column, weight_sums[i]));
+        }
+      }
+    }
+    if (kAhead) row = next;
+    number += rows_at_once;
+  }
+  start_dependents();
+  if (arguments.partial == nullptr) return;
+  // The groups add theirs one after another.
+  float* const shared = reinterpret_cast<float*>(sums_of_block);
+  float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
+  for (int turn = 0; turn < groups; ++turn) {
+    if (turn > 0) __syncthreads();
+    if (turn != index) continue;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * group * kWidth;
-      if (column < columns) {
-        float weight[kWidth];
-        load_weight<T, kWidth>(problem.weight, column, weight);
-        Vector<T, kWidth> grad_sum{};
-        if (grad_sum_row != nullptr) grad_sum = load<T, kWidth>(grad_sum_row + column);
-        Vector<T, kWidth> result;
+      const int column = first_column + i * step;
+      if (column < hidden) {
+        if (turn > 0) {
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          const float value = decode(x[i].elements[j]), slope = decode(grad[i].elements[j]);
-          weight_sums[i][j] += slope * (value * rstd);
-          result.elements[j] = encode<T>(rstd * (slope * weight[j] - value * along) + decode(grad_sum.elements[j]));
+          for (int j = 0; j < kWidth; ++j) weight_sums[i][j] += shared[column + j];
         }
-        store(grad_x_row + column, result);
+        if (turn + 1 == groups) {
+          store_floats(partial + column, weight_sums[i]);
+        } else {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) shared[column + j] = weight_sums[i][j];
+        }
       }
     }
-  }
-  if (problem.partial == nullptr) return;
-  float* partial_row = problem.partial + static_cast<int64_t>(blockIdx.x) * hidden;
-  float* sums_row = sums_of_groups + threadIdx.x / group * hidden;
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int column = first_column + i * group * kWidth;
-    if (column < hidden) {
-      if (rows_in_block == 1) {
-        store_floats(partial_row + column, weight_sums[i]);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) sums_row[column + j] = weight_sums[i][j];
-      }
-    }
-  }
-  if (rows_in_block == 1) return;
-  __syncthreads();
-  for (int column = threadIdx.x; column < hidden; column += blockDim.x) {
-    float sum = 0.0f;
-    for (int i = 0; i < rows_in_block; ++i) sum += sums_of_groups[i * hidden + column];
-    partial_row[column] = sum;
   }
 }
 
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_constant__ Backward problem) {
-  __shared__ GroupSum<2>::Scratch scratch;
-  GroupSum<2> sum_over_group(scratch, kLongBlock);
-  const int64_t hidden = problem.hidden;
-  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = kLongBlock * kWidth;
-  float* partial_row =
-      problem.partial == nullptr ? nullptr : problem.partial + static_cast<int64_t>(blockIdx.x) * hidden;
-  for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
-    const T* x_row = row_of<T>(problem.x, row);
-    const T* grad_row = row_of<T>(problem.grad, row);
-    float sums[2] = {0.0f, 0.0f};  // of x^2, and of x * grad * weight
+__global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_constant__ Arguments arguments) {
+  __shared__ GroupSums::Scratch scratch;
+  GroupSums sum_over_block(scratch, kLongBlock, 0);
+  const int64_t hidden = arguments.long_hidden, step = kLongBlock * kWidth;
+  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth;
+  float* partial = arguments.partial == nullptr ? nullptr : arguments.partial + blockIdx.x * hidden;
+  for (int64_t row = blockIdx.x; row < arguments.rows; row += gridDim.x) {
+    const Offsets offsets(arguments, row);
+    const T* x = static_cast<const T*>(arguments.x) + offsets.x;
+    const T* grad = static_cast<const T*>(arguments.grad) + offsets.grad;
+    float sums[2] = {0.0f, 0.0f};
 #pragma unroll 2
     for (int64_t column = first_column; column < hidden; column += step) {
-      const auto x = load<T, kWidth>(x_row + column);
-      const auto grad = load<T, kWidth>(grad_row + column);
-      float weight[kWidth];
-      load_weight<T, kWidth>(problem.weight, column, weight);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const float value = decode(x.elements[j]);
-        sums[0] += value * value;
-        sums[1] += value * decode(grad.elements[j]) * weight[j];
-      }
+      Factors<T, kWidth> factors;
+      factors.start(arguments.weight, column);
+      float values[kWidth];
+      factors.finish(arguments.weight, column, values);
+      add_to_sums(load<T, kWidth>(x + column), load<T, kWidth>(grad + column), values, sums);
     }
-    sum_over_group(sums);
-    const float rstd = reciprocal_norm(sums[0], hidden, problem.eps);
-    const float along = rstd * rstd * (sums[1] / static_cast<float>(hidden));
-    T* grad_x_row = static_cast<T*>(problem.grad_x) + row * hidden;
-    const T* grad_sum_row = problem.grad_sum.data == nullptr ? nullptr : row_of<T>(problem.grad_sum, row);
+    sum_over_block(sums);
+    const Slope slope(arguments, sums);
+    T* grad_x = static_cast<T*>(arguments.grad_x) + row * hidden;
+    const T* grad_sum =
+        arguments.grad_sum == nullptr ? nullptr : static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum;
     for (int64_t column = first_column; column < hidden; column += step) {
-      const auto x = load<T, kWidth>(x_row + column);
-      const auto grad = load<T, kWidth>(grad_row + column);
-      float weight[kWidth];
-      load_weight<T, kWidth>(problem.weight, column, weight);
-      Vector<T, kWidth> grad_sum{};
-      if (grad_sum_row != nullptr) grad_sum = load<T, kWidth>(grad_sum_row + column);
-      Vector<T, kWidth> result;
-      float weight_sums[kWidth] = {};
+      Factors<T, kWidth> factors;
+      factors.start(arguments.weight, column);
+      float values[kWidth], weight_sums[kWidth] = {};
+      factors.finish(arguments.weight, column, values);
       // A thread meets the same columns in every row.
-      if (partial_row != nullptr && row != blockIdx.x) load_floats(partial_row + column, weight_sums);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const float value = decode(x.elements[j]), slope = decode(grad.elements[j]);
-        weight_sums[j] += slope * (value * rstd);
-        result.elements[j] = encode<T>(rstd * (slope * weight[j] - value * along) + decode(grad_sum.elements[j]));
-      }
-      if (partial_row != nullptr) store_floats(partial_row + column, weight_sums);
-      store(grad_x_row + column, result);
+      if (partial != nullptr && row != blockIdx.x) load_floats(partial + column, weight_sums);
+      store_once(grad_x + column, gradient(load<T, kWidth>(x + column), load<T, kWidth>(grad + column), values, slope,
+                                           grad_sum == nullptr ? nullptr : grad_sum + column, weight_sums));
+      if (partial != nullptr) store_floats(partial + column, weight_sums);
     }
   }
+  start_dependents();
 }
 
 template <typename W>
 __global__ void __launch_bounds__(kReduceColumns* kReduceRows)
     reduce_kernel(const float* partial, int64_t parts, int64_t hidden, W* out) {
   __shared__ float sums[kReduceRows][kReduceColumns];
+  wait_for_dependency();
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kReduceColumns + threadIdx.x;
   float sum = 0.0f;
   if (column < hidden) {
-#pragma unroll 4
+#pragma unroll 8
     for (int64_t part = threadIdx.y; part < parts; part += kReduceRows) sum += partial[part * hidden + column];
   }
   sums[threadIdx.y][threadIdx.x] = sum;
@@ -178,87 +291,144 @@ __global__ void __launch_bounds__(kReduceColumns* kReduceRows)
   out[column] = encode<W>(sum);
 }
 
+// How rows are laid over threads.
+struct Plan {
+  int loads;        // vectors of a thread; 0: the row does not fit in registers
+  int group;        // threads of a row
+  int groups;       // of a block
+  unsigned blocks;  // which take rows until there are none
+};
+
+// The most threads of a block whose threads have so many vectors, so that what they have fits in registers.
+constexpr int most_threads(int loads) { return loads == 1 ? 1024 : 512; }
+
+Plan plan_of(int64_t rows, int64_t hidden, int width, int processors) {
+  const int64_t vectors = (hidden + width - 1) / width;
+  Plan plan{};
+  for (const int loads : {1, 2, 4}) {
+    if (vectors > static_cast<int64_t>(loads) * most_threads(loads)) continue;
+    plan.loads = loads;
+    break;
+  }
+  if (plan.loads == 0) {
+    plan.group = kLongBlock;
+    plan.groups = 1;
+  } else {
+    const int threads = static_cast<int>((vectors + plan.loads - 1) / plan.loads);
+    plan.group = 1;
+    while (plan.group < threads && plan.group < kWarp) plan.group *= 2;
+    if (threads > kWarp) plan.group = (threads + kWarp - 1) / kWarp * kWarp;
+    const int most = most_threads(plan.loads) / plan.group;
+    const int64_t wanted = (rows + processors - 1) / processors;  // rather more blocks than larger ones
+    plan.groups = static_cast<int>(std::min<int64_t>(wanted, plan.group > kWarp ? std::min(most, kMostGroups) : most));
+    plan.groups = std::max(plan.groups, kWarp / plan.group);
+  }
+  plan.blocks = static_cast<unsigned>(std::min<int64_t>((rows + plan.groups - 1) / plan.groups, processors));
+  return plan;
+}
+
+template <typename T, int kWidth, int kLoads, bool kAhead, int kThreads>
+void launch_kernel(Arguments& arguments, const Plan& plan, cudaStream_t stream) {
+  arguments.group = plan.group;
+  const size_t shared = arguments.partial != nullptr && plan.groups > 1 ? arguments.hidden * sizeof(float) : 0;
+  backward_kernel<T, kWidth, kLoads, kAhead, kThreads>
+      <<<plan.blocks, static_cast<unsigned>(plan.group * plan.groups), shared, stream>>>(arguments);
+}
+
 template <typename T, int kWidth>
-void launch(const Backward& problem, cudaStream_t stream) {
-  const Shape shape = shape_of(problem.hidden, kWidth, kMostThreads, kMostLoads);
-  const unsigned blocks =
-      problem.partial == nullptr ? blocks_for(problem.rows, shape) : static_cast<unsigned>(problem.parts);
-  const unsigned threads = static_cast<unsigned>(shape.block());
-  const size_t shared = problem.partial != nullptr && shape.rows > 1 ? shape.rows * problem.hidden * sizeof(float) : 0;
-  if (shape.loads == 0) {
-    backward_long_kernel<T, kWidth><<<blocks, threads, 0, stream>>>(problem);
-    return;
+void launch(Arguments& arguments, const Plan& plan, cudaStream_t stream) {
+  switch (plan.loads) {
+    case 1:
+      return launch_kernel<T, kWidth, 1, true, most_threads(1)>(arguments, plan, stream);
+    case 2:
+      return launch_kernel<T, kWidth, 2, true, most_threads(2)>(arguments, plan, stream);
+    case 4:
+      return launch_kernel<T, kWidth, 4, false, most_threads(4)>(arguments, plan, stream);
+    default:
+      backward_long_kernel<T, kWidth><<<plan.blocks, kLongBlock, 0, stream>>>(arguments);
   }
-  if constexpr (kWidth > 1) {
-    if (shape.loads == 1) {
-      backward_kernel<T, kWidth, 1><<<blocks, threads, shared, stream>>>(problem, shape.group);
-      return;
-    }
-    if (shape.loads == 2) {
-      backward_kernel<T, kWidth, 2><<<blocks, threads, shared, stream>>>(problem, shape.group);
-      return;
-    }
+}
+
+Arguments arguments_of(const Backward& problem) {
+  Arguments arguments{};
+  arguments.x = problem.x.data;
+  arguments.grad = problem.grad.data;
+  arguments.grad_sum = problem.grad_sum.data;
+  arguments.grad_x = problem.grad_x;
+  arguments.weight = problem.weight;
+  arguments.rows = problem.rows;
+  arguments.inverse_of_hidden = static_cast<float>(1.0 / static_cast<double>(problem.hidden));
+  arguments.eps = problem.eps;
+  arguments.hidden = static_cast<int>(problem.hidden);
+  arguments.strided = problem.x.dims > 1 || problem.grad.dims > 1 || problem.grad_sum.dims > 1;
+  arguments.x_stride = problem.x.strides[0];
+  arguments.grad_stride = problem.grad.strides[0];
+  arguments.grad_sum_stride = problem.grad_sum.strides[0];
+  arguments.partial = problem.partial;
+  arguments.long_hidden = problem.hidden;
+  if (arguments.strided) {
+    arguments.x_rows = problem.x;
+    arguments.grad_rows = problem.grad;
+    arguments.grad_sum_rows = problem.grad_sum;
   }
-  // Also for short rows of single elements, which are not worth kernels of their own.
-  backward_kernel<T, kWidth, kMostLoads><<<blocks, threads, shared, stream>>>(problem, shape.group);
+  return arguments;
 }
 
 template <typename T>
-void launch_aligned(const Backward& problem, cudaStream_t stream) {
+void launch_aligned(const Backward& problem, int processors, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
                        aligned(problem.grad, sizeof(T)) && aligned(problem.grad_sum, sizeof(T)) &&
                        aligned(problem.weight.data) && aligned(problem.grad_x);
-  return vectors ? launch<T, kWidth>(problem, stream) : launch<T, 1>(problem, stream);
+  Arguments arguments = arguments_of(problem);
+  Plan plan = plan_of(problem.rows, problem.hidden, vectors ? kWidth : 1, processors);
+  if (problem.partial != nullptr) plan.blocks = static_cast<unsigned>(problem.parts);
+  return vectors ? launch<T, kWidth>(arguments, plan, stream) : launch<T, 1>(arguments, plan, stream);
+}
+
+// Whether a kernel can be launched to overlap with the one before it.
+bool overlaps_kernels() {
+  int device, major;
+  return cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
 }
 
 template <typename W>
 void launch_reduce(const Backward& problem, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((problem.hidden + kReduceColumns - 1) / kReduceColumns);
-  reduce_kernel<W><<<blocks, dim3(kReduceColumns, kReduceRows), 0, stream>>>(
-      problem.partial, problem.parts, problem.hidden, static_cast<W*>(problem.grad_weight));
+  cudaLaunchAttribute overlap{};
+  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  overlap.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>((problem.hidden + kReduceColumns - 1) / kReduceColumns));
+  config.blockDim = dim3(kReduceColumns, kReduceRows);
+  config.stream = stream;
+  config.attrs = &overlap;
+  config.numAttrs = overlaps_kernels() ? 1 : 0;
+  cudaLaunchKernelEx(&config, reduce_kernel<W>, static_cast<const float*>(problem.partial), problem.parts,
+                     problem.hidden, static_cast<W*>(problem.grad_weight));
 }
 
 }  // namespace
 
 int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts) {
-  int device, processors;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  int processors;
+  const cudaError_t error = processors_of_device(&processors);
   if (error != cudaSuccess) return error;
-  const Shape shape = shape_of(hidden, kVectorBytes / (type == Type::float32 ? 4 : 2), kMostThreads, kMostLoads);
-  const int blocks_on_processor = std::max(1, kThreadsOnProcessor / shape.block());
-  *parts = std::min<int64_t>(blocks_for(rows, shape), static_cast<int64_t>(processors) * blocks_on_processor);
+  *parts = plan_of(rows, hidden, type == Type::float32 ? 4 : 8, processors).blocks;
   return cudaSuccess;
 }
 
 int backward(const Backward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (problem.type) {
-    case Type::float32:
-      launch_aligned<float>(problem, cuda_stream);
-      break;
-    case Type::float16:
-      launch_aligned<__half>(problem, cuda_stream);
-      break;
-    case Type::bfloat16:
-      launch_aligned<__nv_bfloat16>(problem, cuda_stream);
-      break;
-  }
-  const cudaError_t error = cudaGetLastError();
+  int processors;
+  cudaError_t error = processors_of_device(&processors);
+  if (error != cudaSuccess) return error;
+  error = with_type(problem.type, [&](auto type) {
+    launch_aligned<typename decltype(type)::Element>(problem, processors, cuda_stream);
+  });
   if (error != cudaSuccess || problem.partial == nullptr) return error;
-  switch (problem.weight.type) {
-    case Type::float32:
-      launch_reduce<float>(problem, cuda_stream);
-      break;
-    case Type::float16:
-      launch_reduce<__half>(problem, cuda_stream);
-      break;
-    case Type::bfloat16:
-      launch_reduce<__nv_bfloat16>(problem, cuda_stream);
-      break;
-  }
-  return cudaGetLastError();
+  return with_type(problem.weight.type,
+                   [&](auto type) { launch_reduce<typename decltype(type)::Element>(problem, cuda_stream); });
 }
 
 }  // namespace rmsnorm

@@ -4,187 +4,289 @@
 //           result. Rows too long for that are read twice.
 // Writes:   `normed`, and `sum` when there is a residual.
 // Must not: allocate, synchronize, or use another stream than the one given.
-#include "kit/sums.cuh"
+//
+// Of a few rows, what a thread does before its first load, and the parameters that it waits for, are a good part of the
+// time: hence no loop over rows, no division, and what every launch needs in one line of the cache.
+#include "kit/launch.cuh"
 #include "rmsnorm_cuda/device.cuh"
 #include "rmsnorm_cuda/rmsnorm.h"
 
 namespace rmsnorm {
 namespace {
 
-constexpr int kMostThreads = 512;  // twice as many do not leave enough registers for a row and its residual
+constexpr int kSharedBlock = 128;  // threads of a block with several rows
+constexpr int kScalarLoads = 16;   // elements of a thread, of rows that are not read in vectors
 
-template <typename T, int kWidth, int kLoads, bool kAdd>
-__global__ void __launch_bounds__(kMostThreads) forward_kernel(const __grid_constant__ Forward problem, int group) {
-  __shared__ GroupSum<1>::Scratch scratch;
-  GroupSum<1> sum_over_group(scratch, group);
-  const int hidden = static_cast<int>(problem.hidden);
-  const int rows_in_block = blockDim.x / group;
-  const int first_column = (threadIdx.x % group) * kWidth;
-  for (int64_t base = static_cast<int64_t>(blockIdx.x) * rows_in_block; base < problem.rows;
-       base += static_cast<int64_t>(gridDim.x) * rows_in_block) {
-    const int64_t row = base + threadIdx.x / group;
-    // A thread without a row still takes part in the sums of its warp.
-    const int columns = row < problem.rows ? hidden : 0;
-    Vector<T, kWidth> x[kLoads];
-    if (columns > 0) {
-      const T* x_row = row_of<T>(problem.x, row);
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int column = first_column + i * group * kWidth;
-        if (column < columns) x[i] = load<T, kWidth>(x_row + column);
-      }
-      if (kAdd) {
-        const T* residual_row = row_of<T>(problem.residual, row);
-        T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
-        Vector<T, kWidth> residual[kLoads];
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-          const int column = first_column + i * group * kWidth;
-          if (column < columns) residual[i] = load<T, kWidth>(residual_row + column);
-        }
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-          const int column = first_column + i * group * kWidth;
-          if (column < columns) {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) {
-              x[i].elements[j] = encode<T>(decode(x[i].elements[j]) + decode(residual[i].elements[j]));
-            }
-            store(sum_row + column, x[i]);
-          }
-        }
-      }
+struct alignas(64) Arguments {
+  const void* x;
+  void* normed;
+  Weight weight;
+  int64_t rows, x_stride;
+  int hidden;  // of rows that registers hold
+  float inverse_of_hidden, eps;
+  uint8_t shift;  // 2^shift lanes read a row, where a block has several
+  bool wide;      // `normed` is float32 beside smaller elements
+  bool rounded_before_weight;
+  bool in_place;  // results lie where x and the residual do
+  // From here on, what few need.
+  bool strided;  // the rows of x or of the residual lie in more than one dimension
+  void* sum;
+  const void* residual;
+  int64_t residual_stride, long_hidden;
+  Rows x_rows, residual_rows;
+};
+
+// Where the elements of a row start in each tensor.
+template <bool kAdd>
+struct Offsets {
+  int64_t x, residual, normed, sum;
+  __device__ __forceinline__ Offsets(const Arguments& arguments, int64_t row, int64_t hidden) {
+    x = row * arguments.x_stride;
+    normed = sum = row * hidden;
+    if (kAdd) residual = row * arguments.residual_stride;
+    if (arguments.strided) {
+      x = arguments.x_rows.offset(row);
+      if (kAdd) residual = arguments.residual_rows.offset(row);
     }
-    float squares[1] = {0.0f};
+    if (kAdd && arguments.in_place) {
+      normed = x;
+      sum = residual;
+    }
+  }
+};
+
+template <typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> add(const Vector<T, kWidth>& a, const Vector<T, kWidth>& b) {
+  float sums[kWidth];
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sums[i] = decode(a.elements[i]) + decode(b.elements[i]);
+  return encode_all<T>(sums);
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ float sum_of_squares(const Vector<T, kWidth>& vector) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) sum += decode(vector.elements[i]) * decode(vector.elements[i]);
+  return sum;
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void write_norm(const Arguments& arguments, int64_t offset, Vector<T, kWidth>& vector,
+                                           float rstd, const float (&factors)[kWidth]) {
+  float values[kWidth];
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] = decode(vector.elements[i]) * rstd;
+  if (sizeof(T) < sizeof(float) && arguments.rounded_before_weight) {
+    const auto rounded = encode_all<T>(values);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = decode(rounded.elements[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] *= factors[i];
+  if (sizeof(T) < sizeof(float) && arguments.wide) {
+    store_floats_once(static_cast<float*>(arguments.normed) + offset, values);
+  } else {
+    store_once(static_cast<T*>(arguments.normed) + offset, encode_all<T>(values));
+  }
+}
+
+// kBlock: a block has one row; else several.
+template <typename T, int kWidth, int kLoads, bool kAdd, bool kBlock>
+__global__ void __launch_bounds__(kBlock ? kMostThreads : kSharedBlock)
+    forward_kernel(const __grid_constant__ Arguments arguments) {
+  const int lanes = kBlock ? blockDim.x : 1 << arguments.shift;
+  const int lane = kBlock ? threadIdx.x : threadIdx.x & (lanes - 1);
+  const int64_t row =
+      kBlock ? blockIdx.x : (static_cast<int64_t>(blockIdx.x) * kSharedBlock + threadIdx.x) >> arguments.shift;
+  // A thread without a row still takes part in the sums of its warp.
+  const int columns = kBlock || row < arguments.rows ? arguments.hidden : 0;
+  const Offsets<kAdd> offsets(arguments, row, arguments.hidden);
+  Vector<T, kWidth> x[kLoads];
+  Factors<T, kWidth> factors[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int column = (lane + i * lanes) * kWidth;
+    x[i] = {};
+    if (column < columns) x[i] = load_once<T, kWidth>(static_cast<const T*>(arguments.x) + offsets.x + column);
+  }
+  if (kAdd) {
+    Vector<T, kWidth> residual[kLoads];
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      if (first_column + i * group * kWidth < columns) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) squares[0] += decode(x[i].elements[j]) * decode(x[i].elements[j]);
-      }
-    }
-    sum_over_group(squares);
-    const float rstd = reciprocal_norm(squares[0], hidden, problem.eps);
-    T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * group * kWidth;
+      const int column = (lane + i * lanes) * kWidth;
+      residual[i] = {};
       if (column < columns) {
-        float weight[kWidth];
-        load_weight<T, kWidth>(problem.weight, column, weight);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          x[i].elements[j] = encode<T>(decode(x[i].elements[j]) * rstd * weight[j]);
-        }
-        store(normed_row + column, x[i]);
+        residual[i] = load_once<T, kWidth>(static_cast<const T*>(arguments.residual) + offsets.residual + column);
       }
+    }
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int column = (lane + i * lanes) * kWidth;
+      x[i] = add(x[i], residual[i]);
+      if (column < columns) store_once(static_cast<T*>(arguments.sum) + offsets.sum + column, x[i]);
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int column = (lane + i * lanes) * kWidth;
+    if (column < columns) factors[i].start(arguments.weight, column);
+  }
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) squares += sum_of_squares(x[i]);
+  if constexpr (kBlock) {
+    __shared__ float4 scratch[kMostWarps / 4];
+    squares = sum_over_block<kMostWarps>(squares, scratch);
+  } else {
+    float sums[1] = {squares};
+    sum_over_lanes(sums, lanes);
+    squares = sums[0];
+  }
+  const float rstd = reciprocal_norm(squares, arguments.inverse_of_hidden, arguments.eps);
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int column = (lane + i * lanes) * kWidth;
+    if (column < columns) {
+      forget(x[i]);
+      factors[i].forget();
+      float values[kWidth];
+      factors[i].finish(arguments.weight, column, values);
+      write_norm(arguments, offsets.normed + column, x[i], rstd, values);
     }
   }
 }
 
 template <typename T, int kWidth, bool kAdd>
-__global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Forward problem) {
-  __shared__ GroupSum<1>::Scratch scratch;
-  GroupSum<1> sum_over_group(scratch, kLongBlock);
-  const int64_t hidden = problem.hidden;
-  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = kLongBlock * kWidth;
-  for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
-    const T* x_row = row_of<T>(problem.x, row);
-    float squares[1] = {0.0f};
-    if (kAdd) {
-      const T* residual_row = row_of<T>(problem.residual, row);
-      T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
-#pragma unroll 4
-      for (int64_t column = first_column; column < hidden; column += step) {
-        auto vector = load<T, kWidth>(x_row + column);
-        const auto residual = load<T, kWidth>(residual_row + column);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          vector.elements[j] = encode<T>(decode(vector.elements[j]) + decode(residual.elements[j]));
-          squares[0] += decode(vector.elements[j]) * decode(vector.elements[j]);
-        }
-        store(sum_row + column, vector);
-      }
-      x_row = sum_row;  // each thread reads again what it wrote itself
-    } else {
-#pragma unroll 4
-      for (int64_t column = first_column; column < hidden; column += step) {
-        const auto vector = load<T, kWidth>(x_row + column);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) squares[0] += decode(vector.elements[j]) * decode(vector.elements[j]);
-      }
-    }
-    sum_over_group(squares);
-    const float rstd = reciprocal_norm(squares[0], hidden, problem.eps);
-    T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
+__global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Arguments arguments) {
+  __shared__ float4 scratch[kLongBlock / kWarp / 4];
+  const int64_t hidden = arguments.long_hidden, step = kLongBlock * kWidth;
+  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth;
+  const Offsets<kAdd> offsets(arguments, blockIdx.x, hidden);
+  const T* row = static_cast<const T*>(arguments.x) + offsets.x;
+  float squares = 0.0f;
+  if (kAdd) {
+    const T* residual = static_cast<const T*>(arguments.residual) + offsets.residual;
+    T* sum = static_cast<T*>(arguments.sum) + offsets.sum;
 #pragma unroll 4
     for (int64_t column = first_column; column < hidden; column += step) {
-      auto vector = load<T, kWidth>(x_row + column);
-      float weight[kWidth];
-      load_weight<T, kWidth>(problem.weight, column, weight);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        vector.elements[j] = encode<T>(decode(vector.elements[j]) * rstd * weight[j]);
-      }
-      store(normed_row + column, vector);
+      const auto vector = add(load<T, kWidth>(row + column), load<T, kWidth>(residual + column));
+      squares += sum_of_squares(vector);
+      store(sum + column, vector);
+    }
+    row = sum;  // each thread reads again what it wrote itself
+  } else {
+#pragma unroll 4
+    for (int64_t column = first_column; column < hidden; column += step) {
+      squares += sum_of_squares(load<T, kWidth>(row + column));
     }
   }
+  squares = sum_over_block<kLongBlock / kWarp>(squares, scratch);
+  const float rstd = reciprocal_norm(squares, arguments.inverse_of_hidden, arguments.eps);
+#pragma unroll 4
+  for (int64_t column = first_column; column < hidden; column += step) {
+    auto vector = load<T, kWidth>(row + column);
+    Factors<T, kWidth> factors;
+    factors.start(arguments.weight, column);
+    float values[kWidth];
+    factors.finish(arguments.weight, column, values);
+    write_norm(arguments, offsets.normed + column, vector, rstd, values);
+  }
+}
+
+int power_of_two_from(int64_t count) {
+  int shift = 0;
+  while (int64_t{1} << shift < count) ++shift;
+  return shift;
+}
+
+// `vectors` of a row to a block, kLoads of them to a thread.
+template <typename T, int kWidth, int kLoads, bool kAdd>
+void launch_block(const Arguments& arguments, int64_t vectors, cudaStream_t stream) {
+  const int64_t threads = (vectors + kLoads - 1) / kLoads;
+  forward_kernel<T, kWidth, kLoads, kAdd, true>
+      <<<static_cast<unsigned>(arguments.rows), static_cast<unsigned>((threads + kWarp - 1) / kWarp * kWarp), 0,
+         stream>>>(arguments);
+}
+
+template <typename T, int kWidth, int kLoads, bool kAdd>
+void launch_shared(Arguments& arguments, int64_t lanes, cudaStream_t stream) {
+  arguments.shift = static_cast<uint8_t>(power_of_two_from(lanes));
+  const int64_t rows_of_block = kSharedBlock >> arguments.shift;
+  forward_kernel<T, kWidth, kLoads, kAdd, false>
+      <<<static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block), kSharedBlock, 0, stream>>>(
+          arguments);
 }
 
 template <typename T, int kWidth, bool kAdd>
-void launch(const Forward& problem, cudaStream_t stream) {
-  const Shape shape = shape_of(problem.hidden, kWidth, kMostThreads, kWidth > 1 ? 2 : kMostLoads);
-  const unsigned blocks = blocks_for(problem.rows, shape);
-  const unsigned threads = static_cast<unsigned>(shape.block());
-  if (shape.loads == 0) {
-    forward_long_kernel<T, kWidth, kAdd><<<blocks, threads, 0, stream>>>(problem);
-    return;
-  }
+void launch(Arguments& arguments, int64_t vectors, cudaStream_t stream) {
   if constexpr (kWidth > 1) {
-    if (shape.loads == 1) {
-      forward_kernel<T, kWidth, 1, kAdd><<<blocks, threads, 0, stream>>>(problem, shape.group);
-      return;
+    if (vectors <= kWarp * 4) {
+      // Two lanes at least, so that they read 32 bytes together: the memory has no smaller unit.
+      const int64_t lanes = std::max((vectors + 3) / 4, std::min<int64_t>(vectors, 2));
+      return launch_shared<T, kWidth, 4, kAdd>(arguments, lanes, stream);
     }
-    if (shape.loads == 2) {
-      forward_kernel<T, kWidth, 2, kAdd><<<blocks, threads, 0, stream>>>(problem, shape.group);
-      return;
-    }
+    if (vectors <= kMostThreads * 2) return launch_block<T, kWidth, 2, kAdd>(arguments, vectors, stream);
+    if (vectors <= kMostThreads * 4) return launch_block<T, kWidth, 4, kAdd>(arguments, vectors, stream);
+    if (vectors <= kMostThreads * 8) return launch_block<T, kWidth, 8, kAdd>(arguments, vectors, stream);
+  } else {
+    if (vectors <= kWarp * kScalarLoads)
+      return launch_shared<T, 1, kScalarLoads, kAdd>(arguments, std::min<int64_t>(vectors, kWarp), stream);
+    if (vectors <= kMostThreads * kScalarLoads)
+      return launch_block<T, 1, kScalarLoads, kAdd>(arguments, vectors, stream);
   }
-  // Also for short rows of single elements, which are not worth kernels of their own.
-  forward_kernel<T, kWidth, kMostLoads, kAdd><<<blocks, threads, 0, stream>>>(problem, shape.group);
+  forward_long_kernel<T, kWidth, kAdd><<<static_cast<unsigned>(arguments.rows), kLongBlock, 0, stream>>>(arguments);
 }
 
-template <typename T, bool kAdd>
-void launch_aligned(const Forward& problem, cudaStream_t stream) {
+template <typename T>
+void launch_aligned(Arguments& arguments, const Forward& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
                        aligned(problem.residual, sizeof(T)) && aligned(problem.weight.data) &&
                        aligned(problem.normed) && aligned(problem.sum);
-  return vectors ? launch<T, kWidth, kAdd>(problem, stream) : launch<T, 1, kAdd>(problem, stream);
+  const bool add = problem.residual.data != nullptr;
+  if (vectors) {
+    return add ? launch<T, kWidth, true>(arguments, problem.hidden / kWidth, stream)
+               : launch<T, kWidth, false>(arguments, problem.hidden / kWidth, stream);
+  }
+  return add ? launch<T, 1, true>(arguments, problem.hidden, stream)
+             : launch<T, 1, false>(arguments, problem.hidden, stream);
 }
 
-template <typename T>
-void launch_typed(const Forward& problem, cudaStream_t stream) {
-  return problem.residual.data == nullptr ? launch_aligned<T, false>(problem, stream)
-                                          : launch_aligned<T, true>(problem, stream);
+Arguments arguments_of(const Forward& problem) {
+  Arguments arguments{};
+  arguments.in_place = problem.normed == nullptr;
+  arguments.x = problem.x.data;
+  arguments.normed = arguments.in_place ? const_cast<void*>(problem.x.data) : problem.normed;
+  arguments.weight = problem.weight;
+  arguments.rows = problem.rows;
+  arguments.x_stride = problem.x.strides[0];
+  arguments.hidden = static_cast<int>(problem.hidden);
+  arguments.inverse_of_hidden = static_cast<float>(1.0 / static_cast<double>(problem.hidden));
+  arguments.eps = problem.eps;
+  arguments.wide = problem.normed_type != problem.type;
+  arguments.rounded_before_weight = problem.rounded_before_weight && problem.weight.data != nullptr;
+  arguments.strided = problem.x.dims > 1 || problem.residual.dims > 1;
+  arguments.long_hidden = problem.hidden;
+  if (arguments.strided) {
+    arguments.x_rows = problem.x;
+    arguments.residual_rows = problem.residual;
+  }
+  if (problem.residual.data != nullptr) {
+    arguments.residual = problem.residual.data;
+    arguments.residual_stride = problem.residual.strides[0];
+    arguments.sum = arguments.in_place ? const_cast<void*>(problem.residual.data) : problem.sum;
+  }
+  return arguments;
 }
 
 }  // namespace
 
 int forward(const Forward& problem, void* stream) {
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (problem.type) {
-    case Type::float32:
-      launch_typed<float>(problem, cuda_stream);
-      break;
-    case Type::float16:
-      launch_typed<__half>(problem, cuda_stream);
-      break;
-    case Type::bfloat16:
-      launch_typed<__nv_bfloat16>(problem, cuda_stream);
-      break;
-  }
-  return cudaGetLastError();
+  Arguments arguments = arguments_of(problem);
+  return with_type(problem.type, [&](auto type) {
+    launch_aligned<typename decltype(type)::Element>(arguments, problem, static_cast<cudaStream_t>(stream));
+  });
 }
 
 }  // namespace rmsnorm

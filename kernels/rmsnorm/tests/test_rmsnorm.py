@@ -38,17 +38,25 @@ def random(*shape, dtype, requires_grad=False):
     return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
 
 
-def exact(x, weight=None, eps=EPS):
+def exact(x, weight=None, eps=EPS, offset=0.0, rounding="last"):
     """RMSNorm in float64."""
     x = x.double()
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-    return normed if weight is None else normed * weight.double()
+    return normed if weight is None else normed * (offset + weight.double())
 
 
-def eager(x, weight=None, eps=EPS):
-    """What a user would write: float32 arithmetic, rounded once."""
+def eager(x, weight=None, eps=EPS, offset=0.0, rounding="last"):
+    """What models write: float32 arithmetic, rounded once as Gemma does, or before the weight as Llama does."""
     normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
-    return (normed if weight is None else normed * weight.float()).to(x.dtype)
+    if weight is None:
+        return normed.to(x.dtype)
+    if rounding == "last":
+        return (normed * (offset + weight.float())).to(x.dtype)
+    return ((offset + weight.float()) * normed.to(x.dtype)).to(torch.promote_types(x.dtype, weight.dtype))
+
+
+def gradients_of_rows(grad, x, weight, grad_sum, offset=0.0):
+    return ops.rms_norm_backward(grad, x, weight, grad_sum, EPS, offset, weight is not None)
 
 
 def assert_as_good(actual, reference, expected):
@@ -159,22 +167,22 @@ def test_strides(hidden, dtype):
         normed, total = kernel.add_rms_norm(x, other, w)
         assert torch.equal(total, x + other), name
         assert_as_good(normed, eager(total, w), exact(total, w))
-        grad_x, grad_weight = ops.rms_norm_backward(other, x, w, x, EPS, True)
-        same_x, same_weight = ops.rms_norm_backward(other.contiguous(), x.contiguous(), w, x.contiguous(), EPS, True)
+        grad_x, grad_weight = gradients_of_rows(other, x, w, x)
+        same_x, same_weight = gradients_of_rows(other.contiguous(), x.contiguous(), w, x.contiguous())
         torch.testing.assert_close(grad_x, same_x, msg=name)
         torch.testing.assert_close(grad_weight, same_weight, msg=name)
 
 
+def copies(call):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        call()
+    return {event.name for event in profile.events()} & {"aten::clone", "aten::contiguous", "aten::copy_"}
+
+
 def test_rows_are_read_in_place():
     storage = random(64, 3, 256, dtype=torch.float32)
-
-    def copies(x):
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-            kernel.rms_norm(x)
-        return {event.name for event in profile.events()} & {"aten::clone", "aten::contiguous", "aten::copy_"}
-
-    assert not copies(storage[:, 1:, :128])
-    assert copies(storage[:, :, ::2])
+    assert not copies(lambda: kernel.rms_norm(storage[:, 1:, :128]))
+    assert copies(lambda: kernel.rms_norm(storage[:, :, ::2]))
 
 
 @pytest.mark.parametrize("shape", [(0, 64), (4, 0, 64), (4, 0), (0,), (0, 0)])
@@ -276,11 +284,11 @@ def test_gradient_through_one_of_two_results(used):
 
 def test_gradients_are_equal_to_the_bit():
     x, weight = random(1000, 520, dtype=torch.bfloat16), random(520, dtype=torch.float32)
-    first = ops.rms_norm_backward(x, x, weight, None, EPS, True)
+    first = gradients_of_rows(x, x, weight, None)
     for threads in (1, 2, 3):
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
-        again = ops.rms_norm_backward(x, x, weight, None, EPS, True)
+        again = gradients_of_rows(x, x, weight, None)
         torch.set_num_threads(before)
         assert all(torch.equal(a, b) for a, b in zip(first, again))
 
@@ -290,6 +298,132 @@ def test_second_derivative_is_refused():
     (grad,) = torch.autograd.grad(kernel.rms_norm(x).sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="second time"):
         grad.sum().backward()
+
+
+# --- what models do with it ------------------------------------------------------------------------------------------
+
+
+def assert_within_one_unit(actual, expected):
+    """No element further from its counterpart than to the next number of their dtype."""
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape
+    bits = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}[actual.dtype]
+    # Negative numbers count downwards from the smallest integer.
+    a, e = (torch.where(b < 0, torch.iinfo(bits).min - b, b).long() for b in (actual.view(bits), expected.view(bits)))
+    assert (a - e).abs().max() <= 1
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("rounding", ["last", "before_weight"])
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("hidden", [1, 100, 128, 1001, 4096, 20001])
+def test_rounding(hidden, dtype, offset, rounding):
+    """Equal to a model's own code up to one unit, which the last bit of the square root may make.
+
+    A float32 sum may differ from another by more units of its own: float32 is tested against float64.
+    """
+    x, residual = random(7, hidden, dtype=dtype), random(7, hidden, dtype=dtype)
+    for weight in (random(hidden, dtype=dtype), random(hidden, dtype=torch.float32), None):
+        options = {"eps": EPS, "offset": offset, "rounding": rounding}
+        expected = eager(x, weight, **options)
+        normed = kernel.rms_norm(x, weight, **options)
+        if expected.dtype == torch.float32:  # rounded to `dtype` on its way: a unit of that
+            unit = torch.finfo(dtype).eps * expected.abs()
+            assert normed.dtype == torch.float32 and ((normed - expected).abs() <= unit).all()
+        else:
+            # A unit of the inner rounding may be two of the outer.
+            assert_within_one_unit(normed, expected) if rounding == "last" else assert_as_good(
+                normed, expected, exact(x, weight, **options)
+            )
+        assert (normed == expected).float().mean() > 0.98
+        again, total = kernel.add_rms_norm(x, residual, weight, **options)
+        assert torch.equal(total, x + residual)
+        assert torch.equal(again, kernel.rms_norm(total, weight, **options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [33, 128, 5000])
+@pytest.mark.parametrize("rounding", ["last", "before_weight"])
+def test_gradients_with_options(hidden, rounding, dtype):
+    options = {"eps": EPS, "offset": 1.0, "rounding": rounding}
+    for weight_dtype in {dtype, torch.float32}:
+        x, residual = (random(9, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+        weight = random(hidden, dtype=weight_dtype, requires_grad=True)
+        grads = [random(9, hidden, dtype=dtype) for _ in range(2)]
+        functions = [lambda x, w, f=f: f(x, w, **options) for f in (kernel.rms_norm, eager, exact)]
+        assert_gradients(*functions, [x, weight], grads[:1])
+
+        def added(function, x, residual, weight):
+            total = x + residual
+            if total.dtype == torch.float64:
+                total = total + (total.to(dtype).double() - total).detach()
+            return function(total, weight, **options), total
+
+        functions = [
+            lambda x, r, w: kernel.add_rms_norm(x, r, w, **options),
+            lambda x, r, w: added(eager, x, r, w),
+            lambda x, r, w: added(exact, x, r, w),
+        ]
+        assert_gradients(*functions, [x, residual, weight], grads)
+
+
+def test_unknown_rounding_is_refused():
+    x = random(2, 8, dtype=torch.float32)
+    for call in (
+        lambda: kernel.rms_norm(x, rounding="first"),
+        lambda: kernel.add_rms_norm(x, x, rounding="first"),
+        lambda: kernel.add_rms_norm_(x, x.clone(), rounding="first"),
+    ):
+        with pytest.raises(ValueError, match="rounding must be"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_of_heads(dtype):
+    """q and k as [B, S, heads, head_dim], and as its transpose, which is not copied before it is read."""
+    heads = random(2, 50, 6, 128, dtype=dtype)
+    weight = random(128, dtype=dtype)
+    transposed = heads.transpose(1, 2)
+    expected = kernel.rms_norm(heads, weight, rounding="before_weight")
+    for part in (slice(None), slice(0, 4), slice(4, 6)):  # as one projection to q, k and v has them
+        normed = kernel.rms_norm(heads[:, :, part], weight, rounding="before_weight")
+        assert torch.equal(normed, expected[:, :, part]) and normed.is_contiguous()
+    normed = kernel.rms_norm(transposed, weight, rounding="before_weight")
+    assert torch.equal(normed, expected.transpose(1, 2)) and normed.is_contiguous()
+    for x in (heads, heads[:, :, :4], transposed, transposed[:, :4], transposed[:, :, 1::2]):
+        assert not copies(lambda x=x: kernel.rms_norm(x, weight))
+        assert not copies(lambda x=x: gradients_of_rows(x, x, weight, None))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [33, 128, 5000, 20001])
+def test_in_place(hidden, dtype):
+    weight = random(hidden, dtype=dtype)
+    for rounding in ("last", "before_weight"):
+        x, wide = random(6, 5, hidden, dtype=dtype), random(5, 6, hidden + 3, dtype=dtype)
+        residual = wide.transpose(0, 1)[..., 1 : hidden + 1]  # rows anywhere
+        beside = wide[..., hidden + 1 :].clone(), wide[..., :1].clone()
+        normed, total = kernel.add_rms_norm(x, residual, weight, EPS, rounding=rounding)
+        version = x._version
+        assert kernel.add_rms_norm_(x, residual, weight, EPS, rounding=rounding) is None
+        assert torch.equal(x, normed) and torch.equal(residual, total)
+        assert torch.equal(wide[..., hidden + 1 :], beside[0]) and torch.equal(wide[..., :1], beside[1])
+        assert x._version > version  # autograd sees the change
+    kernel.add_rms_norm_(x[:0], residual[:0], weight)
+
+
+def test_in_place_refuses_what_it_cannot_write():
+    x, weight = random(4, 8, dtype=torch.float16), random(8, dtype=torch.float16)
+    for argument, tensor in (("x", x[:1].expand(4, 8)), ("x", random(8, 4, dtype=torch.float16).t())):
+        with pytest.raises(RuntimeError, match=f"{argument} must .* changed in place"):
+            kernel.add_rms_norm_(tensor, x, weight)
+        with pytest.raises(RuntimeError, match=r"residual must .* changed in place"):
+            kernel.add_rms_norm_(x, tensor, weight)
+    with pytest.raises(RuntimeError, match="weight must have the dtype of x"):
+        kernel.add_rms_norm_(x, x.clone(), weight.float(), rounding="before_weight")
+    with pytest.raises(NotImplementedError, match="has no gradient"):
+        kernel.add_rms_norm_(x, x.clone(), weight.requires_grad_())
 
 
 # --- errors ----------------------------------------------------------------------------------------------------------
@@ -342,13 +476,21 @@ def test_opcheck(dtype):
     x, y = (random(3, 5, 24, dtype=dtype, requires_grad=True) for _ in range(2))
     weight = random(24, dtype=dtype, requires_grad=True)
     strided = random(3, 24, 5, dtype=dtype).transpose(1, 2)
-    for w in (None, weight, weight.float().detach()):
-        torch.library.opcheck(ops.rms_norm.default, (x, w, EPS))
-        torch.library.opcheck(ops.rms_norm.default, (strided, w, EPS))
-        torch.library.opcheck(ops.add_rms_norm.default, (x, y, w, EPS))
+    for w, offset, before in ((None, 0.0, False), (weight, 0.0, True), (weight.float().detach(), 1.0, True)):
+        torch.library.opcheck(ops.rms_norm.default, (x, w, EPS, offset, before))
+        torch.library.opcheck(ops.rms_norm.default, (strided, w, EPS, offset, before))
+        torch.library.opcheck(ops.add_rms_norm.default, (x, y, w, EPS, offset, before))
         for grad_sum in (None, y.detach()):
-            arguments = (x.detach(), y.detach(), w if w is None else w.detach(), grad_sum, EPS, w is not None)
+            arguments = (x.detach(), y.detach(), w if w is None else w.detach(), grad_sum, EPS, offset, w is not None)
             torch.library.opcheck(ops.rms_norm_backward.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck_in_place(dtype):
+    weight = random(24, dtype=dtype)
+    for w, before in ((None, False), (weight, True)):
+        x, residual = random(3, 5, 24, dtype=dtype), random(5, 3, 24, dtype=dtype).transpose(0, 1)
+        torch.library.opcheck(ops.add_rms_norm_.default, (x, residual, w, EPS, 0.0, before))
 
 
 @pytest.mark.kernels_ci
@@ -371,6 +513,23 @@ def test_compile():
             torch.testing.assert_close(
                 torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad)
             )
+
+
+@pytest.mark.kernels_ci
+def test_compile_in_place():
+    def block(x, residual, weight):
+        x, residual = x * 2, residual * 3
+        kernel.add_rms_norm_(x, residual, weight, EPS)
+        kernel.add_rms_norm_(x, residual, None, EPS)
+        return x, residual
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    weight = random(48, dtype=torch.float32)
+    for batch in (4, 9):
+        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
+            x, residual = (random(batch, 3, 48, dtype=torch.float32) for _ in range(2))
+            torch.testing.assert_close(compiled(x, residual, weight), block(x, residual, weight))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="the compiler's own back end is checked where it is used")
@@ -398,10 +557,105 @@ def test_layer(eps, affine):
     torch.testing.assert_close(model(x), expected)
 
 
+class LlamaNorm(torch.nn.Module):
+    """As transformers has it."""
+
+    def __init__(self, size, eps=1e-6):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(size))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states):
+        normed = hidden_states.float()
+        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * normed.to(hidden_states.dtype)
+
+
+class Olmo2Norm(LlamaNorm):
+    def forward(self, hidden_states):
+        normed = hidden_states.float()
+        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight * normed).to(hidden_states.dtype)
+
+
+class GemmaNorm(torch.nn.Module):
+    """As transformers has it."""
+
+    def __init__(self, size, eps=1e-6):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(size))
+        self.eps = eps
+
+    def forward(self, x):
+        normed = x.float()
+        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normed * (1.0 + self.weight.float())).type_as(x)
+
+
+class DiffusersNorm(torch.nn.Module):
+    """As diffusers has it."""
+
+    def __init__(self, size, eps=1e-6, affine=True, bias=False):
+        super().__init__()
+        self.eps, self.dim = eps, torch.Size([size])
+        self.weight = torch.nn.Parameter(torch.randn(size)) if affine else None
+        self.bias = torch.nn.Parameter(torch.randn(size)) if bias else None
+
+    def forward(self, hidden_states):
+        input_dtype = hidden_states.dtype
+        variance = hidden_states.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(variance + self.eps)
+        if self.weight is None:
+            return hidden_states.to(input_dtype)
+        if self.weight.dtype in [torch.float16, torch.bfloat16]:
+            hidden_states = hidden_states.to(self.weight.dtype)
+        hidden_states = hidden_states * self.weight
+        return hidden_states if self.bias is None else hidden_states + self.bias
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize(
+    ("layer", "norm", "options"),
+    [
+        ("LlamaRMSNorm", LlamaNorm, {}),
+        ("LlamaRMSNorm", LlamaNorm, {"eps": 0.5}),
+        ("Olmo2RMSNorm", Olmo2Norm, {}),
+        ("GemmaRMSNorm", GemmaNorm, {}),
+        ("DiffusersRMSNorm", DiffusersNorm, {}),
+        ("DiffusersRMSNorm", DiffusersNorm, {"bias": True}),
+        ("DiffusersRMSNorm", DiffusersNorm, {"affine": False}),
+    ],
+)
+def test_layers_of_models(layer, norm, options):
+    marked = use_kernel_forward_from_hub("RMSNorm")(type("RMSNorm", (norm,), {}))
+    mapping = {"RMSNorm": {DEVICE: LocalLayerRepository(PROJECT, layer_name=layer)}}
+    for weight_dtype in DTYPES:
+        model = torch.nn.Sequential(marked(64, **options)).to(DEVICE, weight_dtype)
+        inputs = [random(2, 5, 64, dtype=dtype, requires_grad=True) for dtype in DTYPES]
+        expected = [model(x) for x in inputs]
+        with use_kernel_mapping(mapping, inherit_mapping=False):
+            kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
+        assert model[0].forward.__func__ is getattr(kernel.layers, layer).forward
+        for x, e in zip(inputs, expected):
+            actual = model(x)
+            # A float32 result may have been rounded to half the bits on its way.
+            unit = max(torch.finfo(x.dtype).eps, 1e-6) if e.dtype == torch.float32 else None
+            torch.testing.assert_close(actual, e, rtol=unit, atol=unit)
+            wanted = [x, *model.parameters()]
+            grad = torch.randn_like(e)
+            torch.testing.assert_close(
+                torch.autograd.grad(actual, wanted, grad), torch.autograd.grad(e, wanted, grad), rtol=0.05, atol=0.05
+            )
+
+
 def test_layer_refuses_more_than_one_dimension():
     norm = torch.nn.RMSNorm((4, 8), elementwise_affine=False)
     with pytest.raises(ValueError, match="normalized_shape"):
         kernel.layers.RMSNorm.forward(norm, torch.zeros(2, 4, 8, device=DEVICE))
+    norm = DiffusersNorm(8)
+    norm.dim = torch.Size([4, 8])
+    with pytest.raises(ValueError, match="dim must be one dimension"):
+        kernel.layers.DiffusersRMSNorm.forward(norm, torch.zeros(2, 4, 8, device=DEVICE))
 
 
 # --- what only a GPU has ---------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ void check_x(const Tensor& x) {
 }
 
 // Replaces the weight by a contiguous copy where its elements are not adjacent.
-rmsnorm::Weight weight_of(std::optional<Tensor>& weight, const Tensor& x) {
+rmsnorm::Weight weight_of(std::optional<Tensor>& weight, double offset, const Tensor& x) {
   rmsnorm::Weight result;
   if (!weight.has_value()) return result;
   check_device(*weight, "weight", x);
@@ -42,6 +42,7 @@ rmsnorm::Weight weight_of(std::optional<Tensor>& weight, const Tensor& x) {
   }
   if (!weight->is_contiguous()) weight = torch::stable::contiguous(*weight);
   result.data = weight->const_data_ptr();
+  result.offset = static_cast<float>(offset);
   return result;
 }
 
@@ -77,49 +78,88 @@ void run(const rmsnorm::Backward& problem, const Tensor&) {
 
 #endif
 
-// The norm of x, or of x + residual, whose sum it then returns beside it.
-std::tuple<Tensor, std::optional<Tensor>> forward(Tensor x, std::optional<Tensor> residual,
-                                                  std::optional<Tensor> weight, double eps) {
+// What there is to do, but for where the rows lie, which is left to `run_over`.
+rmsnorm::Forward checked(const Tensor& x, std::optional<Tensor>& weight, double eps, double offset,
+                         bool rounded_before_weight) {
   check_x(x);
   rmsnorm::Forward problem{};
   problem.type = element_type(x, "x");
   problem.eps = static_cast<float>(eps);
-  problem.weight = weight_of(weight, x);
+  problem.weight = weight_of(weight, offset, x);
+  problem.rounded_before_weight = rounded_before_weight;
+  problem.normed_type = rounded_before_weight && problem.weight.data != nullptr ? problem.weight.type : problem.type;
+  return problem;
+}
+
+void run_over(rmsnorm::Forward& problem, Tensor& x, std::optional<Tensor>& residual, int64_t elements) {
+  problem.hidden = x.size(x.dim() - 1);
+  problem.rows = elements / problem.hidden;
+  problem.x = rows_of(x);
+  if (residual.has_value()) problem.residual = rows_of(*residual);
+  run(problem, x);
+}
+
+// The norm of x, or of x + residual, whose sum it then returns beside it.
+std::tuple<Tensor, std::optional<Tensor>> forward(Tensor x, std::optional<Tensor> residual,
+                                                  std::optional<Tensor> weight, double eps, double offset,
+                                                  bool rounded_before_weight) {
+  rmsnorm::Forward problem = checked(x, weight, eps, offset, rounded_before_weight);
   if (residual.has_value()) check_like(*residual, "residual", x);
 
   [[maybe_unused]] const Device device = enter(x);
-  Tensor normed = empty(x.sizes(), dtype(x), x);
+  Tensor normed = empty(x.sizes(), problem.normed_type == problem.type ? dtype(x) : aoti_torch_dtype_float32(), x);
   std::optional<Tensor> sum;
   if (residual.has_value()) sum = empty(x.sizes(), dtype(x), x);
-  const int64_t elements = x.numel();
-  if (elements > 0) {
-    problem.hidden = x.size(x.dim() - 1);
-    problem.rows = elements / problem.hidden;
-    problem.x = rows_of(x);
+  if (const int64_t elements = x.numel(); elements > 0) {
     problem.normed = normed.mutable_data_ptr();
-    if (residual.has_value()) {
-      problem.residual = rows_of(*residual);
-      problem.sum = sum->mutable_data_ptr();
-    }
-    run(problem, x);
+    if (sum.has_value()) problem.sum = sum->mutable_data_ptr();
+    run_over(problem, x, residual, elements);
   }
   return {normed, sum};
 }
 
+// Throws unless the rows of a tensor can be written where they are.
+void check_writable(const Tensor& tensor, const char* argument) {
+  const auto sizes = tensor.sizes(), strides = tensor.strides();
+  for (size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (sizes[dim] > 1 && strides[dim] == 0) fail(argument, "must not be expanded, to be changed in place");
+  }
+  Tensor rows = tensor;
+  if (tensor.numel() > 0 && rows_of(rows).data != tensor.const_data_ptr()) {
+    fail(argument, "must have adjacent elements in its last dimension, to be changed in place");
+  }
+}
+
 }  // namespace
 
-Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps) {
-  return std::get<0>(forward(x, std::nullopt, weight, eps));
+Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps, double offset,
+                bool rounded_before_weight) {
+  return std::get<0>(forward(x, std::nullopt, weight, eps, offset, rounded_before_weight));
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const std::optional<Tensor>& weight,
-                                        double eps) {
-  const auto [normed, sum] = forward(x, residual, weight, eps);
+                                        double eps, double offset, bool rounded_before_weight) {
+  const auto [normed, sum] = forward(x, residual, weight, eps, offset, rounded_before_weight);
   return {normed, *sum};
 }
 
+void add_rms_norm_(Tensor x, const Tensor& residual, std::optional<Tensor> weight, double eps, double offset,
+                   bool rounded_before_weight) {
+  rmsnorm::Forward problem = checked(x, weight, eps, offset, rounded_before_weight);
+  if (problem.normed_type != problem.type) {
+    fail("weight", "must have the dtype of x, to be multiplied after the rounding in place");
+  }
+  check_like(residual, "residual", x);
+  check_writable(x, "x");
+  check_writable(residual, "residual");
+  std::optional<Tensor> rows = residual;
+  [[maybe_unused]] const Device device = enter(x);
+  if (const int64_t elements = x.numel(); elements > 0) run_over(problem, x, rows, elements);
+}
+
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x, const std::optional<Tensor>& weight,
-                                             const std::optional<Tensor>& grad_sum, double eps, bool weight_grad) {
+                                             const std::optional<Tensor>& grad_sum, double eps, double offset,
+                                             bool weight_grad) {
   check_x(x);
   rmsnorm::Backward problem{};
   problem.type = element_type(x, "x");
@@ -127,7 +167,7 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x
   // Copies of the handles: `rows_of` puts a contiguous copy in their place where it must.
   Tensor grad_rows = grad, x_rows = x;
   std::optional<Tensor> grad_sum_rows = grad_sum, weight_row = weight;
-  problem.weight = weight_of(weight_row, x);
+  problem.weight = weight_of(weight_row, offset, x);
   check_like(grad, "grad", x);
   if (grad_sum.has_value()) check_like(*grad_sum, "grad_sum", x);
   if (weight_grad && !weight.has_value()) fail("weight", "must be given for its gradient");
@@ -161,11 +201,16 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x
 }
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
-  ops.def("rms_norm(Tensor x, Tensor? weight, float eps) -> Tensor");
-  ops.def("add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor)");
+  ops.def("rms_norm(Tensor x, Tensor? weight, float eps, float offset, bool rounded_before_weight) -> Tensor");
   ops.def(
-      "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor? grad_sum, float eps, bool weight_grad)"
+      "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps, float offset, bool rounded_before_weight)"
       " -> (Tensor, Tensor)");
+  ops.def(
+      "add_rms_norm_(Tensor(a!) x, Tensor(b!) residual, Tensor? weight, float eps, float offset,"
+      " bool rounded_before_weight) -> ()");
+  ops.def(
+      "rms_norm_backward(Tensor grad, Tensor x, Tensor? weight, Tensor? grad_sum, float eps, float offset,"
+      " bool weight_grad) -> (Tensor, Tensor)");
 }
 
 #if defined(CUDA_KERNEL)
@@ -175,6 +220,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 #endif
   ops.impl("rms_norm", TORCH_BOX(&rms_norm));
   ops.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
+  ops.impl("add_rms_norm_", TORCH_BOX(&add_rms_norm_));
   ops.impl("rms_norm_backward", TORCH_BOX(&rms_norm_backward));
 }
 

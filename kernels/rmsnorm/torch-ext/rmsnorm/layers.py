@@ -1,6 +1,11 @@
-"""Layers whose `forward` `kernels.kernelize` puts into a model's own modules, which keep their weights."""
+"""Layers whose `forward` `kernels.kernelize` puts into a model's own modules, which keep their weights.
+
+Each computes what the modules it stands in for compute, their roundings included, for any mixture of the dtypes of x
+and weight; where that is beyond one call of the kernel, Torch does the rest.
+"""
 
 import torch
+from torch import Tensor
 
 from .norm import rms_norm
 
@@ -11,7 +16,7 @@ class RMSNorm(torch.nn.Module):
     has_backward = True
     can_torch_compile = True
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         if self.weight is None and len(self.normalized_shape) != 1:
             raise ValueError(f"normalized_shape must have one dimension, not {tuple(self.normalized_shape)}")
         if self.weight is None and x.shape[-1] != self.normalized_shape[0]:
@@ -19,4 +24,71 @@ class RMSNorm(torch.nn.Module):
         return rms_norm(x, self.weight, torch.finfo(x.dtype).eps if self.eps is None else self.eps)
 
 
-__all__ = ["RMSNorm"]
+class LlamaRMSNorm(torch.nn.Module):
+    """Stands in for the norms of transformers that round before the weight: Llama, Qwen 2 and 3, Mistral, Phi 3, ...
+
+    They have a `weight` and a `variance_epsilon`. The result has the dtype to which Torch promotes x and weight.
+    """
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        weight = self.weight if self.weight.dtype == hidden_states.dtype else self.weight.float()
+        return rms_norm(hidden_states, weight, self.variance_epsilon, rounding="before_weight")
+
+
+class Olmo2RMSNorm(torch.nn.Module):
+    """Stands in for the norms of transformers that round after the weight, to the dtype of x: Olmo 2 and 3, ...
+
+    They have a `weight` and a `variance_epsilon`.
+    """
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        weight = self.weight if self.weight.dtype == hidden_states.dtype else self.weight.float()
+        return rms_norm(hidden_states, weight, self.variance_epsilon)
+
+
+class GemmaRMSNorm(torch.nn.Module):
+    """Stands in for the norms of transformers that multiply by `1 + weight`: Gemma 1 to 3, Qwen 3 Next, ...
+
+    They have a `weight` and an `eps`, and round once, after the weight, to the dtype of x.
+    """
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight if self.weight.dtype == x.dtype else self.weight.float()
+        return rms_norm(x, weight, self.eps, offset=1.0)
+
+
+class DiffusersRMSNorm(torch.nn.Module):
+    """Stands in for diffusers' `RMSNorm`, over one dimension: with or without `weight`, with or without `bias`.
+
+    Its result has the dtype of x without weight; that of the weight when it is float16 or bfloat16, to which it is
+    rounded before the weight, too; and float32 with a float32 weight.
+    """
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        weight = self.weight
+        if len(self.dim) != 1:
+            raise ValueError(f"dim must be one dimension, not {tuple(self.dim)}")
+        if weight is None:
+            return rms_norm(hidden_states, None, self.eps)
+        if weight.dtype == hidden_states.dtype:
+            normed = rms_norm(hidden_states, weight, self.eps, rounding="before_weight")
+        elif weight.dtype == torch.float32:
+            normed = rms_norm(hidden_states.float(), weight, self.eps)
+        else:
+            normed = rms_norm(hidden_states.float(), None, self.eps).to(weight.dtype) * weight
+        return normed if self.bias is None else normed + self.bias
+
+
+__all__ = ["DiffusersRMSNorm", "GemmaRMSNorm", "LlamaRMSNorm", "Olmo2RMSNorm", "RMSNorm"]

@@ -3,48 +3,100 @@
 from typing import Optional
 
 import torch
+from torch import Tensor
 
 from ._dispatch import below_autograd, differentiable, differentiable_once
 from ._ops import add_op_namespace_prefix, ops
 
 
-def rms_norm(x: torch.Tensor, weight: Optional[torch.Tensor] = None, eps: float = 1e-6) -> torch.Tensor:
-    """Returns `x / sqrt(mean(x ** 2) + eps) * weight`, over the last dimension of `x`, contiguous.
+def rms_norm(
+    x: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, offset: float = 0.0, rounding: str = "last"
+) -> Tensor:
+    """Returns `x / sqrt(mean(x ** 2) + eps) * (offset + weight)`, over the last dimension of `x`, contiguous.
+
+    The formula is that of Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). The arithmetic is
+    float32, and models differ in the roundings, which `rounding` chooses.
 
     Args:
         x: float32, float16 or bfloat16, of any shape. Only the elements of a row need to be adjacent: other strides
             are read as they are.
-        weight: One factor for each element of a row, of the dtype of `x` or float32. None: no factor.
+        weight: One factor for each element of a row, of the dtype of `x` or float32. None: no factor, and no offset.
         eps: Added to the mean of the squares.
+        offset: Added to the weight, in float32: 1 for Gemma.
+        rounding: `"last"`: the result is rounded to the dtype of `x`, and nothing before it (Gemma, Olmo 2,
+            `torch.nn.RMSNorm`). `"before_weight"`: the quotient is rounded to the dtype of `x`, and its product with
+            the weight to the dtype to which Torch promotes both: that of `x`, or float32 when the weight is float32
+            (Llama, Qwen, Mistral).
 
-    The arithmetic is float32, and the result is rounded to the dtype of `x` once.
+    Differentiable in `x` and `weight`, as if nothing were rounded.
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
+        ValueError: If there is no such `rounding`.
     """
-    return _rms_norm(x, weight, eps)
+    return _rms_norm(x, weight, eps, offset, rounding != "last" and _is_before_weight(rounding))
 
 
 def add_rms_norm(
-    x: torch.Tensor, residual: torch.Tensor, weight: Optional[torch.Tensor] = None, eps: float = 1e-6
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns `(rms_norm(x + residual, weight, eps), x + residual)`, both contiguous.
+    x: Tensor,
+    residual: Tensor,
+    weight: Optional[Tensor] = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    rounding: str = "last",
+) -> tuple[Tensor, Tensor]:
+    """Returns `(rms_norm(x + residual, weight, eps, offset, rounding), x + residual)`, both contiguous.
 
     The sum is rounded to the dtype of `x` before it is normalized, as if the two steps were taken one by one.
 
     Args:
         x: As in `rms_norm`.
         residual: Of the shape and dtype of `x`.
-        weight: As in `rms_norm`.
-        eps: As in `rms_norm`.
+        weight, eps, offset, rounding: As in `rms_norm`.
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
+        ValueError: If there is no such `rounding`.
     """
-    return _add_rms_norm(x, residual, weight, eps)
+    return _add_rms_norm(x, residual, weight, eps, offset, rounding != "last" and _is_before_weight(rounding))
 
 
-def _check(x: torch.Tensor, weight: Optional[torch.Tensor], residual: Optional[torch.Tensor]) -> None:
+def add_rms_norm_(
+    x: Tensor,
+    residual: Tensor,
+    weight: Optional[Tensor] = None,
+    eps: float = 1e-6,
+    offset: float = 0.0,
+    rounding: str = "last",
+) -> None:
+    """Writes what `add_rms_norm` returns over its arguments: the norm over `x`, and the sum over `residual`.
+
+    Allocates nothing. The two may be strided as in `rms_norm`, but must not overlap. Has no gradient.
+
+    Args:
+        x, residual, weight, eps, offset, rounding: As in `add_rms_norm`. With `rounding="before_weight"` the weight has
+            the dtype of `x`, since the result does.
+
+    Raises:
+        RuntimeError: If an argument has a wrong shape, dtype or device, or cannot be written where it is; the message
+            names it.
+        NotImplementedError: If an argument needs a gradient.
+        ValueError: If there is no such `rounding`.
+    """
+    if torch.is_grad_enabled() and (
+        x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
+    ):
+        raise NotImplementedError("rmsnorm: add_rms_norm_ has no gradient, because it changes what that would need")
+    ops.add_rms_norm_(x, residual, weight, eps, offset, rounding != "last" and _is_before_weight(rounding))
+
+
+def _is_before_weight(rounding: str) -> bool:
+    if rounding not in ("last", "before_weight"):
+        raise ValueError(f'rmsnorm: rounding must be "last" or "before_weight", not {rounding!r}')
+    return rounding == "before_weight"
+
+
+def _check(x: Tensor, weight: Optional[Tensor], residual: Optional[Tensor]) -> None:
     types = (torch.float32, torch.float16, torch.bfloat16)
     torch._check(x.dtype in types, lambda: "rmsnorm: x must be float32, float16 or bfloat16")
     torch._check(x.dim() > 0, lambda: "rmsnorm: x must have at least one dimension")
@@ -66,60 +118,87 @@ def _check(x: torch.Tensor, weight: Optional[torch.Tensor], residual: Optional[t
         )
 
 
+def _dtype_of_norm(x: Tensor, weight: Optional[Tensor], rounded_before_weight: bool) -> torch.dtype:
+    return weight.dtype if rounded_before_weight and weight is not None else x.dtype
+
+
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm"))
-def _rms_norm_fake(x, weight, eps):
+def _rms_norm_fake(x, weight, eps, offset, rounded_before_weight):
     _check(x, weight, None)
-    return x.new_empty(x.shape)
+    return x.new_empty(x.shape, dtype=_dtype_of_norm(x, weight, rounded_before_weight))
 
 
 @torch.library.register_fake(add_op_namespace_prefix("add_rms_norm"))
-def _add_rms_norm_fake(x, residual, weight, eps):
+def _add_rms_norm_fake(x, residual, weight, eps, offset, rounded_before_weight):
     _check(x, weight, residual)
-    return x.new_empty(x.shape), x.new_empty(x.shape)
+    return x.new_empty(x.shape, dtype=_dtype_of_norm(x, weight, rounded_before_weight)), x.new_empty(x.shape)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("add_rms_norm_"))
+def _add_rms_norm_in_place_fake(x, residual, weight, eps, offset, rounded_before_weight):
+    _check(x, weight, residual)
+    torch._check(
+        _dtype_of_norm(x, weight, rounded_before_weight) == x.dtype,
+        lambda: "rmsnorm: weight must have the dtype of x, to be multiplied after the rounding in place",
+    )
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm_backward"))
-def _rms_norm_backward_fake(grad, x, weight, grad_sum, eps, weight_grad):
+def _rms_norm_backward_fake(grad, x, weight, grad_sum, eps, offset, weight_grad):
     return x.new_empty(x.shape), (x if weight is None else weight).new_empty(x.shape[-1] if weight_grad else 0)
-
-
-# What `torch.library.register_autograd` would do, at less than half of its cost for each call.
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, weight, eps):
+    def forward(ctx, x, weight, eps, offset, rounded_before_weight):
         ctx.save_for_backward(x, weight)
-        ctx.eps = eps
+        ctx.options = eps, offset
         with below_autograd():
-            return ops.rms_norm(x, weight, eps)
+            return ops.rms_norm(x, weight, eps, offset, rounded_before_weight)
 
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[1]
-        grad_x, grad_weight = _rms_norm_backward(grad, x, weight, None, ctx.eps, wanted)
-        return grad_x, grad_weight if wanted else None, None
+        grad_x, grad_weight = _gradients(ctx, grad, x, weight, None, ctx.needs_input_grad[1])
+        return grad_x, grad_weight, None, None, None
 
 
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, residual, weight, eps):
+    def forward(ctx, x, residual, weight, eps, offset, rounded_before_weight):
         with below_autograd():
-            normed, total = ops.add_rms_norm(x, residual, weight, eps)
+            normed, total = ops.add_rms_norm(x, residual, weight, eps, offset, rounded_before_weight)
         ctx.save_for_backward(total, weight)
-        ctx.eps = eps
+        ctx.options = eps, offset
         ctx.set_materialize_grads(False)
         return normed, total
 
     @staticmethod
     def backward(ctx, grad, grad_sum):
         if grad is None:
-            return grad_sum, grad_sum, None, None
+            return grad_sum, grad_sum, None, None, None, None
         total, weight = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2]
-        grad_total, grad_weight = _rms_norm_backward(grad, total, weight, grad_sum, ctx.eps, wanted)
-        return grad_total, grad_total, grad_weight if wanted else None, None
+        grad_total, grad_weight = _gradients(ctx, grad, total, weight, grad_sum, ctx.needs_input_grad[2])
+        return grad_total, grad_total, grad_weight, None, None, None
+
+
+def _gradients(ctx, grad, x, weight, grad_sum, weight_grad):
+    eps, offset = ctx.options
+    if grad.dtype != x.dtype:  # float32, from a product with a float32 weight
+        grad_sum = None if grad_sum is None else grad_sum.float()
+        grad_x, grad_weight = _rms_norm_backward(grad, x.float(), weight, grad_sum, eps, offset, weight_grad)
+        grad_x = grad_x.to(x.dtype)
+    else:
+        grad_x, grad_weight = _rms_norm_backward(grad, x, weight, grad_sum, eps, offset, weight_grad)
+    return grad_x, grad_weight if weight_grad else None
+
+
+@torch.library.impl(add_op_namespace_prefix("add_rms_norm_"), "ADInplaceOrView")
+def _add_rms_norm_in_place_counted(x, residual, *arguments):
+    """Tells autograd of the change, so that it does not use what another operator saved of these two before it."""
+    torch.autograd.graph.increment_version((x, residual))
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        ops.add_rms_norm_(x, residual, *arguments)
 
 
 _rms_norm = differentiable("rms_norm", _RMSNorm)
