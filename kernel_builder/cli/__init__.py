@@ -84,9 +84,10 @@ class LazyGroup(click.Group):
             where = str(error.filename) if error.filename else None
             self._stop(ctx, KernelBuilderError(error.strerror or str(error), where=where))
 
-    @staticmethod
-    def _stop(ctx: click.Context, error: KernelBuilderError) -> NoReturn:
-        report_error(error, as_json="--json" in sys.argv)
+    def _stop(self, ctx: click.Context, error: KernelBuilderError) -> NoReturn:
+        command = self.get_command(ctx, ctx.invoked_subcommand or "")
+        into_file = command is not None and any(option.name == "json_file" for option in command.params)
+        report_error(error, as_json="--json" in sys.argv and not into_file)
         ctx.exit(error.exit_code)
 
 

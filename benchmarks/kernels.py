@@ -1,0 +1,219 @@
+"""What the kernels reach: docs/kernels.md and its pictures, from what `kernel-builder benchmark --json` measured.
+
+    .venv/bin/python benchmarks/kernels.py            writes them
+    .venv/bin/python benchmarks/kernels.py --check    names those that are not as they must be
+
+The results are benchmarks/results/<kernel>.<machine>.json; each holds the command that made it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+from kernel_builder.measure import plot, tables
+from kernel_builder.measure.results import OURS, Report, Row, geometric_mean, shape_name
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "kernels.md"
+PICTURES = ROOT / "docs" / "kernels"
+KERNELS = ("rmsnorm", "geglu", "adaln", "rope3d")
+MACHINES = {"h100": "H100", "cpu": "CPU"}
+LARGE = 16e6
+TUNED_FOR_NOBODY = {(1, 4096, hidden) for hidden in (1000, 1152, 4097, 5120, 7168)} | {(1, 131072, 64)}
+
+INTRODUCTION = """\
+# Figures of the kernels
+
+Written by `benchmarks/kernels.py` from the results in [benchmarks/results](../benchmarks/results), which
+`kernel-builder benchmark` measured. In the tables are microseconds of one call, and in brackets the share that it
+reaches of the speed of a copy: as fast as a copy of as many bytes as the operation must read and write, on the same
+machine, in the same rounds, is 1.00. A kernel that reads and writes each byte once can hardly be faster.
+
+- Every result is first held against float64: what is further off than eager PyTorch by more than a tenth gets no time.
+- Nothing is in a cache: each call takes the next of several sets of tensors, and writes to memory of its own; together
+  they exceed the last cache four times over. A call on memory that was just written would be faster, whoever makes it.
+- On the GPU it is the device's time, from replays of CUDA graphs that take at least two milliseconds; what a call costs
+  the host is in tables of its own.
+- All implementations take turns, and each time is the median of the rounds. Ratios are medians of the ratios of rounds.
+- `torch.compile` compiles for each shape by itself.
+"""
+
+
+class Target(NamedTuple):
+    """One line of what was aimed at."""
+
+    what: str
+    wanted: str
+    measured: str
+    met: bool | None
+
+
+def results() -> dict[str, dict[str, Report]]:
+    """Reports by machine and kernel, as far as there are any."""
+    found: dict[str, dict[str, Report]] = {}
+    for machine in MACHINES:
+        for kernel in KERNELS:
+            path = RESULTS / f"{kernel}.{machine}.json"
+            if path.exists():
+                found.setdefault(machine, {})[kernel] = Report.read(path)
+    return found
+
+
+def rows_of(report: Report | None, *operations: str, passes: str = "forward") -> list[Row]:
+    """The rows of some operations, with times."""
+    rows = report.rows if report else []
+    return [r for r in rows if r.place.operation in operations and r.place.passes == passes and OURS in r.times]
+
+
+def share(row: Row) -> float:
+    return row.shares[OURS].median
+
+
+def over(row: Row, *peers: str) -> float:
+    """The fastest of some peers, or of all, beside ours; above 1, ours is faster."""
+    names = peers or tuple(name for name in row.ratios if name not in (OURS, "copy"))
+    return min(row.ratios[name].median for name in names if name in row.ratios)
+
+
+def at_least(
+    what: str, wanted: float, rows: Sequence[Row], values: Sequence[float], mean: bool = False
+) -> Iterator[Target]:
+    """That each value, or their geometric mean, is no less than it should be."""
+    if not values:
+        return
+    if mean:
+        found = geometric_mean(values)
+        yield Target(what, f"at least {wanted}", f"{found:.2f}", found >= wanted)
+        return
+    least = min(range(len(values)), key=values.__getitem__)
+    where = shape_name(rows[least].place.shape)
+    missed = sum(value < wanted for value in values)
+    of = f", {missed} of {len(values)} below" if missed else ""
+    yield Target(what, f"at least {wanted}", f"{values[least]:.2f} at {where}{of}", not missed)
+
+
+def targets(found: dict[str, dict[str, Report]]) -> Iterator[Target]:
+    """What was aimed at, and what was reached."""
+    gpu, cpu = found.get("h100", {}), found.get("cpu", {})
+    norm = rows_of(gpu.get("rmsnorm"), "rms_norm", "add_rms_norm")
+    tuned = [row for row in norm if row.place.shape not in TUNED_FOR_NOBODY and row.place.shape[1] > 1]
+    yield from at_least("rms_norm, add_rms_norm: best peer / ours, each shape", 0.98, tuned, [over(r) for r in tuned])
+    yield from at_least("the same, geometric mean", 1.03, tuned, [over(row) for row in tuned], mean=True)
+    large = [row for row in tuned if row.bytes > LARGE]
+    yield from at_least("the same: share of a copy above 16 MB", 1.0, large, [share(row) for row in large])
+    geglu = [row for row in rows_of(gpu.get("geglu"), "geglu", "geglu, tanh", "geglu_pair, tanh") if row.bytes > LARGE]
+    yield from at_least("geglu, both forms: share of a copy", 1.0, geglu, [share(row) for row in geglu])
+    compiled = [row for row in geglu if "compile" in row.ratios]
+    yield from at_least(
+        "the same: torch.compile / ours, geometric mean",
+        1.0,
+        compiled,
+        [over(r, "compile") for r in compiled],
+        mean=True,
+    )
+    adaln = gpu.get("adaln")
+    ada = [row for row in rows_of(adaln, "ada_layer_norm", "ada_rms_norm") if row.bytes > LARGE / 2]
+    yield from at_least("ada_layer_norm, ada_rms_norm: share of a copy", 0.97, ada, [share(row) for row in ada])
+    fused = [row for row in rows_of(adaln, "gate_residual_ada_norm") if row.bytes > LARGE / 2]
+    yield from at_least("gate_residual_ada_norm: share of a copy", 0.95, fused, [share(row) for row in fused])
+    rope = [row for row in rows_of(gpu.get("rope3d"), "rope3d") if row.bytes > LARGE]
+    yield from at_least("rope3d, q and k: share of a copy", 1.0, rope, [share(row) for row in rope])
+    yield from at_least(
+        "the same: torch.compile with ready-made tables / ours", 1.0, rope, [over(row, "compile") for row in rope]
+    )
+    both = rows_of(gpu.get("rmsnorm"), "rms_norm", passes="forward + backward")
+    yield from at_least("rms_norm, forward + backward: share of a copy", 0.90, both, [share(row) for row in both])
+    back = [row for report in gpu.values() for row in report.rows if row.place.passes == "backward" and row.times]
+    yield from at_least("backward of the others: share of a copy", 0.85, back, [share(row) for row in back])
+    others = [row for row in norm if row not in tuned]
+    yield from at_least(
+        "rms_norm at shapes that nobody tunes for: best peer / ours", 0.9, others, [over(r) for r in others]
+    )
+    for passes, most in (("forward", 8), ("forward + backward", 120)):
+        hosts = [host for report in gpu.values() for host in report.hosts if host.place.passes == passes]
+        if hosts:
+            worst = max(hosts, key=lambda host: host.times[OURS].median)
+            cost = worst.times[OURS].median * 1e6
+            measured = f"{cost:.1f} us, of {worst.place.operation}"
+            yield Target(f"cost for the host, {passes}", f"at most {most} us", measured, cost <= most)
+    on_cpu = [row for report in cpu.values() for row in report.rows if row.times]
+    for peer, wanted in (("eager", 2.0), ("compile", 1.0)):
+        rows = [row for row in on_cpu if peer in row.ratios]
+        what = f"on the CPU: {peer} / ours, geometric mean over dtypes and passes"
+        yield from at_least(what, wanted, rows, [over(row, peer) for row in rows], mean=True)
+
+
+def page(found: dict[str, dict[str, Report]]) -> str:
+    """docs/kernels.md."""
+    parts = [INTRODUCTION]
+    table = [["target", "", "measured", ""]]
+    table += [[one.what, one.wanted, one.measured, "met" if one.met else "missed"] for one in targets(found)]
+    if len(table) > 1:
+        parts.append(f"## Targets\n\n{tables.as_markdown(table)}\n")
+    for machine, title in MACHINES.items():
+        for kernel, report in found.get(machine, {}).items():
+            parts.append(section(f"{kernel}, {title}", machine, report))
+    return "\n".join(parts)
+
+
+def section(title: str, machine: str, report: Report) -> str:
+    """All that was measured of one kernel on one machine."""
+    commit = ((report.build.get("provenance") or {}).get("kernel") or {}).get("commit")
+    source = f" Built from {commit[:12]}." if commit else ""
+    lines = [
+        f"## {title}",
+        "",
+        f"{tables.machine(report)}. Variant `{report.variant}`, build `{report.build['id']}`.{source}",
+        "",
+        f"    {report.command}",
+        "",
+        tables.as_markdown(tables.summary(report.rows)),
+        "",
+        f"![Share of a copy's speed]({PICTURES.name}/{report.kernel}.{machine}.svg)",
+        "",
+    ]
+    for heading, rows in tables.groups(report.rows):
+        lines += [f"**{heading}**", "", tables.as_markdown(tables.times(rows)), ""]
+    if report.hosts:
+        lines += ["**Microseconds of the host for a call**", "", tables.as_markdown(tables.hosts(report.hosts)), ""]
+    notes = tables.notes(report)
+    return "\n".join([*lines, *(f"- {note}" for note in notes), ""])
+
+
+def written() -> dict[Path, str]:
+    """Every file, and what must be in it."""
+    found = results()
+    pictures = {
+        PICTURES / f"{kernel}.{machine}.svg": plot.draw(report)
+        for machine, reports in found.items()
+        for kernel, report in reports.items()
+    }
+    return {PAGE: page(found), **pictures}
+
+
+@click.command()
+@click.option("--check", is_flag=True, help="Write nothing; name what is not as it must be.")
+def main(check: bool) -> None:
+    """Write docs/kernels.md and its pictures from the results."""
+    wanted = written()
+    old = {path for path in PICTURES.glob("*.svg") if path not in wanted}
+    changed = [path for path, text in wanted.items() if not path.exists() or path.read_text() != text]
+    for path in sorted([*changed, *old]):
+        click.echo(path.relative_to(ROOT))
+    if check:
+        sys.exit(1 if changed or old else 0)
+    PICTURES.mkdir(exist_ok=True)
+    for path in changed:
+        path.write_text(wanted[path])
+    for path in old:
+        path.unlink()
+
+
+if __name__ == "__main__":
+    main()
