@@ -171,7 +171,7 @@ def test_subnormal():
     torch.testing.assert_close(kernel.geglu_pair(tiny, gate), tiny / 2, rtol=0, atol=2e-45)
 
 
-@pytest.mark.parametrize("shape", [(64,), (1, 64), (3000, 64), (2, 3, 5, 7, 96), (1025, 2), (300, 200)])
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (3000, 64), (2, 3, 5, 7, 96), (1025, 2), (300, 200), (1001, 130)])
 def test_shapes(shape):
     x = random(*shape, dtype=torch.float16)
     assert_as_good(kernel.geglu(x), eager(*split(x, "second")), eager(*split(x.double(), "second")))
@@ -242,7 +242,7 @@ def test_empty(shape):
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("approximate", APPROXIMATE)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(5, h) for h in HIDDEN] + [(1, 64), (700, 64), (2, 150, 136)])
+@pytest.mark.parametrize("shape", [(5, h) for h in HIDDEN] + [(1, 64), (700, 64), (2, 150, 136), (333, 65)])
 def test_backward(shape, dtype, approximate):
     x = random(*shape[:-1], 2 * shape[-1], dtype=dtype, requires_grad=True)
     grad = random(*shape, dtype=dtype)
