@@ -5,10 +5,8 @@
 // Must not: start threads, allocate, or keep anything between calls.
 //
 // The cosines and sines of a token are gathered once, and all heads of both sides turn by them; those of an axis on
-// which the next token has the same position are left as they are. The loops are plain, and `omp simd` lets the
-// compiler vectorize them (-fopenmp-simd; there is no OpenMP runtime behind it): no two iterations touch the same
-// element, also in place. They are compiled once for each instruction set, and which one runs is found out when it
-// runs.
+// which the next token has the same position are left as they are. No two iterations of a loop touch the same element,
+// also in place.
 #include "rope3d_cpu/rope3d.h"
 
 #include <algorithm>
@@ -31,7 +29,7 @@ struct Angles {
 };
 
 // Of one axis, whose row of the table is `row`.
-INLINE void gather_axis(const Grid& grid, int axis, int64_t row, int64_t pairs, Angles& angles) {
+inline void gather_axis(const Grid& grid, int axis, int64_t row, int64_t pairs, Angles& angles) {
   const float* entries = grid.table + 2 * row * grid.entries;
   const int64_t begin = angles.begin, end = angles.end;
   const float sign = angles.sign;
@@ -53,7 +51,7 @@ INLINE void gather_axis(const Grid& grid, int axis, int64_t row, int64_t pairs, 
 }
 
 template <class E>
-INLINE void gather_token(const Tokens& table, int64_t row, Angles& angles) {
+inline void gather_token(const Tokens& table, int64_t row, Angles& angles) {
   const auto* cos = static_cast<const typename E::Storage*>(table.cos) + row;
   const auto* sin = static_cast<const typename E::Storage*>(table.sin) + row;
   for (int64_t i = angles.begin; i < angles.end; ++i) {
@@ -62,7 +60,7 @@ INLINE void gather_token(const Tokens& table, int64_t row, Angles& angles) {
   }
 }
 
-INLINE void gather_token(const Tokens& table, int64_t row, Angles& angles) {
+inline void gather_token(const Tokens& table, int64_t row, Angles& angles) {
   switch (table.type) {
     case Type::float32:
       return gather_token<Float32>(table, row, angles);
@@ -73,86 +71,119 @@ INLINE void gather_token(const Tokens& table, int64_t row, Angles& angles) {
   }
 }
 
+// Turns `count` pairs, by as many cosines and sines: those whose elements are adjacent, of which `from` is the first;
+// or those whose second elements are `apart` from the first.
 template <class T>
-INLINE void turn_apart(const Angles& angles, const typename T::Storage* a, const typename T::Storage* b,
-                       typename T::Storage* to_a, typename T::Storage* to_b) {
-  const int64_t count = angles.end - angles.begin;
+using Turn = void (*)(const float* cos, const float* sin, int64_t count, const typename T::Storage* from,
+                      typename T::Storage* to, int64_t apart);
+
+template <class T>
+INLINE void turn_apart(const float* cos, const float* sin, int64_t count, const typename T::Storage* from,
+                       typename T::Storage* to, int64_t apart) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    const float first = T::decode(a[i]), second = T::decode(b[i]);
-    to_a[i] = T::encode(first * angles.cos[i] - second * angles.sin[i]);
-    to_b[i] = T::encode(first * angles.sin[i] + second * angles.cos[i]);
+    const float first = T::decode(from[i]), second = T::decode(from[i + apart]);
+    to[i] = T::encode(first * cos[i] - second * sin[i]);
+    to[i + apart] = T::encode(first * sin[i] + second * cos[i]);
   }
 }
 
 template <class T>
-INLINE void turn_adjacent(const Angles& angles, const typename T::Storage* from, typename T::Storage* to) {
-  const int64_t count = angles.end - angles.begin;
-  if constexpr (sizeof(typename T::Storage) == 2) {
-    // A pair moves as one word, since the compiler would take vectors of halves apart and together again at some cost.
-    using Pair __attribute__((may_alias, aligned(2))) = uint32_t;
-    const auto* pairs = reinterpret_cast<const Pair*>(from);
-    auto* to_pairs = reinterpret_cast<Pair*>(to);
+INLINE void turn_adjacent(const float* cos, const float* sin, int64_t count, const typename T::Storage* from,
+                          typename T::Storage* to, int64_t) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      const uint32_t pair = pairs[i];
-      const float first = T::decode(static_cast<uint16_t>(pair)), second = T::decode(static_cast<uint16_t>(pair >> 16));
-      const uint32_t low = T::encode(first * angles.cos[i] - second * angles.sin[i]);
-      const uint32_t high = T::encode(first * angles.sin[i] + second * angles.cos[i]);
-      to_pairs[i] = low | high << 16;
-    }
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      const float first = from[2 * i], second = from[2 * i + 1];
-      to[2 * i] = first * angles.cos[i] - second * angles.sin[i];
-      to[2 * i + 1] = first * angles.sin[i] + second * angles.cos[i];
-    }
-  }
-}
-
-// Turns the pairs of `angles` in one head.
-template <class T>
-INLINE void turn_head(const Rotation& problem, const Angles& angles, const typename T::Storage* from,
-                      typename T::Storage* to) {
-  if (problem.half) {
-    const int64_t a = problem.first_turning + angles.begin, b = a + problem.pairs;
-    turn_apart<T>(angles, from + a, from + b, to + a, to + b);
-  } else {
-    const int64_t a = problem.first_turning + 2 * angles.begin;
-    turn_adjacent<T>(angles, from + a, to + a);
+  for (int64_t i = 0; i < count; ++i) {
+    const float first = T::decode(from[2 * i]), second = T::decode(from[2 * i + 1]);
+    to[2 * i] = T::encode(first * cos[i] - second * sin[i]);
+    to[2 * i + 1] = T::encode(first * sin[i] + second * cos[i]);
   }
 }
 
 #if defined(__x86_64__)
 
-// Float16 by the processor's own conversions, which go over a block at a time.
-struct ProcessorFloat16 : Float16 {};
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+
+// Eight elements as floats.
+template <class T>
+struct Eight;
 
 template <>
-INLINE void turn_head<ProcessorFloat16>(const Rotation& problem, const Angles& angles, const uint16_t* from,
-                                        uint16_t* to) {
-  const int64_t count = angles.end - angles.begin;
-  float block[2 * kChunk];
-  if (problem.half) {
-    const int64_t a = problem.first_turning + angles.begin, b = a + problem.pairs;
-    float *first = block, *second = block + count;
-    float16_to_floats(from + a, first, count);
-    float16_to_floats(from + b, second, count);
-    turn_apart<Float32>(angles, first, second, first, second);
-    floats_to_float16(first, to + a, count);
-    floats_to_float16(second, to + b, count);
-  } else {
-    const int64_t a = problem.first_turning + 2 * angles.begin;
-    float16_to_floats(from + a, block, 2 * count);
-    turn_adjacent<Float32>(angles, block, block);
-    floats_to_float16(block, to + a, 2 * count);
+struct Eight<Float32> {
+  static AVX2 INLINE __m256 load(const float* from) { return _mm256_loadu_ps(from); }
+  static AVX2 INLINE void store(float* to, __m256 values) { _mm256_storeu_ps(to, values); }
+};
+
+template <>
+struct Eight<Float16> {
+  static AVX2 INLINE __m256 load(const uint16_t* from) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
   }
+  static AVX2 INLINE void store(uint16_t* to, __m256 values) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
+template <>
+struct Eight<BFloat16> {
+  static AVX2 INLINE __m256 load(const uint16_t* from) {
+    const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+  }
+  static AVX2 INLINE void store(uint16_t* to, __m256 values) {
+    const __m256i bits = _mm256_castps_si256(values);
+    const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const __m256i nan = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const __m256i unordered = _mm256_castps_si256(_mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+    const __m256i halves = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, nan, unordered), 16);
+    const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(halves), _mm256_extracti128_si256(halves, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), packed);
+  }
+};
+
+// The same by vectors of eight, and what is left over by loops. The compiler finds neither the conversions nor the
+// change of places within a pair.
+
+template <class T>
+AVX2 void turn_apart_avx2(const float* cos, const float* sin, int64_t count, const typename T::Storage* from,
+                          typename T::Storage* to, int64_t apart) {
+  int64_t i = 0;
+  for (; i + 8 <= count; i += 8) {
+    const __m256 first = Eight<T>::load(from + i), second = Eight<T>::load(from + i + apart);
+    const __m256 c = _mm256_loadu_ps(cos + i), s = _mm256_loadu_ps(sin + i);
+    Eight<T>::store(to + i, _mm256_fmsub_ps(first, c, _mm256_mul_ps(second, s)));
+    Eight<T>::store(to + i + apart, _mm256_fmadd_ps(second, c, _mm256_mul_ps(first, s)));
+  }
+  turn_apart<T>(cos + i, sin + i, count - i, from + i, to + i, apart);
+}
+
+template <class T>
+AVX2 void turn_adjacent_avx2(const float* cos, const float* sin, int64_t count, const typename T::Storage* from,
+                             typename T::Storage* to, int64_t apart) {
+  const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+  int64_t i = 0;
+  for (; i + 4 <= count; i += 4) {
+    const __m256 pairs = Eight<T>::load(from + 2 * i);
+    const __m256 c = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(cos + i)), twice);
+    const __m256 s = _mm256_permutevar8x32_ps(_mm256_castps128_ps256(_mm_loadu_ps(sin + i)), twice);
+    const __m256 swapped = _mm256_permute_ps(pairs, 0xb1);
+    Eight<T>::store(to + 2 * i, _mm256_fmaddsub_ps(pairs, c, _mm256_mul_ps(swapped, s)));
+  }
+  turn_adjacent<T>(cos + i, sin + i, count - i, from + 2 * i, to + 2 * i, apart);
 }
 
 #endif
 
-INLINE int64_t offset(const Strides& strides, int64_t sequence, int64_t token) {
+// Found out when it runs: that for the processor's instruction set.
+template <class T>
+Turn<T> turn_for(bool half) {
+#if defined(__x86_64__)
+  if (has_avx2()) return half ? turn_apart_avx2<T> : turn_adjacent_avx2<T>;
+#endif
+  return half ? turn_apart<T> : turn_adjacent<T>;
+}
+
+inline int64_t offset(const Strides& strides, int64_t sequence, int64_t token) {
   return sequence * strides.batch + token * strides.token;
 }
 
@@ -178,9 +209,10 @@ INLINE void copy(const Rotation& problem, int64_t sequence, int64_t token, int64
 }
 
 template <class T>
-INLINE void rotate_tokens(const Rotation& problem, int64_t begin, int64_t end) {
+void rotate_tokens(const Rotation& problem, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const Grid& grid = problem.grid;
+  const Turn<T> turn = turn_for<T>(problem.half);
   Angles angles;
   angles.sign = problem.inverse ? -1.0f : 1.0f;
   for (angles.begin = 0; angles.begin == 0 || angles.begin < problem.pairs; angles.begin += kChunk) {
@@ -211,25 +243,13 @@ INLINE void rotate_tokens(const Rotation& problem, int64_t begin, int64_t end) {
         const Tokens& table = problem.table;
         gather_token(table, sequence * table.batch_stride + (token - problem.prefix) * table.row_stride, angles);
       }
-      for_heads<T>(problem, sequence, token,
-                   [&](const Storage* from, Storage* to) { turn_head<T>(problem, angles, from, to); });
+      const int64_t count = angles.end - angles.begin;
+      const int64_t at = problem.first_turning + (problem.half ? angles.begin : 2 * angles.begin);
+      for_heads<T>(problem, sequence, token, [&](const Storage* from, Storage* to) {
+        turn(angles.cos, angles.sin, count, from + at, to + at, problem.pairs);
+      });
     }
   }
-}
-
-#if defined(__x86_64__)
-template <class T>
-__attribute__((target("avx2,fma"))) void rotate_avx2(const Rotation& problem, int64_t begin, int64_t end) {
-  rotate_tokens<T>(problem, begin, end);
-}
-#endif
-
-template <class T, class Processor = T>
-void run(const Rotation& problem, int64_t begin, int64_t end) {
-#if defined(__x86_64__)
-  if (has_avx2()) return rotate_avx2<Processor>(problem, begin, end);
-#endif
-  rotate_tokens<T>(problem, begin, end);
 }
 
 }  // namespace
@@ -237,15 +257,11 @@ void run(const Rotation& problem, int64_t begin, int64_t end) {
 void rotate(const Rotation& problem, int64_t begin, int64_t end) {
   switch (problem.type) {
     case Type::float32:
-      return run<Float32>(problem, begin, end);
+      return rotate_tokens<Float32>(problem, begin, end);
     case Type::float16:
-#if defined(__x86_64__)
-      return run<Float16, ProcessorFloat16>(problem, begin, end);
-#else
-      return run<Float16>(problem, begin, end);
-#endif
+      return rotate_tokens<Float16>(problem, begin, end);
     case Type::bfloat16:
-      return run<BFloat16>(problem, begin, end);
+      return rotate_tokens<BFloat16>(problem, begin, end);
   }
 }
 

@@ -10,8 +10,10 @@
 //
 // A thread has one column of a token, the same in `kHeads` heads, whose vectors it requests all before it uses one.
 // What it reads of the tables, and where its token stands on the grid, it finds out once for all of them, while they
-// are on their way.
+// are on their way. Every launch starts with the parameters in no cache, which takes a block longer the more of them
+// there are: they are few, and narrow.
 #include <algorithm>
+#include <type_traits>
 
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
@@ -22,112 +24,152 @@ namespace {
 
 using namespace kit;
 
-constexpr int kBlock = 128;
-
-// Heads that a thread has of a column of one vector, and of two.
-template <bool kApart>
-constexpr int kHeads = kApart ? 2 : 4;
+constexpr int kBlock = 256;
+constexpr int kNear = 64;  // threads to whom tokens that lie close together are given before others
 
 // Division by a number that is not known when the kernel is compiled, of numbers below 2^31, by a multiplication.
-class Divisor {
- public:
-  explicit Divisor(int64_t number) : value_(static_cast<uint32_t>(number)) {
-    while ((uint64_t{1} << shift_) < value_) ++shift_;
-    factor_ = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift_) - value_)) / value_ + 1);
-  }
+struct Divisor {
+  uint32_t value, factor, shift;
 
   __device__ __forceinline__ uint32_t operator()(uint32_t number, uint32_t& rest) const {
-    const uint32_t quotient = (__umulhi(number, factor_) + number) >> shift_;
-    rest = number - quotient * value_;
+    const uint32_t quotient = (__umulhi(number, factor) + number) >> shift;
+    rest = number - quotient * value;
     return quotient;
   }
-
- private:
-  uint32_t value_, factor_, shift_ = 0;
 };
 
-// The problem in the numbers that a thread needs, and how the tokens are laid over threads: x counts the columns of a
-// head, y the groups of heads, and z tokens, of which a grid has its blocks in x.
-struct Layout {
+// By `number`, or by 1 where that is 0.
+Divisor divisor(int64_t number) {
+  Divisor result{static_cast<uint32_t>(std::max<int64_t>(number, 1)), 0, 0};
+  while ((uint64_t{1} << result.shift) < result.value) ++result.shift;
+  const uint64_t above = (uint64_t{1} << result.shift) - result.value;
+  result.factor = static_cast<uint32_t>((above << 32) / result.value + 1);
+  return result;
+}
+
+// Where angles come from.
+enum class Source { axes, axes_in_turn, tokens };
+
+// Heads that a thread has of a column of one vector, and of two.
+template <bool kApart, Source kSource>
+constexpr int kHeads = kApart || kSource == Source::axes_in_turn ? 2 : 4;
+
+// Whether they are of q and k, one after the other, of which video models have as many; else of one of them.
+template <Source kSource>
+constexpr bool kOfBoth = kSource != Source::tokens;
+
+// One of the tensors, in vectors: of one element where the Index is that of the largest tensors, and of 16 bytes where
+// it is shorter.
+template <typename Index>
+struct Place {
+  const void* from;
+  void* to;
+  Index from_batch, from_token, from_head, to_batch, to_token, to_head;
+};
+
+// How many there are in a block, and by how much they grow with y and with z: one of these is 1, the other 0.
+struct Spread {
+  uint32_t in_block, in_y, in_z;
+};
+
+// The problem in the numbers that a thread needs, and how tokens are laid over threads: x counts the columns of a head,
+// y the groups of heads, and z tokens; or y counts tokens and z groups, where tokens lie closer together than heads.
+template <typename Index>
+struct Params {
+  Place<Index> places[kMaxSides];
   uint32_t total;  // tokens of all sequences
-  uint32_t columns, groups;
-  uint32_t heads, all_heads;
-  uint32_t prefix;
-  int pairs, staying, first_turning, first_staying;
+  uint32_t columns;
+  uint32_t heads[kMaxSides], groups[kMaxSides];  // a thread has the heads group, group + groups, ...
+  uint32_t first_of_k;                           // where blocks, counted in z, have heads of one side: the first of k
+  Spread tokens_spread, groups_spread;
   Divisor by_tokens;
-  Divisor by_width, by_height;  // of the grid
-  int first_row[kAxes], begin[kAxes], first[kAxes], entries;
-  bool table_vectors;  // whether the entries of a column, in a table of tokens, are aligned vectors
+  uint32_t prefix;
+  int pairs, staying, first_turning;
+  bool half, table_vectors;
+  float sign;
+  union {
+    struct {
+      const float* table;
+      Divisor by_width, by_height;
+      int stride, second_row, third_row;                         // in elements; of the first rows of the axes
+      int second_begin, third_begin, second_first, third_first;  // pairs
+    } grid;
+    struct {
+      const void* cos;
+      const void* sin;
+      int64_t batch_stride, row_stride, pair_stride;
+      Type type;
+    } tokens;
+  };
 };
 
-// Where the elements of a column are in a head, and what they turn by.
+// What the elements of a column turn by.
 template <int kPairs>
-struct Column {
-  int a, b;  // elements: the first of each pair, and, where they are apart, the second
+struct Angles {
   float cos[kPairs], sin[kPairs];
   uint32_t staying = 0;  // one bit for each pair
 };
 
 // Adds the entries of as many pairs as a column has, as vectors of two.
 template <int kPairs>
-__device__ __forceinline__ void add_entries(const float* from, Column<kPairs>& column) {
+__device__ __forceinline__ void add_entries(const float* from, Angles<kPairs>& angles) {
   if constexpr (kPairs == 1) {
     const auto entry = load<float, 2>(from);
-    column.cos[0] += entry.elements[0];
-    column.sin[0] += entry.elements[1];
+    angles.cos[0] += entry.elements[0];
+    angles.sin[0] += entry.elements[1];
   } else {
 #pragma unroll
     for (int i = 0; i < kPairs; i += 2) {
       const auto entries = load<float, 4>(from + 2 * i);
-      column.cos[i] += entries.elements[0];
-      column.sin[i] += entries.elements[1];
-      column.cos[i + 1] += entries.elements[2];
-      column.sin[i + 1] += entries.elements[3];
+      angles.cos[i] += entries.elements[0];
+      angles.sin[i] += entries.elements[1];
+      angles.cos[i + 1] += entries.elements[2];
+      angles.sin[i + 1] += entries.elements[3];
     }
   }
 }
 
 // The angles of the pairs from `pair` on, of a token on a grid. For pairs that do not turn, any of the table.
-template <int kPairs>
-__device__ __forceinline__ void look_up(const Grid& grid, const Layout& layout, uint32_t token, int pair,
-                                        Column<kPairs>& column) {
+template <Source kSource, int kPairs, typename Index>
+__device__ __forceinline__ void look_up_grid(const Params<Index>& params, uint32_t token, int pair,
+                                             Angles<kPairs>& angles) {
+  const auto& grid = params.grid;
   uint32_t x, y;
-  const uint32_t t = layout.by_height(layout.by_width(token, x), y);
-  const int stride = 2 * layout.entries;
+  const uint32_t t = grid.by_height(grid.by_width(token, x), y);
   // Rows in 32 bits: a table has fewer elements than that.
-  const int rows[kAxes] = {static_cast<int>(t) * stride, (layout.first_row[1] + static_cast<int>(y)) * stride,
-                           (layout.first_row[2] + static_cast<int>(x)) * stride};
-  if (!grid.in_turn) {
-    const auto axis_of = [&](int p) { return (p >= layout.begin[1]) + (p >= layout.begin[2]); };
-    const int last = axis_of(min(pair + kPairs, layout.pairs) - 1);
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) column.cos[i] = column.sin[i] = 0.0f;
-#pragma unroll 1
-    for (int axis = axis_of(pair); axis <= last; ++axis) {
+  const int rows[kAxes] = {static_cast<int>(t) * grid.stride, grid.second_row + static_cast<int>(y) * grid.stride,
+                           grid.third_row + static_cast<int>(x) * grid.stride};
+  if constexpr (kSource == Source::axes) {
+    const auto axis_of = [&](int p) { return (p >= grid.second_begin) + (p >= grid.third_begin); };
+    const auto at = [&](int axis) {
       const int row = axis == 0 ? rows[0] : axis == 1 ? rows[1] : rows[2];
-      const int first = axis == 0 ? layout.first[0] : axis == 1 ? layout.first[1] : layout.first[2];
-      add_entries<kPairs>(grid.table + row + 2 * (pair - first), column);
+      const int first = axis == 0 ? 0 : axis == 1 ? grid.second_first : grid.third_first;
+      return grid.table + (row + 2 * (pair - first));
+    };
+    const int last = axis_of(min(pair + kPairs, params.pairs) - 1);
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) angles.cos[i] = angles.sin[i] = 0.0f;
+#pragma unroll 1
+    for (int axis = axis_of(pair); axis <= last; ++axis) add_entries<kPairs>(at(axis), angles);
+  } else {
+    // The rows in the order in which the pairs need them, at the entry of the first pair of each.
+    const int entry = pair < 0 ? -1 : static_cast<int>(static_cast<uint32_t>(pair) / kAxes);
+    const int axis = pair - entry * kAxes;
+    int at[kAxes];
+#pragma unroll
+    for (int i = 0; i < kAxes; ++i) {
+      const int own = axis + i < kAxes ? axis + i : axis + i - kAxes;
+      at[i] = (own == 0 ? rows[0] : own == 1 ? rows[1] : rows[2]) + 2 * (entry + (axis + i >= kAxes));
     }
-    return;
-  }
-  // The rows in the order in which the pairs need them, at the entry of the first pair of each.
-  const int entry = pair < 0 ? -1 : pair / kAxes;
-  const int axis = pair - entry * kAxes;
-  int at[kAxes];
 #pragma unroll
-  for (int i = 0; i < kAxes; ++i) {
-    const int own = axis + i < kAxes ? axis + i : axis + i - kAxes;
-    at[i] = (own == 0 ? rows[0] : own == 1 ? rows[1] : rows[2]) + 2 * (entry + (axis + i >= kAxes));
-  }
-#pragma unroll
-  for (int i = 0; i < kPairs; ++i) {
-    const bool turns = !(column.staying >> i & 1);
-    column.cos[i] = 1.0f;
-    column.sin[i] = 0.0f;
-    if (turns) {
-      const auto one = load<float, 2>(grid.table + at[i % kAxes] + 2 * (i / kAxes));
-      column.cos[i] = one.elements[0];
-      column.sin[i] = one.elements[1];
+    for (int i = 0; i < kPairs; ++i) {
+      angles.cos[i] = 1.0f;
+      angles.sin[i] = 0.0f;
+      if (!(angles.staying >> i & 1)) {
+        const auto one = load<float, 2>(grid.table + at[i % kAxes] + 2 * (i / kAxes));
+        angles.cos[i] = one.elements[0];
+        angles.sin[i] = one.elements[1];
+      }
     }
   }
 }
@@ -161,13 +203,14 @@ __device__ __forceinline__ void read_entries(const E* from, int64_t stride, bool
 }
 
 // The angles of the pairs from `pair` on, of a token with a row of its own.
-template <typename E, int kPairs>
-__device__ __forceinline__ void look_up(const Tokens& table, const Layout& layout, uint32_t sequence, uint32_t token,
-                                        int pair, Column<kPairs>& column) {
+template <typename E, int kPairs, typename Index>
+__device__ __forceinline__ void look_up_token(const Params<Index>& params, uint32_t sequence, uint32_t token, int pair,
+                                              Angles<kPairs>& angles) {
+  const auto& table = params.tokens;
   const int64_t at = sequence * table.batch_stride + token * table.row_stride + pair * table.pair_stride;
-  const int count = layout.pairs - pair;
-  read_entries(static_cast<const E*>(table.cos) + at, table.pair_stride, layout.table_vectors, count, column.cos);
-  read_entries(static_cast<const E*>(table.sin) + at, table.pair_stride, layout.table_vectors, count, column.sin);
+  const int count = params.pairs - pair;
+  read_entries(static_cast<const E*>(table.cos) + at, table.pair_stride, params.table_vectors, count, angles.cos);
+  read_entries(static_cast<const E*>(table.sin) + at, table.pair_stride, params.table_vectors, count, angles.sin);
 }
 
 template <typename T>
@@ -177,106 +220,103 @@ __device__ __forceinline__ void turn(T& a, T& b, float cos, float sin) {
   b = encode<T>(first * sin + second * cos);
 }
 
-__device__ __forceinline__ int64_t offset(const Strides& strides, uint32_t sequence, uint32_t token, uint32_t head) {
-  return sequence * strides.batch + token * strides.token + head * strides.head;
-}
-
-struct Params {
-  Side sides[kMaxSides];
-  Grid grid;
-  Tokens table;
-  Layout layout;
-  bool half;
-  float sign;
-};
-
 // kApart: a column is two vectors, with the first and the second elements of as many pairs as they have elements. Else
 // it is one vector of whole pairs.
-template <typename T, int kWidth, bool kApart>
-__global__ void __launch_bounds__(kBlock) rotate_kernel(const __grid_constant__ Params problem) {
+template <typename T, int kWidth, bool kApart, Source kSource, typename Index>
+__global__ void __launch_bounds__(kBlock) rotate_kernel(const __grid_constant__ Params<Index> params) {
+  let_next_begin();
   constexpr int kPairs = kApart ? kWidth : kWidth / 2;
-  const Layout& layout = problem.layout;
-  const uint32_t index = blockIdx.x * blockDim.z + threadIdx.z;
-  const uint32_t place = blockIdx.y * blockDim.x + threadIdx.x;
-  const uint32_t group = blockIdx.z * blockDim.y + threadIdx.y;
-  if (index >= layout.total || place >= layout.columns || group >= layout.groups) return;
+  const uint32_t column = blockIdx.y * blockDim.x + threadIdx.x;
+  const uint32_t only = !kOfBoth<kSource> && blockIdx.z >= params.first_of_k;
+  const uint32_t z = blockIdx.z - (only ? params.first_of_k : 0);
+  const Spread &tokens = params.tokens_spread, &groups = params.groups_spread;
+  const uint32_t index = blockIdx.x * tokens.in_block + threadIdx.y * tokens.in_y + threadIdx.z * tokens.in_z;
+  const uint32_t group = z * groups.in_block + threadIdx.y * groups.in_y + threadIdx.z * groups.in_z;
+  if (index >= params.total || column >= params.columns || group >= params.groups[only]) return;
   uint32_t token;
-  const uint32_t sequence = layout.by_tokens(index, token);
+  const uint32_t sequence = params.by_tokens(index, token);
 
-  Column<kPairs> column;
+  Angles<kPairs> angles;
   int pair;
+  uint32_t a_at, b_at = 0;  // in a head, in vectors
   if constexpr (kApart) {
     // First the columns that turn, then those that stay.
-    pair = static_cast<int>(place) * kWidth;
-    const int stays = pair - layout.pairs;
-    if (stays >= 0) {
-      column.a = layout.first_staying + stays;
-      column.b = column.a + layout.staying / 2;
+    pair = static_cast<int>(column) * kWidth;
+    const auto vectors = [](int elements) { return static_cast<uint32_t>(elements) / kWidth; };
+    if (pair >= params.pairs) {
+      a_at = vectors(pair - params.pairs + (params.first_turning > 0 ? 0 : 2 * params.pairs));
+      b_at = a_at + vectors(params.staying) / 2;
     } else {
-      column.a = layout.first_turning + (problem.half ? pair : 2 * pair);
-      column.b = column.a + (problem.half ? layout.pairs : 1);
+      a_at = vectors(params.first_turning + (params.half ? pair : 2 * pair));
+      b_at = a_at + (params.half ? vectors(params.pairs) : 1);
     }
   } else {
-    column.a = column.b = static_cast<int>(place) * kWidth;
-    pair = (column.a - layout.first_turning) / 2;
+    a_at = column;
+    pair = (static_cast<int>(column) * kWidth - params.first_turning) / 2;
   }
 
-  Vector<T, kWidth> a[kHeads<kApart>], b[kHeads<kApart>];
+  // What a vector is counted in.
+  using Unit = Vector<T, std::is_same_v<Index, uint32_t> ? kWidth : 1>;
+  wait_for_previous();
+  constexpr int kSlots = kHeads<kApart, kSource>;
+  const auto side_of = [&](int slot) { return kOfBoth<kSource> ? slot % kMaxSides : only; };
+  const auto head_of = [&](int slot) {
+    return group + (kOfBoth<kSource> ? slot / kMaxSides : slot) * params.groups[kOfBoth<kSource> ? 0 : only];
+  };
+  Vector<T, kWidth> a[kSlots], b[kSlots];
 #pragma unroll
-  for (int i = 0; i < kHeads<kApart>; ++i) {
-    const uint32_t head = group + i * layout.groups;
-    if (head < layout.all_heads) {
-      const bool second = head >= layout.heads;
-      const Side& side = problem.sides[second];
-      const T* from = static_cast<const T*>(side.from) +
-                      offset(side.from_strides, sequence, token, second ? head - layout.heads : head);
-      a[i] = load<T, kWidth>(from + column.a);
-      if (kApart) b[i] = load<T, kWidth>(from + column.b);
+  for (int i = 0; i < kSlots; ++i) {
+    const uint32_t head = head_of(i);
+    if (head < params.heads[side_of(i)]) {
+      const Place<Index>& place = params.places[side_of(i)];
+      const Index at = sequence * place.from_batch + token * place.from_token + head * place.from_head;
+      const auto* from = static_cast<const Unit*>(place.from);
+      a[i] = load<T, kWidth>(reinterpret_cast<const T*>(from + (at + a_at)));
+      if (kApart) b[i] = load<T, kWidth>(reinterpret_cast<const T*>(from + (at + b_at)));
     }
-  }
-  if (token < layout.prefix) {
-    column.staying = ~0u;
-  } else if (layout.staying > 0) {
-#pragma unroll
-    for (int i = 0; i < kPairs; ++i) column.staying |= (pair + i < 0 || pair + i >= layout.pairs) << i;
   }
   constexpr uint32_t kAll = (1u << kPairs) - 1;
-  if ((column.staying & kAll) != kAll) {
-    const uint32_t turning = token - layout.prefix;
-    if (problem.grid.table != nullptr) {
-      look_up(problem.grid, layout, turning, pair, column);
+  if (token < params.prefix) {
+    angles.staying = kAll;
+  } else if (params.staying > 0) {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) angles.staying |= (pair + i < 0 || pair + i >= params.pairs) << i;
+  }
+  if (angles.staying != kAll) {
+    const uint32_t turning = token - params.prefix;
+    if constexpr (kSource != Source::tokens) {
+      look_up_grid<kSource>(params, turning, pair, angles);
     } else {
-      switch (problem.table.type) {
+      switch (params.tokens.type) {
         case Type::float32:
-          look_up<float>(problem.table, layout, sequence, turning, pair, column);
+          look_up_token<float>(params, sequence, turning, pair, angles);
           break;
         case Type::float16:
-          look_up<__half>(problem.table, layout, sequence, turning, pair, column);
+          look_up_token<__half>(params, sequence, turning, pair, angles);
           break;
         case Type::bfloat16:
-          look_up<__nv_bfloat16>(problem.table, layout, sequence, turning, pair, column);
+          look_up_token<__nv_bfloat16>(params, sequence, turning, pair, angles);
           break;
       }
     }
 #pragma unroll
-    for (int j = 0; j < kPairs; ++j) column.sin[j] *= problem.sign;
+    for (int j = 0; j < kPairs; ++j) angles.sin[j] *= params.sign;
   }
 #pragma unroll
-  for (int i = 0; i < kHeads<kApart>; ++i) {
-    const uint32_t head = group + i * layout.groups;
-    if (head < layout.all_heads) {
-      const bool second_side = head >= layout.heads;
-      const Side& side = problem.sides[second_side];
-      T* to =
-          static_cast<T*>(side.to) + offset(side.to_strides, sequence, token, second_side ? head - layout.heads : head);
+  for (int i = 0; i < kSlots; ++i) {
+    const uint32_t head = head_of(i);
+    if (head < params.heads[side_of(i)]) {
+      const Place<Index>& place = params.places[side_of(i)];
+      const Index at = sequence * place.to_batch + token * place.to_token + head * place.to_head;
+      auto* to = static_cast<Unit*>(place.to);
 #pragma unroll
       for (int j = 0; j < kPairs; ++j) {
-        T& first = kApart ? a[i].elements[j] : a[i].elements[2 * j];
-        T& second = kApart ? b[i].elements[j] : a[i].elements[2 * j + 1];
-        if (!(column.staying >> j & 1)) turn(first, second, column.cos[j], column.sin[j]);
+        T& x = kApart ? a[i].elements[j] : a[i].elements[2 * j];
+        T& y = kApart ? b[i].elements[j] : a[i].elements[2 * j + 1];
+        if (!(angles.staying >> j & 1)) turn(x, y, angles.cos[j], angles.sin[j]);
       }
-      store(to + column.a, a[i]);
-      if (kApart) store(to + column.b, b[i]);
+      store(reinterpret_cast<T*>(to + (at + a_at)), a[i]);
+      if (kApart) store(reinterpret_cast<T*>(to + (at + b_at)), b[i]);
     }
   }
 }
@@ -289,66 +329,114 @@ bool vectors_of_table(const Tokens& table, int64_t pairs, int64_t column) {
          kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
 }
 
-template <typename T, int kWidth, bool kApart>
+template <typename T, int kWidth, bool kApart, Source kSource, typename Index>
 void launch(const Rotation& problem, cudaStream_t stream) {
-  constexpr int64_t kEach = kHeads<kApart>;
-  const int64_t heads = problem.sides[0].heads, all_heads = heads + problem.sides[1].heads;
+  constexpr int64_t kUnit = std::is_same_v<Index, uint32_t> ? kWidth : 1;
   const int64_t columns = problem.width / (kApart ? 2 * kWidth : kWidth);
-  const int64_t groups = (all_heads + kEach - 1) / kEach;
   const int64_t total = problem.batch * problem.tokens;
   const auto parts = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
-  // A block has whole heads and whole tokens if they are small enough, else about equal parts of them.
-  const int64_t x = parts(columns, parts(columns, kBlock));
-  const int64_t y = parts(groups, parts(groups, kBlock / x));
-  const int64_t z = std::min<int64_t>({kBlock / (x * y), total, 64});
   const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
   const auto whole = [](int64_t value) { return static_cast<int>(value); };
-  const Axis(&axes)[kAxes] = problem.grid.axes;
-  const Params params{{problem.sides[0], problem.sides[1]},
-                      problem.grid,
-                      problem.table,
-                      {number(total),
+  constexpr int64_t kEach = kHeads<kApart, kSource> / (kOfBoth<kSource> ? kMaxSides : 1);
+  int64_t groups[kMaxSides] = {parts(problem.sides[0].heads, kEach), parts(problem.sides[1].heads, kEach)};
+  if (kOfBoth<kSource>) groups[0] = std::max(groups[0], groups[1]);
+
+  Params<Index> params{{},
+                       number(total),
                        number(columns),
-                       number(groups),
-                       number(heads),
-                       number(all_heads),
+                       {number(problem.sides[0].heads), number(problem.sides[1].heads)},
+                       {number(groups[0]), number(groups[1])},
+                       0,
+                       {},
+                       {},
+                       divisor(problem.tokens),
                        number(problem.prefix),
                        whole(problem.pairs),
                        whole(problem.staying()),
                        whole(problem.first_turning),
-                       whole(problem.first_staying()),
-                       Divisor(problem.tokens),
-                       Divisor(std::max<int64_t>(axes[2].size, 1)),
-                       Divisor(std::max<int64_t>(axes[1].size, 1)),
-                       {0, whole(axes[0].size), whole(axes[0].size + axes[1].size)},
-                       {0, whole(axes[1].begin), whole(axes[2].begin)},
-                       {whole(axes[0].first), whole(axes[1].first), whole(axes[2].first)},
-                       whole(problem.grid.entries),
-                       vectors_of_table(problem.table, problem.pairs, kApart ? kWidth : kWidth / 2)},
-                      problem.half,
-                      problem.inverse ? -1.0f : 1.0f};
-  const dim3 blocks(number(parts(total, z)), number(parts(columns, x)), number(parts(groups, y)));
-  rotate_kernel<T, kWidth, kApart><<<blocks, dim3(number(x), number(y), number(z)), 0, stream>>>(params);
+                       problem.half,
+                       false,
+                       problem.inverse ? -1.0f : 1.0f,
+                       {}};
+  for (int i = 0; i < kMaxSides; ++i) {
+    const Side& side = problem.sides[i];
+    const auto units = [](int64_t stride) { return static_cast<Index>(stride / kUnit); };
+    params.places[i] = {side.from,
+                        side.to,
+                        units(side.from_strides.batch),
+                        units(side.from_strides.token),
+                        units(side.from_strides.head),
+                        units(side.to_strides.batch),
+                        units(side.to_strides.token),
+                        units(side.to_strides.head)};
+  }
+  if constexpr (kSource == Source::tokens) {
+    const Tokens& table = problem.table;
+    params.tokens = {table.cos, table.sin, table.batch_stride, table.row_stride, table.pair_stride, table.type};
+    params.table_vectors = vectors_of_table(table, problem.pairs, kApart ? kWidth : kWidth / 2);
+  } else {
+    const Axis(&axes)[kAxes] = problem.grid.axes;
+    const int64_t stride = 2 * problem.grid.entries;
+    params.grid = {problem.grid.table,   divisor(axes[2].size),        divisor(axes[1].size),
+                   whole(stride),        whole(axes[0].size * stride), whole((axes[0].size + axes[1].size) * stride),
+                   whole(axes[1].begin), whole(axes[2].begin),         whole(axes[1].first),
+                   whole(axes[2].first)};
+  }
+
+  // A block has whole heads if they are small enough, else about equal parts of them; then, of tokens and groups, what
+  // lies closer together.
+  const int64_t x = parts(columns, parts(columns, kBlock));
+  const bool tokens_first = problem.sides[0].from_strides.token < problem.sides[0].from_strides.head;
+  int64_t y, z;
+  const int64_t most = std::max(groups[0], groups[1]);
+  if (tokens_first) {
+    y = std::min(std::max<int64_t>(kNear / x, 1), total);
+    z = std::min<int64_t>(parts(most, parts(most, std::max<int64_t>(kBlock / (x * y), 1))), 64);
+  } else {
+    y = parts(most, parts(most, kBlock / x));
+    z = std::min<int64_t>({kBlock / (x * y), total, 64});
+  }
+  const int64_t tokens_in_block = tokens_first ? y : z, groups_in_block = tokens_first ? z : y;
+  params.tokens_spread = {number(tokens_in_block), tokens_first, !tokens_first};
+  params.groups_spread = {number(groups_in_block), !tokens_first, tokens_first};
+  const int64_t blocks_of_q = parts(groups[0], groups_in_block);
+  const int64_t blocks_of_k = kOfBoth<kSource> ? 0 : parts(groups[1], groups_in_block);
+  params.first_of_k = number(blocks_of_q);
+  const dim3 block(number(x), number(y), number(z));
+  const dim3 blocks(number(parts(total, tokens_in_block)), number(parts(columns, x)),
+                    number(blocks_of_q + blocks_of_k));
+  launch_early(rotate_kernel<T, kWidth, kApart, kSource, Index>, blocks, block, 0, stream, params);
 }
 
-// Whether every head starts at a multiple of the vector size.
-bool aligned(const void* data, const Strides& strides, int64_t element) {
+template <typename T, int kWidth, bool kApart, typename Index>
+void launch(const Rotation& problem, cudaStream_t stream) {
+  if (problem.grid.table == nullptr) return launch<T, kWidth, kApart, Source::tokens, Index>(problem, stream);
+  if (problem.grid.in_turn) return launch<T, kWidth, kApart, Source::axes_in_turn, Index>(problem, stream);
+  return launch<T, kWidth, kApart, Source::axes, Index>(problem, stream);
+}
+
+// Whether every head starts at a multiple of the vector size, and vectors up to the last can be counted in 32 bits.
+bool vectors(const Rotation& problem, const void* data, const Strides& strides, int64_t heads, int64_t element) {
   const auto whole = [=](int64_t stride) { return stride * element % kVectorBytes == 0; };
-  return kit::aligned(data) && whole(strides.batch) && whole(strides.token) && whole(strides.head);
+  const int64_t last = (problem.batch - 1) * strides.batch + (problem.tokens - 1) * strides.token +
+                       (heads - 1) * strides.head + problem.width;
+  return kit::aligned(data) && whole(strides.batch) && whole(strides.token) && whole(strides.head) &&
+         last * element / kVectorBytes <= UINT32_MAX;
 }
 
 template <typename T>
 void launch_typed(const Rotation& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  bool vectors =
+  bool whole =
       problem.half ? problem.pairs % kWidth == 0 && problem.staying() % (2 * kWidth) == 0 : problem.width % kWidth == 0;
   for (const Side& side : problem.sides) {
     if (side.heads == 0) continue;
-    vectors =
-        vectors && aligned(side.from, side.from_strides, sizeof(T)) && aligned(side.to, side.to_strides, sizeof(T));
+    whole = whole && vectors(problem, side.from, side.from_strides, side.heads, sizeof(T)) &&
+            vectors(problem, side.to, side.to_strides, side.heads, sizeof(T));
   }
-  if (!vectors) return launch<T, 1, true>(problem, stream);
-  return problem.half ? launch<T, kWidth, true>(problem, stream) : launch<T, kWidth, false>(problem, stream);
+  if (!whole) return launch<T, 1, true, uint64_t>(problem, stream);
+  return problem.half ? launch<T, kWidth, true, uint32_t>(problem, stream)
+                      : launch<T, kWidth, false, uint32_t>(problem, stream);
 }
 
 }  // namespace

@@ -318,7 +318,7 @@ def _differentiable(name, tables, check):
         def backward(ctx, grad_q, grad_k):
             return turned_back(ctx, grad_q, grad_k)
 
-    rotate = differentiable(name, Rotate)
+    rotate = differentiable(name, Rotate, inputs=2)
 
     def recorded(q, k, *rest):
         if is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad)):
