@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from kernel_builder.measure import tables
-from kernel_builder.measure.results import EAGER, OURS, Report, Row, shape_name
+from kernel_builder.measure.results import COMPILE, EAGER, OURS, Report, Row, shape_name
 
 # Of Okabe and Ito, told apart by all eyes; ours is dark on light and light on dark.
-_COLOURS = ("#e69f00", "#56b4e9", "#009e73", "#cc79a7", "#d55e00", "#0072b2")
+_KNOWN = {EAGER: "#8c959f", COMPILE: "#d55e00"}
+_COLOURS = ("#0072b2", "#009e73", "#e69f00", "#56b4e9", "#cc79a7")
 _STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1f2328 }
 .title { font-weight: 600; font-size: 14px }
@@ -33,7 +35,8 @@ def draw(report: Report) -> str:
     """The picture, as SVG, for light and dark pages."""
     rows = [row for row in report.rows if OURS in row.shares]
     names = [name for name in tables.implementations(rows) if any(name in row.shares for row in rows)]
-    colours = dict(zip((name for name in names if name != OURS), _COLOURS * len(names), strict=False))
+    others = [name for name in names if name not in (OURS, *_KNOWN)]
+    colours = _KNOWN | dict(zip(others, itertools.cycle(_COLOURS), strict=False))
     most = max((share.median for row in rows for share in row.shares.values()), default=1.0)
     panels = tables.groups(rows)
     height = _TOP + sum(_HEAD + _ROW * len(found) for _, found in panels)

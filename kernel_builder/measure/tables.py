@@ -107,7 +107,7 @@ def machine(report: Report) -> str:
 
 def _figures(value: float) -> str:
     """Three significant digits, and whole numbers in full."""
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:.1f}"
+    return f"{value:.3g}" if value < 1 else f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def _mean_and_least(values: Sequence[float]) -> list[str]:
