@@ -69,6 +69,11 @@ def test_it_builds_and_passes_its_own_tests() -> None:
     assert Path("a project/build", variant, "metadata.json").is_file()
     for command in (["-m", "pytest", "-q", "a project/tests"], ["a project/example.py"]):
         subprocess.run([sys.executable, *command], check=True)
+    measured = CliRunner().invoke(
+        main, ["benchmark", "a project", "--backend", "cpu", "--against", "eager", "--rounds", "3"]
+    )
+    assert measured.exit_code == 0, measured.output
+    assert "relu, forward, bfloat16" in measured.output and "relu, backward, bfloat16" in measured.output
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,11 @@ from tests.conftest import ROOT
 KERNELS = sorted(path.parent for path in (ROOT / "kernels").glob("*/build.toml"))
 
 
+def test_new_projects_get_the_same_base() -> None:
+    template = ROOT / "kernel_builder" / "templates" / "init" / "common" / "benchmarks" / "workload.py"
+    assert template.read_bytes() == (ROOT / "kernels" / "kit" / "workload.py").read_bytes()
+
+
 def project(directory: Path, source: str) -> Path:
     (directory / "benchmarks").mkdir()
     shutil.copy(ROOT / "kernels" / "kit" / "workload.py", directory / "benchmarks")

@@ -1,18 +1,29 @@
-"""Times the kernel against Torch: `kernels benchmark .` in the project, after a build."""
+"""What is measured: `kernel-builder benchmark .` or `kernels benchmark .` in the project, after a build."""
+
+import sys
+from pathlib import Path
 
 import torch
-from kernels.benchmark import Benchmark
+
+sys.path.insert(0, str(Path(__file__).parent))
+from workload import Workload
+
+# Rows and columns.
+GPU = [(1024, 1024), (4096, 4096), (16384, 4096)]
+CPU = [(1024, 1024)]
+SHAPES = {"forward": {"cuda": GPU, "cpu": CPU}, "backward": {"cuda": GPU, "cpu": CPU}}
 
 
-class ReLU(Benchmark):
-    seed = 0
+class ReLU(Workload):
+    title = "relu"
+    shapes = SHAPES
+    small = (1, 64)
 
-    def setup(self):
-        self.x = torch.randn(4096, 4096, device=self.device)
-        self.out = torch.empty_like(self.x)
+    def inputs(self, rows, columns):
+        return (torch.randn(rows, columns, device=self.device).to(self.dtype),)
 
-    def benchmark_relu(self):
-        self.out = self.kernel.relu(self.x)
+    def ours(self, x):
+        return self.kernel.relu(x)
 
-    def verify_relu(self) -> torch.Tensor:
-        return torch.relu(self.x)
+    def eager(self, x):
+        return torch.relu(x)
