@@ -1,0 +1,64 @@
+"""The clock of a GPU, where there is one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kernel_builder.measure.timing import CudaClock
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+
+
+@pytest.fixture(scope="module")
+def tensors() -> list[torch.Tensor]:
+    return [torch.randn(64 << 20, device="cuda") for _ in range(4)]
+
+
+def test_graphs_and_events_agree(tensors: list[torch.Tensor]) -> None:
+    clock = CudaClock()
+    with clock.here():
+        calls = [lambda t=t: t.neg() for t in tensors]
+        by_graph, method = clock.series(calls)
+        assert method == "graph"
+        seconds = by_graph()
+        moved = 2 * 4 * tensors[0].numel()
+        assert 1e11 < moved / seconds < 2e13
+        assert clock._events(calls)() == pytest.approx(seconds, rel=0.15)
+
+
+def test_what_cannot_be_captured_is_timed_by_events_and_does_no_harm(tensors: list[torch.Tensor]) -> None:
+    clock = CudaClock()
+    with clock.here():
+        run, method = clock.series([lambda t=t: t.sum().item() for t in tensors])
+        assert method == "events" and run() > 0
+        assert torch.randn(3, device="cuda").isfinite().all()
+        assert clock.series([lambda t=t: t.neg() for t in tensors])[1] == "graph"
+
+
+def test_each_call_writes_to_memory_of_its_own(tensors: list[torch.Tensor]) -> None:
+    clock = CudaClock()
+    written: list[int] = []
+
+    def call(tensor: torch.Tensor) -> torch.Tensor:
+        result = tensor.neg()
+        written.append(result.data_ptr())
+        return result
+
+    with clock.here():
+        clock.series([lambda t=t: call(t) for t in tensors])
+    # The last are those of the graph; a call does not get the memory of the ones before it.
+    last = written[-2 * len(tensors) :]
+    assert len(set(last[: len(tensors)])) == len(set(last[len(tensors) :])) == len(tensors)
+
+
+def test_gradients_alone_can_be_captured(tensors: list[torch.Tensor]) -> None:
+    clock = CudaClock()
+    with clock.here():
+        inputs = [tensor.detach().requires_grad_() for tensor in tensors]
+        results = [tensor.sigmoid() for tensor in inputs]
+        calls = [
+            lambda i=i, r=r, g=g: torch.autograd.grad(r, i, g, retain_graph=True)
+            for i, r, g in zip(inputs, results, tensors, strict=True)
+        ]
+        assert clock.series(calls)[1] == "graph"
