@@ -38,16 +38,18 @@ def compile_ahead(project: Path, places: Sequence[Place], device: str, jobs: int
     if not places:
         return
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(places)), context, _start) as pool:
+    pool = ProcessPoolExecutor(min(jobs, len(places)), context, _start)
+    try:
         futures = {pool.submit(_compile, project, place, device): place for place in places}
         for future in as_completed(futures):
             yield futures[future]
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _start() -> None:
     # The processes are parallel enough; a pool in each of them takes longer to start than to compile.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    torch.set_num_threads(1)
 
 
 def _compile(project: Path, place: Place, device: str) -> None:
