@@ -33,7 +33,7 @@ def _lines() -> Listener:
 
         def compiled(self, done: int, total: int) -> None:
             if done == total:
-                click.echo(f"torch.compile has compiled {total} times", err=True)
+                click.echo(f"torch.compile is ready for {total} places", err=True)
 
         def measured(self, done: int, total: int, row: Row) -> None:
             click.echo(f"[{done}/{total}] {row.place}: {_verdict(row)}", err=True)
@@ -84,7 +84,9 @@ def _print(report: Report) -> None:
 )
 @click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="[default: cuda, where there is a GPU]")
 @click.option("--rounds", type=click.IntRange(min=3), default=21, show_default=True, help="Samples of each time.")
-@click.option("-j", "--jobs", type=click.IntRange(min=1), help="Processes for torch.compile. [default: processors]")
+@click.option(
+    "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile for torch.compile. [default: processors]"
+)
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write all that was measured, after each row.")
 @click.option("--plot", "plot_file", type=_FILE, metavar="FILE", help="Draw the shares of a copy's speed, as SVG.")
 @click.option("--from", "source", type=_FILE, metavar="FILE", help="Measure nothing; show what --json wrote.")

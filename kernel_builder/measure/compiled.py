@@ -14,8 +14,6 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from kernel_builder.measure.case import Case, tensors
 from kernel_builder.measure.results import Place
 from kernel_builder.measure.workloads import load, make

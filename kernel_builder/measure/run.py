@@ -47,7 +47,7 @@ class Request:
     """None: every peer that the project declares, eager PyTorch and torch.compile."""
     rounds: int = 21
     jobs: int | None = None
-    """Processes that compile for torch.compile. None: as many as there are processors."""
+    """Processes that compile for torch.compile, before anything is timed. None: as many as there are processors."""
     json: Path | None = None
 
 
@@ -74,8 +74,8 @@ def run(request: Request, listener: Listener) -> Report:
     kernel = _load(request.project, device)
     peers = _Peers(chosen, request.against)
     report = _report(request, device, kernel, peers.absent)
-    if peers.compile:
-        jobs = request.jobs or len(os.sched_getaffinity(0))
+    jobs = request.jobs or len(os.sched_getaffinity(0))
+    if peers.compile and jobs > 1:
         for done, _ in enumerate(compile_ahead(request.project, todo, device, jobs), 1):
             listener.compiled(done, len(todo))
     timer = clock(device)

@@ -82,6 +82,17 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
 
 
+@pytest.mark.slow
+def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    file = tmp_path / "scale.json"
+    done = benchmark(scale(), *MEASURED, "--against", "compile", "--jobs", "2", "--json", file, "--shapes", "64x512")
+    assert done.exit_code == 0, done.stderr
+    assert "torch.compile is ready for 1 places" in done.stderr
+    assert list((tmp_path / "inductor").iterdir())
+    assert [row.times.keys() for row in Report.read(file).rows] == [{COPY, OURS, "compile"}]
+
+
 @pytest.mark.parametrize(
     "statement",
     [
