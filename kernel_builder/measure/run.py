@@ -111,9 +111,11 @@ class _Peers:
         self.declared: dict[str, dict[str, Function]] = {operation: {} for operation in chosen}
         """The others, by operation and name."""
         for operation, workload in chosen.items():
-            for name in workload.peers.keys() & wanted:
+            for name, factory in workload.peers.items():
+                if name not in wanted:
+                    continue
                 try:
-                    self.declared[operation][name] = workload.peers[name]()
+                    self.declared[operation][name] = factory()
                 except Exception as error:  # whatever a library does where it cannot work
                     self.absent[name] = f"{type(error).__name__}: {error}"
 
@@ -135,6 +137,8 @@ def _functions(
         yield workload, functions
     functions.clear()
     gc.collect()  # graphs, and with them the tensors of this place
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _host_places(todo: Sequence[Place], chosen: Mapping[str, type[Any]]) -> list[Place]:

@@ -23,9 +23,13 @@ def implementations(rows: Iterable[Row]) -> list[str]:
 
 
 def times(rows: Sequence[Row]) -> Table:
-    """Microseconds of a call at each shape, and in brackets the share of a copy's speed."""
+    """Microseconds of a call at each shape, and in brackets the share of a copy's speed.
+
+    Of the kernel also the interval of that share, and how many gigabytes it moves in a second.
+    """
     names = implementations(rows)
-    table = [["shape", "MB", "copy", *names, "best peer / ours"]]
+    table = [["shape", "MB", COPY, *names, "best peer / ours"]]
+    table[0][4:4] = ["95%", "GB/s"]
     for row in rows:
         cells = [shape_name(row.place.shape), _figures(row.bytes / 1e6)]
         cells.append(_figures(row.times[COPY].median * 1e6) if COPY in row.times else "-")
@@ -36,8 +40,16 @@ def times(rows: Sequence[Row]) -> Table:
                 cells.append("WRONG" if name == OURS else "failed" if name in row.faults else "-")
         best = row.best_peer()
         cells.append(f"{best[1].median:.2f} ({best[0]})" if best else "-")
+        cells[4:4] = _precision(row)
         table.append(cells)
     return table
+
+
+def _precision(row: Row) -> list[str]:
+    if OURS not in row.times:
+        return ["-", "-"]
+    share = row.shares[OURS]
+    return [f"{share.low:.2f}-{share.high:.2f}", f"{row.bytes / row.times[OURS].median / 1e9:.0f}"]
 
 
 def hosts(measured: Sequence[Host]) -> Table:

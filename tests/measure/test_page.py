@@ -53,5 +53,5 @@ def test_targets_name_the_worst_shape(script: ModuleType, report: Report) -> Non
 def test_the_page_has_all_that_was_measured(script: ModuleType, report: Report) -> None:
     text = script.page({"h100": {"adaln": report}})
     assert "a-kernel --json a.json" in text and "Built from 0123" in text
-    assert "| 8x2048 | 33.0 | 13.0 | 12.5 (1.04) |" in text and "WRONG" in text
+    assert "| 8x2048 | 33.0 | 13.0 | 12.5 (1.04) | 1.03-1.05 | 2640 |" in text and "WRONG" in text
     assert "quack is absent" in text

@@ -35,10 +35,11 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
 
 def test_no_wrong_result_has_a_time(report: Report) -> None:
     table = tables.times(report.rows)
-    assert table[0] == ["shape", "MB", "copy", "ours", "eager", "liger", "best peer / ours"]
-    assert table[1] == ["8x2048", "33.0", "13.0", "12.5 (1.04)", "130 (0.10)", "13.5 (0.96)", "1.08 (liger)"]
-    assert table[2] == ["8x128", "33.0", "13.0", "12.5 (1.04)", "130 (0.10)", "failed", "10.40 (eager)"]
-    assert table[3] == ["1x2x3", "33.0", "-", "WRONG", "-", "-", "-"]
+    assert table[0] == ["shape", "MB", "copy", "ours", "95%", "GB/s", "eager", "liger", "best peer / ours"]
+    ours = ["12.5 (1.04)", "1.03-1.05", "2640"]
+    assert table[1] == ["8x2048", "33.0", "13.0", *ours, "130 (0.10)", "13.5 (0.96)", "1.08 (liger)"]
+    assert table[2] == ["8x128", "33.0", "13.0", *ours, "130 (0.10)", "failed", "10.40 (eager)"]
+    assert table[3] == ["1x2x3", "33.0", "-", "WRONG", "-", "-", "-", "-", "-"]
 
 
 def test_means_are_geometric(report: Report) -> None:
