@@ -9,81 +9,65 @@
 namespace geglu {
 namespace {
 
-// Replaces gate and up by their gradients.
-template <typename T, class G>
-__device__ __forceinline__ void differentiate(T grad, T& gate, T& up) {
-  const float above = decode(grad);
-  float value, slope;
-  G::value_and_slope(decode(gate), value, slope);
-  gate = encode<T>(above * decode(up) * slope);
-  up = encode<T>(above * value);
-}
+template <typename T, int kWidth, bool kEven>
+struct Tensors {
+  Source<T, kWidth, kEven> grad, gate, up;
+  Even<T, kWidth> grad_gate, grad_up;
+};
 
-template <typename T, int kWidth, class G>
+template <typename T, int kWidth, int kLoads, bool kEven, class G>
 __global__ void __launch_bounds__(kThreads)
-    vectors_kernel(const __grid_constant__ Backward problem, const __grid_constant__ Vectors vectors) {
-  const uint32_t vector = blockIdx.x * kThreads + threadIdx.x;
-  const auto place = vectors.place<kWidth>(vector);
-  wait_for_previous();
-  if (vector >= vectors.count) return;
-  const auto grad = load<T, kWidth>(row_of<T>(problem.grad, place.row) + place.column);
-  auto gate = load<T, kWidth>(row_of<T>(problem.gate, place.row) + place.column);
-  auto up = load<T, kWidth>(row_of<T>(problem.up, place.row) + place.column);
+    backward_kernel(const __grid_constant__ Tensors<T, kWidth, kEven> tensors, const __grid_constant__ Piece piece) {
+  const uint32_t first = blockIdx.x * (kThreads * kLoads) + threadIdx.x;
   let_next_begin();
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) differentiate<T, G>(grad.elements[i], gate.elements[i], up.elements[i]);
-  const int64_t start = place.row * problem.stride + place.column;
-  store(static_cast<T*>(problem.grad_gate) + start, gate);
-  store(static_cast<T*>(problem.grad_up) + start, up);
-}
-
-template <typename T, class G>
-__global__ void __launch_bounds__(kThreads)
-    singles_kernel(const __grid_constant__ Backward problem, const __grid_constant__ Singles singles) {
-  const auto place = singles.place();
-  const int columns = singles.columns_from(place, problem.rows, problem.hidden);
   wait_for_previous();
-  if (columns <= 0) return;
-  const T* grad_row = row_of<T>(problem.grad, place.row) + place.column;
-  const T* gate_row = row_of<T>(problem.gate, place.row) + place.column;
-  const T* up_row = row_of<T>(problem.up, place.row) + place.column;
-  const int64_t start = place.row * problem.stride + place.column;
-  T* grad_gate_row = static_cast<T*>(problem.grad_gate) + start;
-  T* grad_up_row = static_cast<T*>(problem.grad_up) + start;
-  T grad[kSingles], gate[kSingles], up[kSingles];
+  Vector<T, kWidth> grad[kLoads], gate[kLoads], up[kLoads];
 #pragma unroll
-  for (int i = 0; i < kSingles; ++i) {
-    if (i * singles.group < columns) {
-      grad[i] = grad_row[i * singles.group];
-      gate[i] = gate_row[i * singles.group];
-      up[i] = up_row[i * singles.group];
+  for (int i = 0; i < kLoads; ++i) {
+    const uint32_t vector = first + i * kThreads;
+    if (vector < piece.count) {
+      const uint32_t row = piece.row(vector);
+      grad[i] = load<T, kWidth>(tensors.grad.at(vector, row));
+      gate[i] = load<T, kWidth>(tensors.gate.at(vector, row));
+      up[i] = load<T, kWidth>(tensors.up.at(vector, row));
     }
   }
-  let_next_begin();
 #pragma unroll
-  for (int i = 0; i < kSingles; ++i) {
-    if (i * singles.group < columns) {
-      differentiate<T, G>(grad[i], gate[i], up[i]);
-      grad_gate_row[i * singles.group] = gate[i];
-      grad_up_row[i * singles.group] = up[i];
+  for (int i = 0; i < kLoads; ++i) {
+    const uint32_t vector = first + i * kThreads;
+    if (vector < piece.count) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const float above = decode(grad[i].elements[j]);
+        float value, slope;
+        G::value_and_slope(decode(gate[i].elements[j]), value, slope);
+        gate[i].elements[j] = encode<T>(above * decode(up[i].elements[j]) * slope);
+        up[i].elements[j] = encode<T>(above * value);
+      }
+      const uint32_t row = piece.row(vector);
+      store(tensors.grad_gate.at(vector, row), gate[i]);
+      store(tensors.grad_up.at(vector, row), up[i]);
     }
   }
 }
 
 template <typename T, class G>
 void launch(const Backward& problem, cudaStream_t stream) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  if (problem.hidden % kWidth == 0 && problem.stride % kWidth == 0 && aligned(problem.grad, sizeof(T)) &&
-      aligned(problem.gate, sizeof(T)) && aligned(problem.up, sizeof(T)) && aligned(problem.grad_gate) &&
-      aligned(problem.grad_up)) {
-    for_each_vectors<kWidth>(problem.rows, problem.hidden, [&](const Vectors& vectors, unsigned blocks) {
-      launch_early(vectors_kernel<T, kWidth, G>, blocks, kThreads, 0, stream, problem, vectors);
+  constexpr int64_t kWidth = kVectorBytes / sizeof(T);
+  const bool vectors = problem.hidden % kWidth == 0 && problem.stride % kWidth == 0 &&
+                       aligned(problem.grad, sizeof(T)) && aligned(problem.gate, sizeof(T)) &&
+                       aligned(problem.up, sizeof(T)) && aligned(problem.grad_gate) && aligned(problem.grad_up);
+  const bool even = problem.grad.dims <= 1 && problem.gate.dims <= 1 && problem.up.dims <= 1;
+  with_access<T>(vectors, even, [&](auto width, auto loads, auto is_even) {
+    for_each_piece<width(), loads()>(problem.rows, problem.hidden, [&](const Piece& piece, unsigned blocks) {
+      const Tensors<T, width(), is_even()> tensors{{problem.grad, piece},
+                                                   {problem.gate, piece},
+                                                   {problem.up, piece},
+                                                   {problem.grad_gate, problem.stride, piece},
+                                                   {problem.grad_up, problem.stride, piece}};
+      launch_early(backward_kernel<T, width(), loads(), is_even(), G>, blocks, kThreads, 0, stream, tensors, piece);
     });
-  } else {
-    const Singles singles(problem.hidden);
-    const auto blocks = static_cast<unsigned>(singles.blocks(problem.rows));
-    launch_early(singles_kernel<T, G>, blocks, kThreads, 0, stream, problem, singles);
-  }
+  });
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 // What the kernels in both directions share: fast arithmetic, and how elements are laid over threads.
 //
-// Where vectors fit, they are counted over all rows, and a block takes kThreads of them that follow one another,
-// whatever rows they lie in: threads are idle at the end of a tensor only, not of a row. Elsewhere a block takes parts
-// of a few rows, and a thread several single elements, kept apart so that the threads of a warp have neighbours.
+// Vectors, or where they do not fit single elements, are counted over all rows. A block takes so many of them that
+// follow one another, whatever rows they lie in: threads are idle at the end of a tensor only, not of a row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,8 +19,8 @@ namespace geglu {
 
 using namespace kit;
 
-constexpr int kThreads = 128;
-constexpr int kSingles = 8;  // elements of a thread, where vectors do not fit
+constexpr int kThreads = 256;
+constexpr int kSingles = 4;  // elements of a thread, where vectors do not fit
 
 // With what the device has instructions for, off by less than `Brief` is anyhow.
 struct Fast : Brief {
@@ -36,6 +35,9 @@ struct Fast : Brief {
 template <typename T>
 using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Fast>;
 
+template <int kValue>
+using Constant = std::integral_constant<int, kValue>;
+
 // Calls `launch` with a Tag of the arithmetic.
 template <typename T, typename Launch>
 void with_gelu(Approximate approximate, Launch&& launch) {
@@ -49,7 +51,7 @@ void with_gelu(Approximate approximate, Launch&& launch) {
 // Divides numbers below 2^31 by a product, of which the high half is kept.
 class Divider {
  public:
-  explicit Divider(uint32_t divisor) : divisor_(divisor) {
+  explicit Divider(uint32_t divisor) {
     while ((uint64_t{1} << shift_) < divisor) ++shift_;
     factor_ = static_cast<uint32_t>(((uint64_t{1} << (31 + shift_)) + divisor - 1) / divisor);
   }
@@ -58,80 +60,90 @@ class Divider {
     return __umulhi(number << 1, factor_) >> shift_;
   }
 
-  __device__ __forceinline__ uint32_t remainder(uint32_t number, uint32_t quotient) const {
-    return number - quotient * divisor_;
-  }
-
  private:
-  uint32_t divisor_, factor_ = 0;
+  uint32_t factor_;
   int shift_ = 0;
 };
 
-// Where a thread's elements start.
-struct Place {
-  int64_t row, column;
-};
-
-// Some of the vectors of some of the rows, few enough to count them with 31 bits.
-struct Vectors {
+// Some of the vectors of some of the rows, few enough to count them with 31 bits. A vector of one element is one, too.
+struct Piece {
   int64_t first_row, first_column;
-  uint32_t count;
-  Divider columns;
+  uint32_t count, columns;  // vectors in all, and in a row
+  Divider by_columns;
 
-  template <int kWidth>
-  __device__ __forceinline__ Place place(uint32_t vector) const {
-    const uint32_t row = columns.quotient(vector);
-    return {first_row + row, first_column + static_cast<int64_t>(columns.remainder(vector, row)) * kWidth};
-  }
+  __device__ __forceinline__ uint32_t row(uint32_t vector) const { return by_columns.quotient(vector); }
 };
 
-// Calls `launch(vectors, blocks)` until all vectors had their turn.
-template <int kWidth, typename Launch>
-void for_each_vectors(int64_t rows, int64_t hidden, const Launch& launch) {
-  constexpr int64_t kMost = int64_t{1} << 30;
-  const int64_t in_row = hidden / kWidth;
-  for (int64_t column = 0; column < in_row; column += kMost) {
-    const int64_t columns = std::min(kMost, in_row - column);
-    const int64_t step = kMost / columns;
-    for (int64_t row = 0; row < rows; row += step) {
-      const auto count = static_cast<uint32_t>(std::min(step, rows - row) * columns);
-      launch(Vectors{row, column * kWidth, count, Divider(static_cast<uint32_t>(columns))},
-             (count + kThreads - 1) / kThreads);
-    }
+// Where the vectors of a piece lie in a tensor whose rows are `stride` apart.
+template <typename T, int kWidth>
+class Even {
+ public:
+  Even(void* data, int64_t stride, const Piece& piece)
+      : start_(static_cast<T*>(data) + piece.first_row * stride + piece.first_column),
+        between_(stride - static_cast<int64_t>(piece.columns) * kWidth) {}
+  Even(const Rows& rows, const Piece& piece)
+      : Even(const_cast<void*>(rows.data), rows.dims == 0 ? 0 : rows.strides[0], piece) {}
+
+  // `row` is that of the vector in the piece.
+  __device__ __forceinline__ T* at(uint32_t vector, uint32_t row) const {
+    return start_ + static_cast<int64_t>(vector) * kWidth + row * between_;
+  }
+
+ private:
+  T* start_;
+  int64_t between_;  // the end of a row's vectors and the start of the next one's
+};
+
+// The same where several leading dimensions do not fold into one.
+template <typename T, int kWidth>
+class Uneven {
+ public:
+  Uneven(const Rows& rows, const Piece& piece) : rows_(rows), piece_(piece) {}
+
+  __device__ __forceinline__ const T* at(uint32_t vector, uint32_t row) const {
+    const int64_t column = piece_.first_column + static_cast<int64_t>(vector - row * piece_.columns) * kWidth;
+    return static_cast<const T*>(rows_.data) + rows_.offset(piece_.first_row + row) + column;
+  }
+
+ private:
+  Rows rows_;
+  Piece piece_;
+};
+
+template <typename T, int kWidth, bool kEven>
+using Source = std::conditional_t<kEven, Even<T, kWidth>, Uneven<T, kWidth>>;
+
+// Calls `launch` with how many elements make a vector, how many vectors a thread takes, and whether rows are even, as
+// constants.
+template <typename T, typename Launch>
+void with_access(bool vectors, bool even, Launch&& launch) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  if (vectors && even) {
+    launch(Constant<kWidth>{}, Constant<1>{}, std::true_type{});
+  } else if (vectors) {
+    launch(Constant<kWidth>{}, Constant<1>{}, std::false_type{});
+  } else if (even) {
+    launch(Constant<1>{}, Constant<kSingles>{}, std::true_type{});
+  } else {
+    launch(Constant<1>{}, Constant<1>{}, std::false_type{});
   }
 }
 
-// Blocks of single elements: `group` threads, a power of two, share `width` columns of a row, which takes `in_row` such
-// parts.
-struct Singles {
-  int64_t width, in_row;
-  int group;
-
-  explicit Singles(int64_t hidden) : group(1) {
-    while (group < kThreads && group * kSingles < hidden) group *= 2;
-    in_row = (hidden + group * kSingles - 1) / (group * kSingles);
-    width = (hidden + in_row - 1) / in_row;  // as equal as may be
+// Calls `launch(piece, blocks)` until all elements had their turn.
+template <int kWidth, int kLoads, typename Launch>
+void for_each_piece(int64_t rows, int64_t hidden, const Launch& launch) {
+  constexpr int64_t kMost = int64_t{1} << 30;
+  constexpr int64_t kTile = kThreads * kLoads;
+  const int64_t in_row = hidden / kWidth;
+  for (int64_t column = 0; column < in_row; column += kMost) {
+    const auto columns = static_cast<uint32_t>(std::min(kMost, in_row - column));
+    const int64_t step = kMost / columns;
+    for (int64_t row = 0; row < rows; row += step) {
+      const auto count = static_cast<uint32_t>(std::min(step, rows - row) * columns);
+      launch(Piece{row, column * kWidth, count, columns, Divider(columns)},
+             static_cast<unsigned>((count + kTile - 1) / kTile));
+    }
   }
-
-  int64_t blocks(int64_t rows) const {
-    const int64_t rows_in_block = kThreads / group;
-    return (rows + rows_in_block - 1) / rows_in_block * in_row;
-  }
-
-  // The first element of this thread.
-  __device__ __forceinline__ Place place() const {
-    const auto parts = static_cast<uint32_t>(in_row);
-    const uint32_t rows = blockIdx.x / parts, part = blockIdx.x % parts;
-    return {static_cast<int64_t>(rows) * (kThreads / group) + threadIdx.x / group, part * width + threadIdx.x % group};
-  }
-
-  // How many columns there are from `place` to the end of its part.
-  __device__ __forceinline__ int columns_from(const Place& place, int64_t rows, int64_t hidden) const {
-    if (place.row >= rows) return 0;
-    const int64_t begin = place.column - threadIdx.x % group;
-    const int64_t end = begin + width < hidden ? begin + width : hidden;
-    return static_cast<int>(end - place.column);
-  }
-};
+}
 
 }  // namespace geglu

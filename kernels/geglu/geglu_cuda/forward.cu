@@ -10,65 +10,54 @@
 namespace geglu {
 namespace {
 
-template <typename T, class G>
-__device__ __forceinline__ T gated(T gate, T up) {
-  return encode<T>(decode(up) * G::value(decode(gate)));
-}
+template <typename T, int kWidth, bool kEven>
+struct Tensors {
+  Source<T, kWidth, kEven> gate, up;
+  T* out;
+};
 
-template <typename T, int kWidth, class G>
+template <typename T, int kWidth, int kLoads, bool kEven, class G>
 __global__ void __launch_bounds__(kThreads)
-    vectors_kernel(const __grid_constant__ Forward problem, const __grid_constant__ Vectors vectors) {
-  const uint32_t vector = blockIdx.x * kThreads + threadIdx.x;
-  const auto place = vectors.place<kWidth>(vector);
-  wait_for_previous();
-  if (vector >= vectors.count) return;
-  const auto gate = load<T, kWidth>(row_of<T>(problem.gate, place.row) + place.column);
-  const auto up = load<T, kWidth>(row_of<T>(problem.up, place.row) + place.column);
+    forward_kernel(const __grid_constant__ Tensors<T, kWidth, kEven> tensors, const __grid_constant__ Piece piece) {
+  const uint32_t first = blockIdx.x * (kThreads * kLoads) + threadIdx.x;
   let_next_begin();
-  Vector<T, kWidth> out;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) out.elements[i] = gated<T, G>(gate.elements[i], up.elements[i]);
-  store(static_cast<T*>(problem.out) + place.row * problem.hidden + place.column, out);
-}
-
-template <typename T, class G>
-__global__ void __launch_bounds__(kThreads)
-    singles_kernel(const __grid_constant__ Forward problem, const __grid_constant__ Singles singles) {
-  const auto place = singles.place();
-  const int columns = singles.columns_from(place, problem.rows, problem.hidden);
   wait_for_previous();
-  if (columns <= 0) return;
-  const T* gate_row = row_of<T>(problem.gate, place.row) + place.column;
-  const T* up_row = row_of<T>(problem.up, place.row) + place.column;
-  T* out_row = static_cast<T*>(problem.out) + place.row * problem.hidden + place.column;
-  T gate[kSingles], up[kSingles];
+  Vector<T, kWidth> gate[kLoads], up[kLoads];
 #pragma unroll
-  for (int i = 0; i < kSingles; ++i) {
-    if (i * singles.group < columns) {
-      gate[i] = gate_row[i * singles.group];
-      up[i] = up_row[i * singles.group];
+  for (int i = 0; i < kLoads; ++i) {
+    const uint32_t vector = first + i * kThreads;
+    if (vector < piece.count) {
+      const uint32_t row = piece.row(vector);
+      gate[i] = load<T, kWidth>(tensors.gate.at(vector, row));
+      up[i] = load<T, kWidth>(tensors.up.at(vector, row));
     }
   }
-  let_next_begin();
 #pragma unroll
-  for (int i = 0; i < kSingles; ++i) {
-    if (i * singles.group < columns) out_row[i * singles.group] = gated<T, G>(gate[i], up[i]);
+  for (int i = 0; i < kLoads; ++i) {
+    const uint32_t vector = first + i * kThreads;
+    if (vector < piece.count) {
+      Vector<T, kWidth> out;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        out.elements[j] = encode<T>(decode(up[i].elements[j]) * G::value(decode(gate[i].elements[j])));
+      }
+      store(tensors.out + static_cast<int64_t>(vector) * kWidth, out);
+    }
   }
 }
 
 template <typename T, class G>
 void launch(const Forward& problem, cudaStream_t stream) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  if (problem.hidden % kWidth == 0 && aligned(problem.gate, sizeof(T)) && aligned(problem.up, sizeof(T)) &&
-      aligned(problem.out)) {
-    for_each_vectors<kWidth>(problem.rows, problem.hidden, [&](const Vectors& vectors, unsigned blocks) {
-      launch_early(vectors_kernel<T, kWidth, G>, blocks, kThreads, 0, stream, problem, vectors);
+  const bool vectors = problem.hidden % (kVectorBytes / sizeof(T)) == 0 && aligned(problem.gate, sizeof(T)) &&
+                       aligned(problem.up, sizeof(T)) && aligned(problem.out);
+  const bool even = problem.gate.dims <= 1 && problem.up.dims <= 1;
+  with_access<T>(vectors, even, [&](auto width, auto loads, auto is_even) {
+    for_each_piece<width(), loads()>(problem.rows, problem.hidden, [&](const Piece& piece, unsigned blocks) {
+      T* out = static_cast<T*>(problem.out) + piece.first_row * problem.hidden + piece.first_column;
+      const Tensors<T, width(), is_even()> tensors{{problem.gate, piece}, {problem.up, piece}, out};
+      launch_early(forward_kernel<T, width(), loads(), is_even(), G>, blocks, kThreads, 0, stream, tensors, piece);
     });
-  } else {
-    const Singles singles(problem.hidden);
-    const auto blocks = static_cast<unsigned>(singles.blocks(problem.rows));
-    launch_early(singles_kernel<T, G>, blocks, kThreads, 0, stream, problem, singles);
-  }
+  });
 }
 
 }  // namespace
