@@ -24,8 +24,15 @@ namespace {
 
 using namespace kit;
 
-constexpr int kBlock = 256;
-constexpr int kNear = 64;  // threads to whom tokens that lie close together are given before others
+// Threads of a block, at least, and at most: with columns of two vectors they have more registers.
+constexpr int kBlock = 128;
+template <bool kApart>
+constexpr int kMost = kApart ? 256 : 512;
+
+// Where tokens lie closer together than heads, the blocks are as large as this, and as small as that in a launch of so
+// few threads that there would not be one for each processor.
+constexpr int kNear = 256, kNearOfFew = 64;
+constexpr int64_t kFew = 65536;
 
 // Division by a number that is not known when the kernel is compiled, of numbers below 2^31, by a multiplication.
 struct Divisor {
@@ -223,8 +230,7 @@ __device__ __forceinline__ void turn(T& a, T& b, float cos, float sin) {
 // kApart: a column is two vectors, with the first and the second elements of as many pairs as they have elements. Else
 // it is one vector of whole pairs.
 template <typename T, int kWidth, bool kApart, Source kSource, typename Index>
-__global__ void __launch_bounds__(kBlock) rotate_kernel(const __grid_constant__ Params<Index> params) {
-  let_next_begin();
+__global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_constant__ Params<Index> params) {
   constexpr int kPairs = kApart ? kWidth : kWidth / 2;
   const uint32_t column = blockIdx.y * blockDim.x + threadIdx.x;
   const uint32_t only = !kOfBoth<kSource> && blockIdx.z >= params.first_of_k;
@@ -275,6 +281,7 @@ __global__ void __launch_bounds__(kBlock) rotate_kernel(const __grid_constant__ 
       if (kApart) b[i] = load<T, kWidth>(reinterpret_cast<const T*>(from + (at + b_at)));
     }
   }
+  let_next_begin();
   constexpr uint32_t kAll = (1u << kPairs) - 1;
   if (token < params.prefix) {
     angles.staying = kAll;
@@ -383,18 +390,19 @@ void launch(const Rotation& problem, cudaStream_t stream) {
                    whole(axes[2].first)};
   }
 
-  // A block has whole heads if they are small enough, else about equal parts of them; then, of tokens and groups, what
-  // lies closer together.
-  const int64_t x = parts(columns, parts(columns, kBlock));
+  // A block has whole tokens if they are small enough, else about equal parts of them, which run long after one
+  // another: memory is read in longer pieces the more of a token a block has.
+  const int64_t x = parts(columns, parts(columns, kMost<kApart>));
+  const int64_t most = std::max(groups[0], groups[1]);
   const bool tokens_first = problem.sides[0].from_strides.token < problem.sides[0].from_strides.head;
   int64_t y, z;
-  const int64_t most = std::max(groups[0], groups[1]);
   if (tokens_first) {
-    y = std::min(std::max<int64_t>(kNear / x, 1), total);
-    z = std::min<int64_t>(parts(most, parts(most, std::max<int64_t>(kBlock / (x * y), 1))), 64);
+    const int64_t near = total * columns * (groups[0] + groups[1]) < kFew ? kNearOfFew : kNear;
+    y = std::min(std::max<int64_t>(near / x, 1), total);
+    z = 1;
   } else {
-    y = parts(most, parts(most, kBlock / x));
-    z = std::min<int64_t>({kBlock / (x * y), total, 64});
+    y = parts(most, parts(most, kMost<kApart> / x));
+    z = std::min<int64_t>({std::max<int64_t>(kBlock / (x * y), 1), total, 64});
   }
   const int64_t tokens_in_block = tokens_first ? y : z, groups_in_block = tokens_first ? z : y;
   params.tokens_spread = {number(tokens_in_block), tokens_first, !tokens_first};

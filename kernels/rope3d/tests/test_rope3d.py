@@ -106,7 +106,7 @@ def test_grid(dim, dtype, half):
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("dim", [4, 6, 16, 64, 130, 1000, 1544, 2048])
+@pytest.mark.parametrize("dim", [4, 6, 16, 64, 130, 1000, 1544, 2048, 4102, 8208])
 def test_in_turn(dim, dtype):
     """As LTX has it: over the whole width, by positions between -1 and 1."""
     scale = tuple(2 / size for size in GRID)
@@ -187,15 +187,10 @@ def test_tables_are_kept_apart():
 
 
 def test_tables_kept_are_bounded():
-    kept = kernel.tables.Kept(most=3, most_bytes=100)
-    for i in range(9):
-        kept.keep(i, (torch.zeros(5, device=DEVICE), i))
-        assert kept.found[i][1] == i
-    assert list(kept.found) == [6, 7, 8]
-    kept.keep("large", (torch.zeros(20, device=DEVICE),))
-    assert list(kept.found) == [8, "large"]
-    kept.keep("too large", (torch.zeros(30, device=DEVICE),))
-    assert list(kept.found) == [8, "large"]
+    kept = kernel.tables.Kept(most_bytes=100)
+    for size in (10, 5, 12, 8, 3, 2, 1):
+        kept.keep(size, (torch.zeros(size, device=DEVICE), size))
+    assert list(kept.found) == [10, 5, 8, 2]
 
 
 def test_threads_share_tables():
@@ -418,6 +413,20 @@ def test_layouts(inplace, prefix, half, dim, dtype):
             # Vectors and single elements are fused differently by a compiler.
             torch.testing.assert_close(out, wanted, msg=name)
         assert inplace or torch.equal(a, before), name
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_many_tokens(half):
+    """Heads first, so many that a launch divides them otherwise; and heads that one block cannot hold."""
+    for grid, heads, dim in (((3, 30, 31), 7, 64), (GRID, 75, 128)):
+        q, k = (random(1, math.prod(grid), h, dim, dtype=torch.bfloat16) for h in (heads, 3))
+        wanted = [rotated(x, wan_angles(points(grid), wan_widths(dim)), half) for x in (q, k)]
+        for layout in ("bshd", "bhsd"):
+            order = (0, 2, 1, 3) if layout == "bhsd" else (0, 1, 2, 3)
+            given = [x.permute(order).contiguous() for x in (q, k)]
+            outs = kernel.rope3d(*given, grid, layout=layout, pairs="half" if half else "interleaved")
+            for out, want in zip(outs, wanted):
+                assert_agrees(out.permute(order), want.bfloat16())
 
 
 def test_what_lies_between_is_not_written():

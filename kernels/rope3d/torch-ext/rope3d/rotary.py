@@ -74,16 +74,13 @@ def rope3d(
     else:
         key = (q.device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout)
         try:
-            plan = _kept.found[key]
+            plan = _plans[key]
         except (KeyError, TypeError):  # the latter where there are lists in it
             plan = _kept_plan(*_frozen(key))
-        if q.is_cuda and _is_capturing():
-            _kept.captured(plan[0])
-    rotate, rotate_ = (_rotate_tokens, _rotate_tokens_) if grid is None else (_rotate_grid, _rotate_grid_)
     if inplace:
-        rotate_(q, k, *plan)
+        (_rotate_grid_ if grid is not None else _rotate_tokens_)(q, k, *plan)
         return q, k
-    rotated = rotate(q, k, *plan)
+    rotated = _rotate_grid(q, k, *plan) if grid is not None else _rotate_tokens(q, k, *plan)
     return rotated if k is not None else (rotated[0], None)
 
 
@@ -123,8 +120,8 @@ def apply_rotary(
 
 # --- what operators are told -----------------------------------------------------------------------------------------
 
-_kept = Kept(most=64, most_bytes=2**28)
-_is_capturing = getattr(torch._C, "_cuda_isCurrentStreamCapturing", lambda: False)
+_kept = Kept(most_bytes=2**28)
+_plans = _kept.found
 
 
 def _form(pairs: str, layout: str, head_dim: Optional[int]) -> tuple[int, bool, bool]:
@@ -174,11 +171,10 @@ def _kept_plan(device, *arguments):
     if positions is not None and any(isinstance(axis, Tensor) for axis in positions):
         return _plan(device, *arguments)
     key = (device, *arguments)
-    found = _kept.found.get(key)
+    found = _plans.get(key)
     if found is not None:
         return found
-    if device.type == "cuda" and _is_capturing():
-        # What a graph makes is not there before it runs.
+    if _in_capture(device):
         return _plan(device, *arguments)
     with torch.inference_mode(False), torch.no_grad():
         table, *rest = _plan(torch.device("cpu"), *arguments)
@@ -187,6 +183,11 @@ def _kept_plan(device, *arguments):
     if type(plan[0]) is Tensor and device.type != "meta":  # none of a tracer's
         _kept.keep(key, plan)
     return plan
+
+
+def _in_capture(device):
+    """Whether a CUDA graph is captured: what it makes is not there before it runs, and cannot be kept."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _frozen(value: object) -> object:
@@ -356,17 +357,19 @@ _rotate_tokens, _rotate_tokens_ = _differentiable("rotate_tokens", 2, _check_tok
 def _grid_table(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset, device):
     """What a trace calls for the table of a grid: it has one of its own, whatever becomes of it, made of a kept one."""
     key = (device, f, h, w, f_pairs, h_pairs, w_pairs, order, *theta, *scale, *offset)
-    kept = _kept.found.get(key)
-    if kept is None:
-        with torch.inference_mode(False), torch.no_grad():
-            table = grid_table(
-                _indexes((f, h, w), torch.device("cpu")), (f_pairs, h_pairs, w_pairs), order, theta, scale, offset
-            )
-            kept = (table.to(device),)
-        _kept.keep(key, kept)
-    if device.type == "cuda" and _is_capturing():
-        _kept.captured(kept[0])
-    return kept[0].clone()
+    kept = _plans.get(key)
+    if kept is not None:
+        return kept[0].clone()
+
+    def made(where):
+        return grid_table(_indexes((f, h, w), where), (f_pairs, h_pairs, w_pairs), order, theta, scale, offset)
+
+    if _in_capture(device):
+        return made(device)
+    with torch.inference_mode(False), torch.no_grad():
+        table = made(torch.device("cpu")).to(device)
+    _kept.keep(key, (table,))
+    return table.clone()
 
 
 @torch.library.register_fake(add_op_namespace_prefix("grid_table"))

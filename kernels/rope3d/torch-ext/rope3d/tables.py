@@ -115,34 +115,20 @@ def token_tables(
 
 
 class Kept:
-    """Tables, each with what else a call needs, by what determines them: so many and so many bytes at most, of which
-    the oldest give way. Threads may read `found` while one of them calls `keep`.
+    """Tables, each with what else a call needs, by what determines them. Up to so many bytes they are kept for good,
+    since a CUDA graph, or a kernel on any stream, may read a table at any later time; those beyond are not kept at all.
+    Threads may read `found` while one of them calls `keep`.
     """
 
-    def __init__(self, most: int, most_bytes: int) -> None:
+    def __init__(self, most_bytes: int) -> None:
         self.found: dict[object, tuple] = {}
-        self._most, self._most_bytes = most, most_bytes
-        self._bytes = 0
+        self._free_bytes = most_bytes
         self._changing = threading.Lock()
-        self._captured: set[torch.Tensor] = set()
 
     def keep(self, key: object, value: tuple) -> None:
         """Keeps a value that starts with its table."""
-        size = value[0].nbytes
-        if size > self._most_bytes:
-            return
         with self._changing:
-            if key in self.found:
-                return
-            while self.found and (len(self.found) >= self._most or self._bytes + size > self._most_bytes):
-                table = self.found.pop(next(iter(self.found)))[0]
-                self._bytes -= table.nbytes
-                if table.is_cuda:
-                    # Streams that the allocator does not know of may still read it.
-                    torch.cuda.synchronize(table.device)
-            self.found[key] = value
-            self._bytes += size
-
-    def captured(self, table: torch.Tensor) -> None:
-        """Keeps for good a table that a CUDA graph reads whenever it is replayed."""
-        self._captured.add(table)
+            size = value[0].nbytes
+            if size <= self._free_bytes and key not in self.found:
+                self._free_bytes -= size
+                self.found[key] = value
