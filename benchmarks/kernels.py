@@ -40,6 +40,7 @@ machine, in the same rounds, is 1.00. A kernel that reads and writes each byte o
   they exceed the last cache four times over. A call on memory that was just written would be faster, whoever makes it.
 - On the GPU it is the device's time, from replays of CUDA graphs that take at least two milliseconds; what a call costs
   the host is in tables of its own.
+- A call follows the last one at once. A kernel that lets the next begin while it ends gains from that, as in a model.
 - All implementations take turns, and each time is the median of the rounds. Ratios are medians of the ratios of rounds.
 - `torch.compile` compiles for each shape by itself.
 """

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from click.testing import CliRunner
 
+from kernel_builder.cli import main
 from kernel_builder.errors import ConfigError
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import OURS, Report
@@ -23,7 +26,7 @@ def test_a_report_is_read_as_it_was_saved(report: Report, tmp_path: Path) -> Non
     assert again.rows[0].times == {name: pytest.approx(time, rel=1e-3) for name, time in report.rows[0].times.items()}
     again.save(tmp_path / "b.json")
     assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
-    assert list(tmp_path.iterdir()) == [tmp_path / "a.json", tmp_path / "b.json"] or len(list(tmp_path.iterdir())) == 2
+    assert {path.name for path in tmp_path.iterdir()} == {"a.json", "b.json"}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [], "hosts": []}', '{"rows": [{}], "hosts": []}'])
@@ -31,6 +34,15 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ConfigError, match="is not a result of `kernel-builder benchmark --json`"):
         Report.read(tmp_path / "a.json")
+
+
+def test_errors_are_words_where_json_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    command = ["benchmark", "--from", str(tmp_path / "a.json"), "--json", str(tmp_path / "b.json")]
+    monkeypatch.setattr(sys, "argv", ["kernel-builder", *command])
+    done = CliRunner().invoke(main, command)
+    assert done.exit_code == 2 and done.stdout == ""
+    assert done.stderr.startswith(f"error: {tmp_path / 'a.json'}: is not a result of")
 
 
 def test_no_wrong_result_has_a_time(report: Report) -> None:
