@@ -90,13 +90,13 @@ def at_least(
         return
     if mean:
         found = geometric_mean(values)
-        yield Target(what, f"at least {wanted}", f"{found:.2f}", found >= wanted)
+        yield Target(what, f"at least {wanted}", f"{found:.3f}", found >= wanted)
         return
     least = min(range(len(values)), key=values.__getitem__)
     where = shape_name(rows[least].place.shape)
     missed = sum(value < wanted for value in values)
     of = f", {missed} of {len(values)} below" if missed else ""
-    yield Target(what, f"at least {wanted}", f"{values[least]:.2f} at {where}{of}", not missed)
+    yield Target(what, f"at least {wanted}", f"{values[least]:.3f} at {where}{of}", not missed)
 
 
 def targets(found: dict[str, dict[str, Report]]) -> Iterator[Target]:
