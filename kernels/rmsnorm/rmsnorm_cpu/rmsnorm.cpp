@@ -185,7 +185,7 @@ INLINE void forward_rows(const Forward& problem, int64_t begin, int64_t end) {
 }
 
 template <class T, Instructions kSet>
-INLINE void backward_rows(const Backward& problem, int64_t begin, int64_t end, float* __restrict__ partial) {
+INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
   for (int64_t first = begin; first < end; first += kTile) {
@@ -221,6 +221,11 @@ INLINE void backward_rows(const Backward& problem, int64_t begin, int64_t end, f
       for (int64_t i = 0; i < tile; ++i) {
         const float* values = floats<T, kSet>(x[i] + start, x_buffer, count);
         const float* slopes = floats<T, kSet>(grad[i] + start, grad_buffer, count);
+        // Before the result is written: a load that follows a write to the same place in another page waits for it.
+        if (partial != nullptr) {
+#pragma omp simd
+          for (int64_t j = 0; j < count; ++j) partial[start + j] += slopes[j] * (values[j] * rstd[i]);
+        }
         Storage* to = static_cast<Storage*>(problem.grad_x) + (first + i) * hidden + start;
         float* result = place<T>(to, result_buffer);
         if (weight == nullptr) {
@@ -236,23 +241,8 @@ INLINE void backward_rows(const Backward& problem, int64_t begin, int64_t end, f
           for (int64_t j = 0; j < count; ++j) result[j] += sums[j];
         }
         write<T, kSet>(result, to, count);
-        if (partial != nullptr) {
-#pragma omp simd
-          for (int64_t j = 0; j < count; ++j) partial[start + j] += slopes[j] * (values[j] * rstd[i]);
-        }
       }
     }
-  }
-}
-
-template <class T, Instructions kSet>
-INLINE void backward_parts(const Backward& problem, int64_t begin, int64_t end) {
-  const int64_t share = problem.rows / problem.parts, longer = problem.rows % problem.parts;
-  for (int64_t part = begin; part < end; ++part) {
-    float* partial = problem.partial == nullptr ? nullptr : problem.partial + part * problem.hidden;
-    if (partial != nullptr) std::memset(partial, 0, problem.hidden * sizeof(float));
-    const int64_t first = part * share + std::min(part, longer);
-    backward_rows<T, kSet>(problem, first, first + share + (part < longer ? 1 : 0), partial);
   }
 }
 
@@ -271,55 +261,64 @@ void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
 }
 
 template <class T, Instructions kSet>
-INLINE void run(const Forward& problem, int64_t begin, int64_t end) {
+INLINE void run_rows(int64_t begin, int64_t end, const Forward& problem) {
   forward_rows<T, kSet>(problem, begin, end);
 }
 
 template <class T, Instructions kSet>
-INLINE void run(const Backward& problem, int64_t begin, int64_t end) {
-  backward_parts<T, kSet>(problem, begin, end);
+INLINE void run_rows(int64_t begin, int64_t end, const Backward& problem, float* partial) {
+  backward_rows<T, kSet>(problem, partial, begin, end);
 }
 
 #if defined(__x86_64__)
-template <class T, class Problem>
-__attribute__((target("avx2,fma"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
-  run<T, Instructions::avx2>(problem, begin, end);
+template <class T, class... Arguments>
+__attribute__((target("avx2,fma"))) void run_avx2(int64_t begin, int64_t end, const Arguments&... arguments) {
+  run_rows<T, Instructions::avx2>(begin, end, arguments...);
 }
-template <class T, class Problem>
+template <class T, class... Arguments>
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
-    const Problem& problem, int64_t begin, int64_t end) {
-  run<T, Instructions::avx512>(problem, begin, end);
+    int64_t begin, int64_t end, const Arguments&... arguments) {
+  run_rows<T, Instructions::avx512>(begin, end, arguments...);
 }
 #endif
 
-template <class T, class Problem>
-void run_with_type(const Problem& problem, int64_t begin, int64_t end) {
+template <class T, class... Arguments>
+void run_with_type(int64_t begin, int64_t end, const Arguments&... arguments) {
 #if defined(__x86_64__)
-  if (has_avx512()) return run_avx512<T>(problem, begin, end);
-  if (has_avx2()) return run_avx2<T>(problem, begin, end);
+  if (has_avx512()) return run_avx512<T>(begin, end, arguments...);
+  if (has_avx2()) return run_avx2<T>(begin, end, arguments...);
 #endif
-  run<T, Instructions::base>(problem, begin, end);
+  run_rows<T, Instructions::base>(begin, end, arguments...);
 }
 
-template <class Problem>
-void run(const Problem& problem, int64_t begin, int64_t end) {
-  switch (problem.type) {
+// The rows from `begin` to `end`.
+template <class... Arguments>
+void run(Type type, int64_t begin, int64_t end, const Arguments&... arguments) {
+  switch (type) {
     case Type::float32:
-      return run_with_type<Float32>(problem, begin, end);
+      return run_with_type<Float32>(begin, end, arguments...);
     case Type::float16:
-      return run_with_type<Float16>(problem, begin, end);
+      return run_with_type<Float16>(begin, end, arguments...);
     case Type::bfloat16:
-      return run_with_type<BFloat16>(problem, begin, end);
+      return run_with_type<BFloat16>(begin, end, arguments...);
   }
 }
 
 }  // namespace
 
-void forward(const Forward& problem, int64_t begin, int64_t end) { run(problem, begin, end); }
+void forward(const Forward& problem, int64_t begin, int64_t end) { run(problem.type, begin, end, problem); }
 
 int64_t partial_sums(int64_t rows) { return std::min<int64_t>(64, (rows + 3) / 4); }
 
-void backward(const Backward& problem, int64_t begin, int64_t end) { run(problem, begin, end); }
+void backward(const Backward& problem, int64_t begin, int64_t end) {
+  const int64_t share = problem.rows / problem.parts, longer = problem.rows % problem.parts;
+  for (int64_t part = begin; part < end; ++part) {
+    float* partial = problem.partial == nullptr ? nullptr : problem.partial + part * problem.hidden;
+    if (partial != nullptr) std::memset(partial, 0, problem.hidden * sizeof(float));
+    const int64_t first = part * share + std::min(part, longer);
+    run(problem.type, first, first + share + (part < longer ? 1 : 0), problem, partial);
+  }
+}
 
 void reduce_weight_gradient(const Backward& problem, int64_t begin, int64_t end) {
   switch (problem.weight.type) {

@@ -8,6 +8,8 @@
 // The gradient of the weight takes two kernels. The first runs `parts` blocks, about one on each processor, in which
 // several groups of threads take a row each, again and again, and add up what they meet of a column in registers; the
 // second adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits.
+#include <iterator>
+
 #include "kit/launch.cuh"
 #include "rmsnorm_cuda/device.cuh"
 #include "rmsnorm_cuda/rmsnorm.h"
@@ -15,8 +17,8 @@
 namespace rmsnorm {
 namespace {
 
-constexpr int kMostGroups = 15;  // of more than a warp in a block, each of which has one of its 16 barriers
-constexpr int kReduceColumns = 32, kReduceRows = 32;
+constexpr int kScalarLoads = 12;  // elements of a thread, of rows that are not read in vectors
+constexpr int kMostGroups = 15;   // of more than a warp in a block, each of which has one of its 16 barriers
 
 struct alignas(64) Arguments {
   const void *x, *grad;
@@ -120,44 +122,17 @@ __device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x
   return encode_all<T>(results);
 }
 
-template <typename T, int kWidth, int kLoads>
-struct Row {
-  Vector<T, kWidth> x[kLoads], grad[kLoads];
-
-  // Zeros beyond `columns`, which add nothing to sums.
-  __device__ __forceinline__ void read(const T* from_x, const T* from_grad, int first_column, int step, int columns) {
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * step;
-      x[i] = {};
-      grad[i] = {};
-      if (column < columns) {
-        x[i] = load_once<T, kWidth>(from_x + column);
-        grad[i] = load_once<T, kWidth>(from_grad + column);
-      }
-    }
-  }
-};
-
-// kAhead: a row is read while the one before it is worked on.
-template <typename T, int kWidth, int kLoads, bool kAhead, int kThreads>
+// The last rows come first: they are what the cache still has, when the forward pass or what made grad has just ended.
+template <typename T, int kWidth, int kLoads, int kThreads>
 __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Arguments arguments) {
   __shared__ GroupSums::Scratch scratch;
   extern __shared__ float4 sums_of_block[];
   const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
   const int first_column = (threadIdx.x - index * group) * kWidth, step = group * kWidth;
   const int hidden = arguments.hidden;
-  const int64_t rows_at_once = static_cast<int64_t>(gridDim.x) * groups;
   GroupSums sum_over_group(scratch, group, index);
-  const auto read = [&](Row<T, kWidth, kLoads>& row, int64_t number) {
-    // A thread without a row still takes part in the sums of its warp.
-    const Offsets offsets(arguments, number);
-    row.read(static_cast<const T*>(arguments.x) + offsets.x, static_cast<const T*>(arguments.grad) + offsets.grad,
-             first_column, step, number < arguments.rows ? hidden : 0);
-  };
-  Row<T, kWidth, kLoads> row;
-  int64_t number = static_cast<int64_t>(blockIdx.x) * groups + index;
-  if (kAhead) read(row, number);
+  wait_for_previous();
+  let_next_begin();
   Factors<T, kWidth> factors[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
@@ -165,12 +140,22 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
     if (column < hidden) factors[i].start(arguments.weight, column);
   }
   float weight_sums[kLoads][kWidth] = {};
-  for (int64_t first = static_cast<int64_t>(blockIdx.x) * groups; first < arguments.rows; first += rows_at_once) {
-    Row<T, kWidth, kLoads> next;
-    if (kAhead) {
-      read(next, number + rows_at_once);
-    } else {
-      read(row, number);
+  for (int64_t base = arguments.rows - 1 - static_cast<int64_t>(blockIdx.x) * groups; base >= 0;
+       base -= static_cast<int64_t>(gridDim.x) * groups) {
+    const int64_t number = base - index;
+    // A thread without a row still takes part in the sums of its warp.
+    const int columns = number >= 0 ? hidden : 0;
+    const Offsets offsets(arguments, number);
+    Vector<T, kWidth> x[kLoads], grad[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const int column = first_column + i * step;
+      x[i] = {};
+      grad[i] = {};
+      if (column < columns) {
+        x[i] = load_once<T, kWidth>(static_cast<const T*>(arguments.x) + offsets.x + column);
+        grad[i] = load_once<T, kWidth>(static_cast<const T*>(arguments.grad) + offsets.grad + column);
+      }
     }
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
@@ -180,33 +165,29 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
         factors[i].forget();
         float values[kWidth];
         factors[i].finish(arguments.weight, column, values);
-        add_to_sums(row.x[i], row.grad[i], values, sums);
+        add_to_sums(x[i], grad[i], values, sums);
       }
     }
     sum_over_group(sums);
     const Slope slope(arguments, sums);
-    if (number < arguments.rows) {
-      T* grad_x = static_cast<T*>(arguments.grad_x) + number * hidden;
-      const T* grad_sum = static_cast<const T*>(arguments.grad_sum);
-      if (grad_sum != nullptr) grad_sum += Offsets(arguments, number).grad_sum;
+    if (number < 0) continue;
+    T* grad_x = static_cast<T*>(arguments.grad_x) + number * hidden;
+    const T* grad_sum = static_cast<const T*>(arguments.grad_sum);
+    if (grad_sum != nullptr) grad_sum += Offsets(arguments, number).grad_sum;
 #pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int column = first_column + i * step;
-        if (column < hidden) {
-          forget(row.x[i]);
-          forget(row.grad[i]);
-          factors[i].forget();
-          float values[kWidth];
-          factors[i].finish(arguments.weight, column, values);
-          store_once(grad_x + column, gradient(row.x[i], row.grad[i], values, slope,
-                                               grad_sum == nullptr ? nullptr : grad_sum + column, weight_sums[i]));
-        }
+    for (int i = 0; i < kLoads; ++i) {
+      const int column = first_column + i * step;
+      if (column < hidden) {
+        forget(x[i]);
+        forget(grad[i]);
+        factors[i].forget();
+        float values[kWidth];
+        factors[i].finish(arguments.weight, column, values);
+        store_once(grad_x + column, gradient(x[i], grad[i], values, slope,
+                                             grad_sum == nullptr ? nullptr : grad_sum + column, weight_sums[i]));
       }
     }
-    if (kAhead) row = next;
-    number += rows_at_once;
   }
-  start_dependents();
   if (arguments.partial == nullptr) return;
   // The groups add theirs one after another.
   float* const shared = reinterpret_cast<float*>(sums_of_block);
@@ -240,6 +221,8 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
   const int64_t hidden = arguments.long_hidden, step = kLongBlock * kWidth;
   const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth;
   float* partial = arguments.partial == nullptr ? nullptr : arguments.partial + blockIdx.x * hidden;
+  wait_for_previous();
+  let_next_begin();
   for (int64_t row = blockIdx.x; row < arguments.rows; row += gridDim.x) {
     const Offsets offsets(arguments, row);
     const T* x = static_cast<const T*>(arguments.x) + offsets.x;
@@ -270,25 +253,27 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
       if (partial != nullptr) store_floats(partial + column, weight_sums);
     }
   }
-  start_dependents();
 }
 
+// A block adds up kWarp columns: each warp some of the parts, then one column each.
 template <typename W>
-__global__ void __launch_bounds__(kReduceColumns* kReduceRows)
+__global__ void __launch_bounds__(kWarp* kWarp)
     reduce_kernel(const float* partial, int64_t parts, int64_t hidden, W* out) {
-  __shared__ float sums[kReduceRows][kReduceColumns];
-  wait_for_dependency();
-  const int64_t column = static_cast<int64_t>(blockIdx.x) * kReduceColumns + threadIdx.x;
+  __shared__ float sums[kWarp][kWarp + 1];
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kWarp, column = first_column + lane;
+  wait_for_previous();
+  let_next_begin();
   float sum = 0.0f;
   if (column < hidden) {
 #pragma unroll 8
-    for (int64_t part = threadIdx.y; part < parts; part += kReduceRows) sum += partial[part * hidden + column];
+    for (int64_t part = warp; part < parts; part += kWarp) sum += partial[part * hidden + column];
   }
-  sums[threadIdx.y][threadIdx.x] = sum;
+  sums[warp][lane] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || column >= hidden) return;
-  for (int i = 1; i < kReduceRows; ++i) sum += sums[i][threadIdx.x];
-  out[column] = encode<W>(sum);
+  float total[1] = {sums[lane][warp]};
+  sum_over_lanes(total, kWarp);
+  if (lane == 0 && first_column + warp < hidden) out[first_column + warp] = encode<W>(total[0]);
 }
 
 // How rows are laid over threads.
@@ -299,53 +284,61 @@ struct Plan {
   unsigned blocks;  // which take rows until there are none
 };
 
-// The most threads of a block whose threads have so many vectors, so that what they have fits in registers.
-constexpr int most_threads(int loads) { return loads == 1 ? 1024 : 512; }
+// The most threads of a processor whose threads have so many vectors, so that what they have fits in registers.
+constexpr int most_threads(int loads) { return loads == 1 ? 1024 : loads == 2 ? 768 : 512; }
+
+// The most vectors of a row of which a thread has so many.
+constexpr int most_vectors(int loads) { return loads == 1 ? 64 : loads == 2 ? 384 : 512 * loads; }
 
 Plan plan_of(int64_t rows, int64_t hidden, int width, int processors) {
   const int64_t vectors = (hidden + width - 1) / width;
-  Plan plan{};
-  for (const int loads : {1, 2, 4}) {
-    if (vectors > static_cast<int64_t>(loads) * most_threads(loads)) continue;
-    plan.loads = loads;
-    break;
+  Plan plan{0, kLongBlock, 1, 0};
+  const int choices[] = {1, 2, 4}, scalar_choices[] = {kScalarLoads};
+  for (const int* loads = width > 1 ? std::begin(choices) : std::begin(scalar_choices);
+       loads != (width > 1 ? std::end(choices) : std::end(scalar_choices)) && plan.loads == 0; ++loads) {
+    if (vectors <= most_vectors(*loads)) plan.loads = *loads;
   }
-  if (plan.loads == 0) {
-    plan.group = kLongBlock;
-    plan.groups = 1;
-  } else {
+  int64_t blocks = processors;
+  if (plan.loads > 0) {
     const int threads = static_cast<int>((vectors + plan.loads - 1) / plan.loads);
     plan.group = 1;
-    while (plan.group < threads && plan.group < kWarp) plan.group *= 2;
+    // Single elements are read by a warp, together, rather than many by each of a few threads.
+    const int lanes = width > 1 ? threads : static_cast<int>(std::min<int64_t>(vectors, kWarp));
+    while (plan.group < lanes && plan.group < kWarp) plan.group *= 2;
     if (threads > kWarp) plan.group = (threads + kWarp - 1) / kWarp * kWarp;
+    // Two blocks to a processor, so that one works while the other begins or ends; with few rows, rather more blocks
+    // than larger ones.
     const int most = most_threads(plan.loads) / plan.group;
-    const int64_t wanted = (rows + processors - 1) / processors;  // rather more blocks than larger ones
-    plan.groups = static_cast<int>(std::min<int64_t>(wanted, plan.group > kWarp ? std::min(most, kMostGroups) : most));
+    const int each = most > 1 ? most / 2 : 1;
+    const int64_t wanted = (rows + 2 * processors - 1) / (2 * processors);
+    plan.groups = static_cast<int>(std::min<int64_t>(wanted, plan.group > kWarp ? std::min(each, kMostGroups) : each));
     plan.groups = std::max(plan.groups, kWarp / plan.group);
+    if (most > 1) blocks *= 2;
   }
-  plan.blocks = static_cast<unsigned>(std::min<int64_t>((rows + plan.groups - 1) / plan.groups, processors));
+  plan.blocks = static_cast<unsigned>(std::min<int64_t>((rows + plan.groups - 1) / plan.groups, blocks));
   return plan;
 }
 
-template <typename T, int kWidth, int kLoads, bool kAhead, int kThreads>
+template <typename T, int kWidth, int kLoads>
 void launch_kernel(Arguments& arguments, const Plan& plan, cudaStream_t stream) {
   arguments.group = plan.group;
   const size_t shared = arguments.partial != nullptr && plan.groups > 1 ? arguments.hidden * sizeof(float) : 0;
-  backward_kernel<T, kWidth, kLoads, kAhead, kThreads>
-      <<<plan.blocks, static_cast<unsigned>(plan.group * plan.groups), shared, stream>>>(arguments);
+  launch_early(backward_kernel<T, kWidth, kLoads, most_threads(kLoads)>, plan.blocks,
+               static_cast<unsigned>(plan.group * plan.groups), shared, stream, arguments);
 }
 
 template <typename T, int kWidth>
 void launch(Arguments& arguments, const Plan& plan, cudaStream_t stream) {
-  switch (plan.loads) {
-    case 1:
-      return launch_kernel<T, kWidth, 1, true, most_threads(1)>(arguments, plan, stream);
-    case 2:
-      return launch_kernel<T, kWidth, 2, true, most_threads(2)>(arguments, plan, stream);
-    case 4:
-      return launch_kernel<T, kWidth, 4, false, most_threads(4)>(arguments, plan, stream);
-    default:
-      backward_long_kernel<T, kWidth><<<plan.blocks, kLongBlock, 0, stream>>>(arguments);
+  if (plan.loads == 0) {
+    launch_early(backward_long_kernel<T, kWidth>, plan.blocks, kLongBlock, 0, stream, arguments);
+  } else if constexpr (kWidth == 1) {
+    launch_kernel<T, 1, kScalarLoads>(arguments, plan, stream);
+  } else if (plan.loads == 1) {
+    launch_kernel<T, kWidth, 1>(arguments, plan, stream);
+  } else if (plan.loads == 2) {
+    launch_kernel<T, kWidth, 2>(arguments, plan, stream);
+  } else {
+    launch_kernel<T, kWidth, 4>(arguments, plan, stream);
   }
 }
 
@@ -386,26 +379,11 @@ void launch_aligned(const Backward& problem, int processors, cudaStream_t stream
   return vectors ? launch<T, kWidth>(arguments, plan, stream) : launch<T, 1>(arguments, plan, stream);
 }
 
-// Whether a kernel can be launched to overlap with the one before it.
-bool overlaps_kernels() {
-  int device, major;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device) == cudaSuccess && major >= 9;
-}
-
 template <typename W>
 void launch_reduce(const Backward& problem, cudaStream_t stream) {
-  cudaLaunchAttribute overlap{};
-  overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  overlap.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(static_cast<unsigned>((problem.hidden + kReduceColumns - 1) / kReduceColumns));
-  config.blockDim = dim3(kReduceColumns, kReduceRows);
-  config.stream = stream;
-  config.attrs = &overlap;
-  config.numAttrs = overlaps_kernels() ? 1 : 0;
-  cudaLaunchKernelEx(&config, reduce_kernel<W>, static_cast<const float*>(problem.partial), problem.parts,
-                     problem.hidden, static_cast<W*>(problem.grad_weight));
+  launch_early(reduce_kernel<W>, static_cast<unsigned>((problem.hidden + kWarp - 1) / kWarp), kWarp * kWarp, 0, stream,
+               static_cast<const float*>(problem.partial), problem.parts, problem.hidden,
+               static_cast<W*>(problem.grad_weight));
 }
 
 }  // namespace

@@ -24,21 +24,22 @@ constexpr int kLongBlock = 1024;  // threads of a row that registers do not hold
 // --- memory
 // -----------------------------------------------------------------------------------------------------------
 
-// Words that are read or written once, and are the first to leave the cache when it is full. That is 2% of the time of
-// a large tensor.
+// Words that are read or written once: what is read does not stay in the nearest cache, and what is written is the
+// first to leave the other, where it is not in the way of x, which the backward pass reads again. Both together are 2%
+// of the time of a large tensor.
 __device__ __forceinline__ uint16_t load_word_once(const uint16_t* from) {
   uint16_t word;
-  asm volatile("ld.global.cs.u16 %0, [%1];" : "=h"(word) : "l"(from));
+  asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(word) : "l"(from));
   return word;
 }
 __device__ __forceinline__ uint32_t load_word_once(const uint32_t* from) {
   uint32_t word;
-  asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(word) : "l"(from));
+  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(from));
   return word;
 }
 __device__ __forceinline__ uint4 load_word_once(const uint4* from) {
   uint4 word;
-  asm volatile("ld.global.cs.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
                : "l"(from));
   return word;
@@ -147,6 +148,18 @@ class Factors {
     for (int i = 0; i < kWidth; ++i) factors[i] += weight.offset;
   }
 
+  // In one step, from a column that need not be a multiple of the vector.
+  static __device__ __forceinline__ void read(const Weight& weight, int64_t column, float (&factors)[kWidth]) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      Factors<T, 1> factor;
+      factor.start(weight, column + i);
+      float value[1];
+      factor.finish(weight, column + i, value);
+      factors[i] = value[0];
+    }
+  }
+
   __device__ __forceinline__ void forget() { rmsnorm::forget(vector_); }
 
  private:
@@ -190,23 +203,6 @@ __device__ __forceinline__ float sum_over_block(float value, float4 (&scratch)[k
 
 __device__ __forceinline__ float reciprocal_norm(float sum_of_squares, float inverse_of_hidden, float eps) {
   return rsqrtf(sum_of_squares * inverse_of_hidden + eps);
-}
-
-// --- kernels that follow another
-// ---------------------------------------------------------------------------------------
-
-// Lets a kernel that was launched to overlap with this one start, as far as there is room for it.
-__device__ __forceinline__ void start_dependents() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
-#endif
-}
-
-// Waits until all that the kernel before this one wrote is there.
-__device__ __forceinline__ void wait_for_dependency() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
 }
 
 }  // namespace rmsnorm

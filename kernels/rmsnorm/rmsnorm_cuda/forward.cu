@@ -16,6 +16,7 @@ namespace {
 
 constexpr int kSharedBlock = 128;  // threads of a block with several rows
 constexpr int kScalarLoads = 16;   // elements of a thread, of rows that are not read in vectors
+constexpr int kShiftedLoads = 4;   // vectors of a thread, of rows that start anywhere
 
 struct alignas(64) Arguments {
   const void* x;
@@ -102,6 +103,8 @@ __global__ void __launch_bounds__(kBlock ? kMostThreads : kSharedBlock)
   // A thread without a row still takes part in the sums of its warp.
   const int columns = kBlock || row < arguments.rows ? arguments.hidden : 0;
   const Offsets<kAdd> offsets(arguments, row, arguments.hidden);
+  wait_for_previous();
+  let_next_begin();
   Vector<T, kWidth> x[kLoads];
   Factors<T, kWidth> factors[kLoads];
 #pragma unroll
@@ -157,6 +160,71 @@ __global__ void __launch_bounds__(kBlock ? kMostThreads : kSharedBlock)
   }
 }
 
+// Part of a row in a thread, wherever it starts.
+template <typename T, int kWidth, bool kAdd>
+struct Piece {
+  int column;  // negative: nothing
+  Vector<T, kWidth> x;
+
+  __device__ __forceinline__ void read(const Arguments& arguments, const Offsets<kAdd>& offsets) {
+    x = {};
+    if (column >= 0) x = load_once<T, kWidth>(static_cast<const T*>(arguments.x) + offsets.x + column);
+  }
+
+  __device__ __forceinline__ void add_residual(const Arguments& arguments, const Offsets<kAdd>& offsets) {
+    if (column < 0) return;
+    x = add(x, load_once<T, kWidth>(static_cast<const T*>(arguments.residual) + offsets.residual + column));
+    store_once(static_cast<T*>(arguments.sum) + offsets.sum + column, x);
+  }
+
+  __device__ __forceinline__ void write(const Arguments& arguments, const Offsets<kAdd>& offsets, float rstd) {
+    if (column < 0) return;
+    forget(x);
+    float factors[kWidth];
+    Factors<T, kWidth>::read(arguments.weight, column, factors);
+    write_norm(arguments, offsets.normed + column, x, rstd, factors);
+  }
+};
+
+// For rows that do not start at multiples of the vector, but all tensors alike: vectors, but for a few elements before
+// the first and behind the last.
+template <typename T, int kWidth, int kLoads, bool kAdd>
+__global__ void __launch_bounds__(kMostThreads) forward_shifted_kernel(const __grid_constant__ Arguments arguments) {
+  __shared__ float4 scratch[kMostWarps / 4];
+  const int hidden = arguments.hidden, thread = threadIdx.x;
+  const Offsets<kAdd> offsets(arguments, blockIdx.x, hidden);
+  const auto address = reinterpret_cast<uintptr_t>(static_cast<const T*>(arguments.x) + offsets.x) / sizeof(T);
+  const int before = static_cast<int>(-address % kWidth);
+  const int vectors = (hidden - before) / kWidth, behind = before + vectors * kWidth;
+  wait_for_previous();
+  let_next_begin();
+  Piece<T, kWidth, kAdd> pieces[kLoads];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    const int vector = thread + i * static_cast<int>(blockDim.x);
+    pieces[i].column = vector < vectors ? before + vector * kWidth : -1;
+    pieces[i].read(arguments, offsets);
+  }
+  // The first threads take an element before the first vector each, the next ones an element behind the last.
+  Piece<T, 1, kAdd> element;
+  element.column = thread < before ? thread : -1;
+  if (thread >= kWidth && behind + thread - kWidth < hidden) element.column = behind + thread - kWidth;
+  element.read(arguments, offsets);
+  if (kAdd) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) pieces[i].add_residual(arguments, offsets);
+    element.add_residual(arguments, offsets);
+  }
+  float squares = sum_of_squares(element.x);
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) squares += sum_of_squares(pieces[i].x);
+  squares = sum_over_block<kMostWarps>(squares, scratch);
+  const float rstd = reciprocal_norm(squares, arguments.inverse_of_hidden, arguments.eps);
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) pieces[i].write(arguments, offsets, rstd);
+  element.write(arguments, offsets, rstd);
+}
+
 template <typename T, int kWidth, bool kAdd>
 __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Arguments arguments) {
   __shared__ float4 scratch[kLongBlock / kWarp / 4];
@@ -164,6 +232,8 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
   const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth;
   const Offsets<kAdd> offsets(arguments, blockIdx.x, hidden);
   const T* row = static_cast<const T*>(arguments.x) + offsets.x;
+  wait_for_previous();
+  let_next_begin();
   float squares = 0.0f;
   if (kAdd) {
     const T* residual = static_cast<const T*>(arguments.residual) + offsets.residual;
@@ -200,57 +270,79 @@ int power_of_two_from(int64_t count) {
   return shift;
 }
 
-// `vectors` of a row to a block, kLoads of them to a thread.
+unsigned threads_for(int64_t vectors, int loads) {
+  return static_cast<unsigned>((vectors + loads * kWarp - 1) / (loads * kWarp) * kWarp);
+}
+
 template <typename T, int kWidth, int kLoads, bool kAdd>
 void launch_block(const Arguments& arguments, int64_t vectors, cudaStream_t stream) {
-  const int64_t threads = (vectors + kLoads - 1) / kLoads;
-  forward_kernel<T, kWidth, kLoads, kAdd, true>
-      <<<static_cast<unsigned>(arguments.rows), static_cast<unsigned>((threads + kWarp - 1) / kWarp * kWarp), 0,
-         stream>>>(arguments);
+  launch_early(forward_kernel<T, kWidth, kLoads, kAdd, true>, static_cast<unsigned>(arguments.rows),
+               threads_for(vectors, kLoads), 0, stream, arguments);
 }
 
 template <typename T, int kWidth, int kLoads, bool kAdd>
 void launch_shared(Arguments& arguments, int64_t lanes, cudaStream_t stream) {
   arguments.shift = static_cast<uint8_t>(power_of_two_from(lanes));
   const int64_t rows_of_block = kSharedBlock >> arguments.shift;
-  forward_kernel<T, kWidth, kLoads, kAdd, false>
-      <<<static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block), kSharedBlock, 0, stream>>>(
-          arguments);
+  launch_early(forward_kernel<T, kWidth, kLoads, kAdd, false>,
+               static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block), kSharedBlock, 0, stream,
+               arguments);
 }
 
 template <typename T, int kWidth, bool kAdd>
-void launch(Arguments& arguments, int64_t vectors, cudaStream_t stream) {
-  if constexpr (kWidth > 1) {
-    if (vectors <= kWarp * 4) {
-      // Two lanes at least, so that they read 32 bytes together: the memory has no smaller unit.
-      const int64_t lanes = std::max((vectors + 3) / 4, std::min<int64_t>(vectors, 2));
-      return launch_shared<T, kWidth, 4, kAdd>(arguments, lanes, stream);
-    }
-    if (vectors <= kMostThreads * 2) return launch_block<T, kWidth, 2, kAdd>(arguments, vectors, stream);
-    if (vectors <= kMostThreads * 4) return launch_block<T, kWidth, 4, kAdd>(arguments, vectors, stream);
-    if (vectors <= kMostThreads * 8) return launch_block<T, kWidth, 8, kAdd>(arguments, vectors, stream);
-  } else {
-    if (vectors <= kWarp * kScalarLoads)
-      return launch_shared<T, 1, kScalarLoads, kAdd>(arguments, std::min<int64_t>(vectors, kWarp), stream);
-    if (vectors <= kMostThreads * kScalarLoads)
-      return launch_block<T, 1, kScalarLoads, kAdd>(arguments, vectors, stream);
-  }
-  forward_long_kernel<T, kWidth, kAdd><<<static_cast<unsigned>(arguments.rows), kLongBlock, 0, stream>>>(arguments);
+void launch_long(const Arguments& arguments, cudaStream_t stream) {
+  launch_early(forward_long_kernel<T, kWidth, kAdd>, static_cast<unsigned>(arguments.rows), kLongBlock, 0, stream,
+               arguments);
 }
 
-template <typename T>
-void launch_aligned(Arguments& arguments, const Forward& problem, cudaStream_t stream) {
+// As many threads as share a row well: with more than 320 for two vectors each, the registers of a processor hold too
+// few rows at a time to keep its memory busy.
+template <typename T, int kWidth, bool kAdd>
+void launch_vectors(Arguments& arguments, int64_t vectors, cudaStream_t stream) {
+  if (vectors <= kWarp * 4) {
+    return launch_shared<T, kWidth, 4, kAdd>(arguments, std::max((vectors + 3) / 4, std::min<int64_t>(vectors, 4)),
+                                             stream);
+  }
+  if (vectors <= 320 * 2) return launch_block<T, kWidth, 2, kAdd>(arguments, vectors, stream);
+  if (vectors <= kMostThreads * 8) return launch_block<T, kWidth, 8, kAdd>(arguments, vectors, stream);
+  launch_long<T, kWidth, kAdd>(arguments, stream);
+}
+
+// Rows that lie anywhere. `shifted`: all tensors lie alike.
+template <typename T, int kWidth, bool kAdd>
+void launch_elements(Arguments& arguments, int64_t hidden, bool shifted, cudaStream_t stream) {
+  if (hidden <= kWarp * kScalarLoads) {
+    return launch_shared<T, 1, kScalarLoads, kAdd>(arguments, std::min<int64_t>(hidden, kWarp), stream);
+  }
+  if (shifted && hidden / kWidth <= kMostThreads * kShiftedLoads) {
+    launch_early(forward_shifted_kernel<T, kWidth, kShiftedLoads, kAdd>, static_cast<unsigned>(arguments.rows),
+                 threads_for(hidden / kWidth, kShiftedLoads), 0, stream, arguments);
+    return;
+  }
+  if (hidden <= kMostThreads * kScalarLoads) {
+    return launch_block<T, 1, kScalarLoads, kAdd>(arguments, hidden, stream);
+  }
+  launch_long<T, 1, kAdd>(arguments, stream);
+}
+
+template <typename T, bool kAdd>
+void launch(Arguments& arguments, const Forward& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
                        aligned(problem.residual, sizeof(T)) && aligned(problem.weight.data) &&
                        aligned(problem.normed) && aligned(problem.sum);
-  const bool add = problem.residual.data != nullptr;
-  if (vectors) {
-    return add ? launch<T, kWidth, true>(arguments, problem.hidden / kWidth, stream)
-               : launch<T, kWidth, false>(arguments, problem.hidden / kWidth, stream);
-  }
-  return add ? launch<T, 1, true>(arguments, problem.hidden, stream)
-             : launch<T, 1, false>(arguments, problem.hidden, stream);
+  if (vectors) return launch_vectors<T, kWidth, kAdd>(arguments, problem.hidden / kWidth, stream);
+  // Where the rows of x start, seen from a multiple of the vector, and how far they are from one another.
+  const auto alike = [&](const void* data, int64_t stride) {
+    return (reinterpret_cast<uintptr_t>(data) - reinterpret_cast<uintptr_t>(arguments.x)) % kVectorBytes == 0 &&
+           (stride - arguments.x_stride) % kWidth == 0;
+  };
+  const bool shifted =
+      !arguments.strided && !arguments.wide &&
+      alike(arguments.normed, arguments.in_place ? arguments.x_stride : problem.hidden) &&
+      (!kAdd || (alike(arguments.residual, arguments.residual_stride) &&
+                 alike(arguments.sum, arguments.in_place ? arguments.residual_stride : problem.hidden)));
+  launch_elements<T, kWidth, kAdd>(arguments, problem.hidden, shifted, stream);
 }
 
 Arguments arguments_of(const Forward& problem) {
@@ -285,7 +377,10 @@ Arguments arguments_of(const Forward& problem) {
 int forward(const Forward& problem, void* stream) {
   Arguments arguments = arguments_of(problem);
   return with_type(problem.type, [&](auto type) {
-    launch_aligned<typename decltype(type)::Element>(arguments, problem, static_cast<cudaStream_t>(stream));
+    using T = typename decltype(type)::Element;
+    const auto cuda_stream = static_cast<cudaStream_t>(stream);
+    return problem.residual.data == nullptr ? launch<T, false>(arguments, problem, cuda_stream)
+                                            : launch<T, true>(arguments, problem, cuda_stream);
   });
 }
 

@@ -155,7 +155,7 @@ def views(hidden, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden", [33, 64])
+@pytest.mark.parametrize("hidden", [33, 64, 1001])
 def test_strides(hidden, dtype):
     weight = random(2 * hidden, dtype=dtype)
     for name, x in views(hidden, dtype).items():
