@@ -4,8 +4,9 @@
 // Writes:   the results of a problem and its partial sums, nothing beside them.
 // Must not: start threads, or keep anything between calls.
 //
-// Everything is computed on rows of float32: rows of another type are converted into a buffer that stays in the cache,
-// and parameters and modulations once for all rows of a span that a call meets. The loops are plain, and `omp simd`
+// Everything is computed in float32, on some hundred elements of a row at a time: those of another type are converted
+// into a buffer that stays in the first cache, and parameters and modulations once for all rows of a span that a call
+// meets. The loops are plain, and `omp simd`
 // lets the compiler vectorize their sums (-fopenmp-simd; there is no OpenMP runtime behind it). They are compiled once
 // for each instruction set, and which one runs is found out when it runs. Results may differ between instruction sets
 // in the last bit, because sums are split and products fused differently. With -fno-trapping-math the compiler may
@@ -27,10 +28,9 @@ using namespace kit;
 
 #define ALWAYS_INLINE __attribute__((always_inline))
 
-// A row is summed in float32 over this many elements at a time, and in float64 beyond: a longer float32 sum would be
-// off by more than the roundings of a result, in the same direction for a whole row. A processor adds four sums side by
-// side in the time of one.
-constexpr int64_t kSumLength = 1024, kSums = 4;
+// Elements of a row at a time. They are summed in float32, and in float64 beyond: a longer float32 sum would be off by
+// more than the roundings of a result, in the same direction for a whole row.
+constexpr int64_t kChunk = 1024;
 
 template <class T>
 INLINE void decode_all(const typename T::Storage* from, int64_t count, float* __restrict__ values) {
@@ -59,28 +59,34 @@ INLINE void encode_all<ConvertedFloat16>(const float* values, int64_t count, uin
 }
 #endif
 
-// A row as float32: as it lies in memory, or converted into the buffer.
+// Elements as float32: as they lie in memory, or converted into the buffer.
 template <class T>
-INLINE const float* read_row(const Rows& rows, int64_t row, int64_t hidden, float* buffer) {
-  const auto* from = static_cast<const typename T::Storage*>(rows.data) + rows.offset(row);
+INLINE const float* floats_of(const typename T::Storage* from, int64_t count, float* buffer) {
   if constexpr (std::is_same_v<T, Float32>) {
     return from;
   } else {
-    decode_all<T>(from, hidden, buffer);
+    decode_all<T>(from, count, buffer);
     return buffer;
   }
 }
 
-// Where float32 results of a row go, and what brings them into the row from there.
+// Where float32 results go, and what brings them into a row from there.
 template <class T>
-INLINE float* row_target(void* data, int64_t row, int64_t hidden, float* buffer) {
-  return std::is_same_v<T, Float32> ? static_cast<float*>(data) + row * hidden : buffer;
+INLINE float* target_of(typename T::Storage* to, float* buffer) {
+  if constexpr (std::is_same_v<T, Float32>) {
+    return to;
+  } else {
+    return buffer;
+  }
 }
 template <class T>
-INLINE void write_row(void* data, int64_t row, int64_t hidden, const float* values) {
-  if constexpr (!std::is_same_v<T, Float32>) {
-    encode_all<T>(values, hidden, static_cast<typename T::Storage*>(data) + row * hidden);
-  }
+INLINE void finish(const float* values, int64_t count, typename T::Storage* to) {
+  if constexpr (!std::is_same_v<T, Float32>) encode_all<T>(values, count, to);
+}
+
+template <class T>
+INLINE typename T::Storage* row_to(void* data, int64_t row, int64_t hidden) {
+  return data == nullptr ? nullptr : static_cast<typename T::Storage*>(data) + row * hidden;
 }
 
 template <class T>
@@ -95,11 +101,12 @@ INLINE void write_as(const float* values, void* data, int64_t begin, int64_t cou
 
 // To T and back.
 template <class T>
-INLINE void round_row(float* values, int64_t count, std::vector<typename T::Storage>& buffer) {
-  if (std::is_same_v<T, Float32>) return;
-  buffer.resize(count);
-  encode_all<T>(values, count, buffer.data());
-  decode_all<T>(buffer.data(), count, values);
+INLINE void round_all(float* values, int64_t count) {
+  if constexpr (!std::is_same_v<T, Float32>) {
+    typename T::Storage rounded[kChunk];
+    encode_all<T>(values, count, rounded);
+    decode_all<T>(rounded, count, values);
+  }
 }
 
 // What is of the type of the rows, T, or float32.
@@ -151,84 +158,109 @@ class Spans {
   int64_t span_, current_ = 0, end_ = 0;
 };
 
-// The sum of term(i) for each i below `count`.
+// The sum of term(i) for each i below `count`, at most kChunk. A processor adds four sums side by side in the time of
+// one.
 template <class Term>
-INLINE double sum_of(int64_t count, Term term) {
-  double total = 0.0;
-  for (int64_t start = 0; start < count; start += kSumLength) {
-    const int64_t length = std::min(count - start, kSumLength), part = length / kSums;
-    float first = 0.0f, second = 0.0f, third = 0.0f, fourth = 0.0f;
+INLINE float sum_of(int64_t count, Term term) {
+  const int64_t part = count / 4;
+  float first = 0.0f, second = 0.0f, third = 0.0f, fourth = 0.0f;
 #pragma omp simd reduction(+ : first, second, third, fourth)
-    for (int64_t i = start; i < start + part; ++i) {
-      first += term(i);
-      second += term(i + part);
-      third += term(i + 2 * part);
-      fourth += term(i + 3 * part);
-    }
-    for (int64_t i = start + kSums * part; i < start + length; ++i) first += term(i);
-    total += static_cast<double>(first) + second + (static_cast<double>(third) + fourth);
+  for (int64_t i = 0; i < part; ++i) {
+    first += term(i);
+    second += term(i + part);
+    third += term(i + 2 * part);
+    fourth += term(i + 3 * part);
   }
-  return total;
+  for (int64_t i = 4 * part; i < count; ++i) first += term(i);
+  return (first + second) + (third + fourth);
 }
 
-INLINE float mean_of(const float* values, int64_t hidden) {
-  const double sum = sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return values[i]; });
-  return static_cast<float>(sum / static_cast<double>(hidden));
-}
+// The mean of a row and the squares of the deviations from it, from those of its chunks.
+class Moments {
+ public:
+  // Returns the mean of the chunk, from which its deviations were taken; zero when it is not centered.
+  INLINE float add(const float* values, int64_t count, bool centered) {
+    const float mean =
+        centered ? sum_of(count, [=](int64_t i) ALWAYS_INLINE { return values[i]; }) / static_cast<float>(count) : 0.0f;
+    const float squares =
+        sum_of(count, [=](int64_t i) ALWAYS_INLINE { return (values[i] - mean) * (values[i] - mean); });
+    const double away = static_cast<double>(mean) - mean_, both = static_cast<double>(count_ + count);
+    mean_ += away * static_cast<double>(count) / both;
+    squares_ += squares + away * away * static_cast<double>(count_) * static_cast<double>(count) / both;
+    count_ += count;
+    return mean;
+  }
 
-INLINE float reciprocal_norm_of(const float* values, float mean, int64_t hidden, float eps) {
-  const double squares =
-      sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return (values[i] - mean) * (values[i] - mean); });
-  return static_cast<float>(1.0 / std::sqrt(squares / static_cast<double>(hidden) + static_cast<double>(eps)));
-}
+  INLINE double mean() const { return mean_; }
+  INLINE float reciprocal_norm(float eps) const {
+    return static_cast<float>(1.0 / std::sqrt(squares_ / static_cast<double>(count_) + static_cast<double>(eps)));
+  }
+
+ private:
+  int64_t count_ = 0;
+  double mean_ = 0.0, squares_ = 0.0;
+};
 
 INLINE void multiply(const float* first, const float* second, int64_t count, float* products) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) products[i] = first[i] * second[i];
 }
 
+INLINE void add_products(const float* first, const float* second, int64_t count, float* __restrict__ sums) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) sums[i] += first[i] * second[i];
+}
+
+// Calls `work` with the beginning and the length of each chunk of a row.
+template <class Work>
+INLINE void for_chunks(int64_t hidden, Work work) {
+  for (int64_t start = 0; start < hidden; start += kChunk) work(start, std::min(hidden - start, kChunk));
+}
+
 template <class T>
-INLINE void add_gated(const float* residual, const float* branch, const float* gate, int64_t hidden, bool stepwise,
-                      float* sum, std::vector<typename T::Storage>& buffer) {
+INLINE void add_gated(const typename T::Storage* residual, const typename T::Storage* branch, const float* gate,
+                      int64_t count, bool stepwise, typename T::Storage* to) {
+  float residual_buffer[kChunk], branch_buffer[kChunk];
+  const float* added = floats_of<T>(residual, count, residual_buffer);
+  const float* gated = floats_of<T>(branch, count, branch_buffer);
+  float* sum = target_of<T>(to, branch_buffer);
   if (stepwise) {
-    multiply(branch, gate, hidden, sum);
-    round_row<T>(sum, hidden, buffer);
+    multiply(gated, gate, count, sum);
+    round_all<T>(sum, count);
 #pragma omp simd
-    for (int64_t i = 0; i < hidden; ++i) sum[i] += residual[i];
-    return;
+    for (int64_t i = 0; i < count; ++i) sum[i] += added[i];
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) sum[i] = added[i] + gated[i] * gate[i];
   }
-#pragma omp simd
-  for (int64_t i = 0; i < hidden; ++i) sum[i] = residual[i] + branch[i] * gate[i];
+  finish<T>(sum, count, to);
 }
 
 template <class T>
 INLINE void run_rows(const Gate& problem, int64_t begin, int64_t end) {
   const int64_t hidden = problem.hidden;
-  std::vector<float> buffers(4 * hidden);
-  float *gate = buffers.data(), *residual_buffer = gate + hidden, *branch_buffer = residual_buffer + hidden;
-  std::vector<typename T::Storage> rounded;
+  std::vector<float> gate(hidden);
   Spans spans(problem.span);
   for (int64_t row = begin; row < end; ++row) {
-    if (spans.enter(row)) read<T>(problem.gate, spans.current(), 0, hidden, gate);
-    const float* residual = read_row<T>(problem.residual, row, hidden, residual_buffer);
-    const float* branch = read_row<T>(problem.branch, row, hidden, branch_buffer);
-    float* sum = row_target<T>(problem.sum, row, hidden, branch_buffer + hidden);
-    add_gated<T>(residual, branch, gate, hidden, problem.stepwise, sum, rounded);
-    write_row<T>(problem.sum, row, hidden, sum);
+    if (spans.enter(row)) read<T>(problem.gate, spans.current(), 0, hidden, gate.data());
+    const auto *residual = at<T>(problem.residual, row), *branch = at<T>(problem.branch, row);
+    auto* sum = row_to<T>(problem.sum, row, hidden);
+    for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+      add_gated<T>(residual + start, branch + start, gate.data() + start, count, problem.stepwise, sum + start);
+    });
   }
 }
 
 template <class T>
 INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
+  using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
-  std::vector<float> buffers(7 * hidden);
+  std::vector<float> buffers(5 * hidden);
   float* __restrict__ factor = buffers.data();  // of a normed row
   float* __restrict__ offset = factor + hidden;
   float *gate = offset + hidden, *weight = gate + hidden, *bias = weight + hidden;
-  float *first_buffer = bias + hidden, *second_buffer = first_buffer + hidden;
   read<T>(problem.weight, 0, hidden, 1.0f, weight);
   read<T>(problem.bias, 0, hidden, 0.0f, bias);
-  std::vector<typename T::Storage> rounded;
   Spans spans(problem.span);
   for (int64_t row = begin; row < end; ++row) {
     if (spans.enter(row)) {
@@ -238,7 +270,7 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
 #pragma omp simd
       for (int64_t i = 0; i < hidden; ++i) factor[i] += 1.0f;
       if (problem.stepwise) {
-        round_row<T>(factor, hidden, rounded);
+        for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE { round_all<T>(factor + start, count); });
       } else {
 #pragma omp simd
         for (int64_t i = 0; i < hidden; ++i) {
@@ -247,32 +279,39 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
         }
       }
     }
-    const float* x = read_row<T>(problem.x, row, hidden, first_buffer);
-    if (problem.branch.data != nullptr) {
-      const float* branch = read_row<T>(problem.branch, row, hidden, second_buffer);
-      float* sum = row_target<T>(problem.sum, row, hidden, second_buffer);
-      add_gated<T>(x, branch, gate, hidden, problem.stepwise, sum, rounded);
-      write_row<T>(problem.sum, row, hidden, sum);
-      // As it was rounded.
-      if (!std::is_same_v<T, Float32>) read_as<T>(problem.sum, row * hidden, hidden, sum);
-      x = sum;
-    }
-    const float mean = problem.centered ? mean_of(x, hidden) : 0.0f;
-    const float rstd = reciprocal_norm_of(x, mean, hidden, problem.eps);
-    float* normed = row_target<T>(problem.normed, row, hidden, second_buffer);
-    if (problem.stepwise) {
+    const Storage* x = at<T>(problem.x, row);
+    const Storage* branch = problem.branch.data == nullptr ? nullptr : at<T>(problem.branch, row);
+    Storage *sum = row_to<T>(problem.sum, row, hidden), *normed = row_to<T>(problem.normed, row, hidden);
+    float buffer[kChunk];
+    Moments moments;
+    for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+      if (branch != nullptr) {
+        add_gated<T>(x + start, branch + start, gate + start, count, problem.stepwise, sum + start);
+      }
+      const float* values = floats_of<T>((branch == nullptr ? x : sum) + start, count, buffer);
+      moments.add(values, count, problem.centered);
+    });
+    const auto mean = static_cast<float>(moments.mean());
+    const float rstd = moments.reciprocal_norm(problem.eps);
+    for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+      const float* values = floats_of<T>((branch == nullptr ? x : sum) + start, count, buffer);
+      float* result = target_of<T>(normed + start, buffer);
+      const float *factors = factor + start, *offsets = offset + start;
+      if (problem.stepwise) {
+        const float *weights = weight + start, *biases = bias + start;
 #pragma omp simd
-      for (int64_t i = 0; i < hidden; ++i) normed[i] = (x[i] - mean) * rstd * weight[i] + bias[i];
-      round_row<T>(normed, hidden, rounded);
-      multiply(normed, factor, hidden, normed);
-      round_row<T>(normed, hidden, rounded);
+        for (int64_t i = 0; i < count; ++i) result[i] = (values[i] - mean) * rstd * weights[i] + biases[i];
+        round_all<T>(result, count);
+        multiply(result, factors, count, result);
+        round_all<T>(result, count);
 #pragma omp simd
-      for (int64_t i = 0; i < hidden; ++i) normed[i] += offset[i];
-    } else {
+        for (int64_t i = 0; i < count; ++i) result[i] += offsets[i];
+      } else {
 #pragma omp simd
-      for (int64_t i = 0; i < hidden; ++i) normed[i] = (x[i] - mean) * rstd * factor[i] + offset[i];
-    }
-    write_row<T>(problem.normed, row, hidden, normed);
+        for (int64_t i = 0; i < count; ++i) result[i] = (values[i] - mean) * rstd * factors[i] + offsets[i];
+      }
+      finish<T>(result, count, normed + start);
+    });
   }
 }
 
@@ -290,36 +329,34 @@ INLINE Range rows_of_part(const Problem& problem, int64_t part_of_all) {
   return {begin, begin + share + (part < longer ? 1 : 0)};
 }
 
-INLINE void add_products(const float* first, const float* second, int64_t count, float* __restrict__ sums) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) sums[i] += first[i] * second[i];
-}
-
 template <class T>
 INLINE void run_rows(const GateBackward& problem, int64_t begin, int64_t end) {
   const int64_t hidden = problem.hidden;
-  std::vector<float> buffers(4 * hidden);
-  float *gate = buffers.data(), *grad_buffer = gate + hidden, *branch_buffer = grad_buffer + hidden;
-  float* product_buffer = branch_buffer + hidden;
+  std::vector<float> gate(hidden);
   for (int64_t part = begin; part < end; ++part) {
     const Range rows = rows_of_part(problem, part);
     float* sums = problem.sums.partial == nullptr ? nullptr : problem.sums.partial + part * hidden;
     if (sums != nullptr) std::memset(sums, 0, hidden * sizeof(float));
     Spans spans(problem.span);
     for (int64_t row = rows.begin; row < rows.end; ++row) {
-      if (spans.enter(row)) read<T>(problem.gate, spans.current(), 0, hidden, gate);
-      const float* grad = read_row<T>(problem.grad, row, hidden, grad_buffer);
-      float* grad_branch = row_target<T>(problem.grad_branch, row, hidden, product_buffer);
-      multiply(grad, gate, hidden, grad_branch);
-      write_row<T>(problem.grad_branch, row, hidden, grad_branch);
-      if (problem.grad_gate == nullptr) continue;
-      const float* branch = read_row<T>(problem.branch, row, hidden, branch_buffer);
-      if (sums != nullptr) {
-        add_products(grad, branch, hidden, sums);
-      } else {
-        multiply(grad, branch, hidden, product_buffer);
-        write<T>(product_buffer, problem.grad_gate, problem.gate.type, row * hidden, hidden);
-      }
+      if (spans.enter(row)) read<T>(problem.gate, spans.current(), 0, hidden, gate.data());
+      const auto *grad_row = at<T>(problem.grad, row), *branch_row = at<T>(problem.branch, row);
+      auto* grad_branch_row = row_to<T>(problem.grad_branch, row, hidden);
+      for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+        float grad_buffer[kChunk], buffer[kChunk];
+        const float* grad = floats_of<T>(grad_row + start, count, grad_buffer);
+        float* grad_branch = target_of<T>(grad_branch_row + start, buffer);
+        multiply(grad, gate.data() + start, count, grad_branch);
+        finish<T>(grad_branch, count, grad_branch_row + start);
+        if (problem.grad_gate == nullptr) return;
+        const float* branch = floats_of<T>(branch_row + start, count, buffer);
+        if (sums != nullptr) {
+          add_products(grad, branch, count, sums + start);
+        } else {
+          multiply(grad, branch, count, buffer);
+          write<T>(buffer, problem.grad_gate, problem.gate.type, row * hidden + start, count);
+        }
+      });
     }
   }
 }
@@ -328,14 +365,10 @@ template <class T>
 INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
   const int64_t hidden = problem.hidden;
   const bool own = problem.span == 1;  // every row has modulations of its own
-  std::vector<float> buffers(11 * hidden);
+  std::vector<float> buffers(5 * hidden);
   float* weight = buffers.data();
   float *bias = weight + hidden, *gate = bias + hidden, *scale = gate + hidden;
   float* __restrict__ factor = scale + hidden;  // of the gradient of the normed row
-  float* __restrict__ slope = factor + hidden;  // that gradient
-  float* __restrict__ normed = slope + hidden;
-  float *grad_buffer = normed + hidden, *x_buffer = grad_buffer + hidden;
-  float *total_buffer = x_buffer + hidden, *product = total_buffer + hidden;
   read<T>(problem.weight, 0, hidden, 1.0f, weight);
   read<T>(problem.bias, 0, hidden, 0.0f, bias);
   for (int64_t part = begin; part < end; ++part) {
@@ -351,59 +384,80 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
 #pragma omp simd
         for (int64_t i = 0; i < hidden; ++i) factor[i] = weight[i] * (1.0f + scale[i]);
       }
-      const float* grad = read_row<T>(problem.grad, row, hidden, grad_buffer);
-      const float* x = read_row<T>(problem.x, row, hidden, x_buffer);
-      multiply(grad, factor, hidden, slope);
-      const float mean = problem.centered ? mean_of(x, hidden) : 0.0f;
-      const float mean_slope = problem.centered ? mean_of(slope, hidden) : 0.0f;
-      const float rstd = reciprocal_norm_of(x, mean, hidden, problem.eps);
-      const double products = sum_of(hidden, [=](int64_t i) ALWAYS_INLINE { return slope[i] * (x[i] - mean); });
+      const auto *grad_row = at<T>(problem.grad, row), *x_row = at<T>(problem.x, row);
+      auto* grad_x_row = row_to<T>(problem.grad_x, row, hidden);
+      auto* grad_branch_row = row_to<T>(problem.grad_branch, row, hidden);
+      float grad_buffer[kChunk], x_buffer[kChunk], slope[kChunk], normed[kChunk], buffer[kChunk];
+      Moments moments;
+      double slopes = 0.0, products = 0.0;  // products: of slopes and of x
+      for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+        const float* grad = floats_of<T>(grad_row + start, count, grad_buffer);
+        const float* x = floats_of<T>(x_row + start, count, x_buffer);
+        multiply(grad, factor + start, count, slope);
+        const float chunk_mean = moments.add(x, count, problem.centered);
+        const double chunk_slopes = sum_of(count, [&](int64_t i) ALWAYS_INLINE { return slope[i]; });
+        slopes += chunk_slopes;
+        products += sum_of(count, [&](int64_t i) ALWAYS_INLINE { return slope[i] * (x[i] - chunk_mean); });
+        products += chunk_slopes * static_cast<double>(chunk_mean);
+      });
+      products -= slopes * moments.mean();
+      const auto mean = static_cast<float>(moments.mean());
+      const float rstd = moments.reciprocal_norm(problem.eps);
+      const float mean_slope = problem.centered ? static_cast<float>(slopes / static_cast<double>(hidden)) : 0.0f;
       const float along = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
-      float* __restrict__ total = row_target<T>(problem.grad_x, row, hidden, total_buffer);
+      for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+        const float* grad = floats_of<T>(grad_row + start, count, grad_buffer);
+        const float* x = floats_of<T>(x_row + start, count, x_buffer);
+        // By itself, and rounded as it was when it was summed: of a row of one element nothing may be left.
+        multiply(grad, factor + start, count, slope);
+        float* total = target_of<T>(grad_x_row + start, x_buffer);
 #pragma omp simd
-      for (int64_t i = 0; i < hidden; ++i) {
-        const float value = x[i] - mean;
-        normed[i] = value * rstd;
-        total[i] = rstd * (slope[i] - mean_slope - value * along);
-      }
-      if (problem.grad_sum.data != nullptr) {
-        const float* grad_sum = read_row<T>(problem.grad_sum, row, hidden, product);
+        for (int64_t i = 0; i < count; ++i) {
+          const float value = x[i] - mean;
+          normed[i] = value * rstd;
+          total[i] = rstd * (slope[i] - mean_slope - value * along);
+        }
+        if (problem.grad_sum.data != nullptr) {
+          const float* grad_sum = floats_of<T>(at<T>(problem.grad_sum, row) + start, count, buffer);
 #pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) total[i] += grad_sum[i];
-      }
-      write_row<T>(problem.grad_x, row, hidden, total);
-      if (partial != nullptr) {
-        const float* summed = grad;
+          for (int64_t i = 0; i < count; ++i) total[i] += grad_sum[i];
+        }
+        finish<T>(total, count, grad_x_row + start);
+        if (partial != nullptr) {
+          const float* summed = grad;
+          if (own) {
+            const float* scales = scale + start;
+#pragma omp simd
+            for (int64_t i = 0; i < count; ++i) slope[i] = grad[i] * (1.0f + scales[i]);
+            summed = slope;
+          }
+          float* __restrict__ slope_times_normed_sums = partial + kSlopeTimesNormed * hidden + start;
+          float* __restrict__ slope_sums = partial + kSlope * hidden + start;
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) {
+            slope_times_normed_sums[i] += summed[i] * normed[i];
+            slope_sums[i] += summed[i];
+          }
+        }
+        if (own && problem.grad_scale != nullptr) {
+          const float *weights = weight + start, *biases = bias + start;
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) buffer[i] = grad[i] * (normed[i] * weights[i] + biases[i]);
+          write<T>(buffer, problem.grad_scale, problem.scale.type, row * hidden + start, count);
+        }
+        if (problem.grad_branch == nullptr) return;
+        float* grad_branch = target_of<T>(grad_branch_row + start, buffer);
+        multiply(total, gate + start, count, grad_branch);
+        finish<T>(grad_branch, count, grad_branch_row + start);
+        if (problem.grad_gate == nullptr) return;
+        const float* branch = floats_of<T>(at<T>(problem.branch, row) + start, count, buffer);
         if (own) {
-#pragma omp simd
-          for (int64_t i = 0; i < hidden; ++i) product[i] = grad[i] * (1.0f + scale[i]);
-          summed = product;
+          multiply(total, branch, count, normed);
+          write<T>(normed, problem.grad_gate, problem.gate.type, row * hidden + start, count);
+        } else {
+          add_products(total, branch, count, partial + kGate * hidden + start);
         }
-        float* __restrict__ slope_times_normed_sums = partial + kSlopeTimesNormed * hidden;
-        float* __restrict__ slope_sums = partial + kSlope * hidden;
-#pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) {
-          slope_times_normed_sums[i] += summed[i] * normed[i];
-          slope_sums[i] += summed[i];
-        }
-      }
-      if (own && problem.grad_scale != nullptr) {
-#pragma omp simd
-        for (int64_t i = 0; i < hidden; ++i) product[i] = grad[i] * (normed[i] * weight[i] + bias[i]);
-        write<T>(product, problem.grad_scale, problem.scale.type, row * hidden, hidden);
-      }
-      if (problem.grad_branch == nullptr) continue;
-      float* grad_branch = row_target<T>(problem.grad_branch, row, hidden, product);
-      multiply(total, gate, hidden, grad_branch);
-      write_row<T>(problem.grad_branch, row, hidden, grad_branch);
-      if (problem.grad_gate == nullptr) continue;
-      const float* branch = read_row<T>(problem.branch, row, hidden, x_buffer);
-      if (own) {
-        multiply(total, branch, hidden, product);
-        write<T>(product, problem.grad_gate, problem.gate.type, row * hidden, hidden);
-      } else {
-        add_products(total, branch, hidden, partial + kGate * hidden);
-      }
+      });
     }
   }
 }

@@ -1,30 +1,308 @@
 // Modulated norms, backward, with and without the gated branch that was added before, on CUDA.
 //
 // Reads:    grad, x, grad_sum and the branch, each once from memory: a row stays in registers between its sums and its
-//           result. Rows too long for that are read again. The norm is computed again, from x.
+//           result. Rows that are too long for that, or lie unfavourably, are read again. The norm is computed again,
+//           from x.
 // Writes:   `grad_x` and `grad_branch`; gradients of modulations that every row has of its own; `partial` when sums are
 //           asked for, and what they are summed to.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
 // Bytes, for elements of e bytes: rows * hidden * 3e, with a branch 6e. Sums take another 8 (12) for each column of
-// each part, written and read: with some hundred parts, less than a hundredth of the rest.
+// each part, written and read: with one part for each processor, less than a hundredth of the rest.
 //
-// Each part of a group of rows is a block, which adds up the rows it meets in registers; reduce.cu adds up what the
-// blocks leave. The order of both is fixed, so that equal inputs give equal bits.
+// Each part of a group of rows is a block, which stays for all of its rows and adds up their sums in registers;
+// reduce.cu adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits. A block
+// has several rows in work at a time, and the vectors of the next ones on their way into shared memory, where each
+// thread finds its own: no thread waits for another but for the sums of a row.
 #include "adaln_cuda/adaln.h"
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
-#include "kit/sums.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kMostThreads = 1024;
-// A branch and vectors of eight elements want more registers than that many threads leave. Rows of so many threads get
-// them.
-constexpr int kFewThreads = 384;
-// Threads of the blocks that add up rows: all that run at a time.
-constexpr int kThreadsOnProcessor = 1024, kFewThreadsOnProcessor = 800;
+constexpr int kMostWarps = 16;  // of a row that registers hold
+constexpr int kMostRows = 15;   // of a block at a time: there are so many barriers
+// Of what is on its way to a processor, where more was measured to be slower.
+constexpr int kRingBytes = 52 * 1024;
+
+// Threads of a block, at most: a branch takes more registers.
+template <bool kBranch>
+constexpr int kMostThreads = kBranch ? 384 : 512;
+// Rows of a thread: one in work, the others on their way.
+template <int kWidth, bool kBranch>
+constexpr int kStages = kWidth == 4 || kBranch ? 3 : 2;
+
+// Rows that registers hold.
+struct Ring {
+  Lines x, grad, grad_sum, branch, scale, gate;  // all but x and grad: data null where there is none
+  const void* weight;
+  void *grad_x, *grad_branch;
+  float* partial;
+  int kinds;             // of sums
+  uint32_t rows, parts;  // of a group
+  int hidden;
+  Average average;
+  float eps;
+  bool centered;
+};
+
+// Asynchronous copies into shared memory; plain ones where there are none.
+template <typename Word>
+__device__ __forceinline__ void copy_word(Word* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(Word) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(sizeof(Word)) : "memory");
+  }
+#else
+  *to = *static_cast<const Word*>(from);
+#endif
+}
+__device__ __forceinline__ void close_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Until all but the last few groups of copies are there.
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// For the threads of one row of a block of several.
+__device__ __forceinline__ void synchronize_row(int row, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
+}
+
+template <typename T, int kWidth, typename Word>
+__device__ __forceinline__ void decode_word(const Word& word, float (&values)[kWidth]) {
+  Vector<T, kWidth> vector;
+  memcpy(&vector, &word, sizeof(word));
+  decode_all(vector.elements, values);
+}
+
+// Blocks of (threads of a row, rows).
+template <typename T, typename M, int kWidth, int kLoads, bool kBranch>
+__global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const __grid_constant__ Ring problem) {
+  constexpr int kTensors = kBranch ? 4 : 2, kKinds = kBranch ? 3 : 2, kLast = kLoads - 1;
+  constexpr int kSlots = kStages<kWidth, kBranch>;
+  using Slot = typename Word<sizeof(T) * kWidth>::Type;
+  extern __shared__ uint4 memory[];
+  auto* ring = reinterpret_cast<Slot*>(memory);  // [slots][vectors of a thread][tensors][threads]; at the end, sums
+  __shared__ float4 of_warps[2][kMostThreads<kBranch> / kWarp];
+  const int hidden = problem.hidden, group = blockDim.x, threads = blockDim.x * blockDim.y;
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
+  // The last vector of a thread may lie past the row's end. It is then read at the row's start, and does not count.
+  const int first_column = threadIdx.x * kWidth, last_column = first_column + kLast * group * kWidth;
+  const bool whole = last_column < hidden;
+  const auto column_of = [&](int i) { return i < kLast ? first_column + i * group * kWidth : whole ? last_column : 0; };
+  const uint32_t rows_group = blockIdx.x / problem.parts, part = blockIdx.x - rows_group * problem.parts;
+  const uint32_t first_row = part * blockDim.y, stride = problem.parts * blockDim.y;
+  const auto fetch = [&](uint32_t stage, uint32_t row) {
+    if (row < problem.rows) {
+      Slot* to = ring + stage * kLoads * kTensors * threads + thread;
+      const Lines* lines[] = {&problem.x, &problem.grad, &problem.grad_sum, &problem.branch};
+#pragma unroll
+      for (int k = 0; k < kTensors; ++k) {
+        if (k < 2 || lines[k]->data != nullptr) {
+          const T* from = lines[k]->template at<T>(rows_group, row);
+#pragma unroll
+          for (int i = 0; i < kLoads; ++i) copy_word(to + (i * kTensors + k) * threads, from + column_of(i));
+        }
+      }
+    }
+    close_copies();
+  };
+#pragma unroll
+  for (int stage = 0; stage < kSlots - 1; ++stage) fetch(stage, first_row + stage * stride + threadIdx.y);
+  let_next_kernel_start();
+
+  float factor[kLoads][kWidth];  // of the gradient of a normed row
+  Elements<M, kWidth> gate[kBranch ? kLoads : 1];
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) factor[i][j] = 1.0f;
+    if (problem.scale.data != nullptr) {
+      decode_all(load_elements<M, kWidth>(problem.scale.at<M>(rows_group) + column_of(i)).values, factor[i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) factor[i][j] += 1.0f;
+    }
+    if (problem.weight != nullptr) {
+      float weight[kWidth];
+      decode_all(load_elements<M, kWidth>(static_cast<const M*>(problem.weight) + column_of(i)).values, weight);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) factor[i][j] *= weight[j];
+    }
+    if constexpr (kBranch) gate[i] = load_elements<M, kWidth>(problem.gate.at<M>(rows_group) + column_of(i));
+  }
+
+  const int warps = group / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  const int first_warp = threadIdx.y * warps, other = lane % kMostWarps;
+  const auto count_in = [&](int of_warp) {
+    constexpr int kFull = kWarp * kWidth;
+    return kLast * kFull + min(max(hidden - (kLast * group + of_warp * kWarp) * kWidth, 0), kFull);
+  };
+  const float inverse_count = __fdividef(1.0f, static_cast<float>(count_in(warp)));
+  const float count_of_other = other < warps ? static_cast<float>(count_in(other)) : 0.0f;
+  float sums[kKinds][kLoads][kWidth] = {};
+  uint32_t stage = 0, next_stage = kSlots - 1;
+  int half = 0;
+  for (uint32_t start = first_row; start < problem.rows; start += stride) {
+    const uint32_t row = start + threadIdx.y;
+    const bool there = row < problem.rows;
+    fetch(next_stage, row + (kSlots - 1) * stride);
+    wait_for_copies<kSlots - 1>();
+    const Slot* from = ring + stage * kLoads * kTensors * threads + thread;
+    next_stage = stage;
+    stage = stage + 1 < kSlots ? stage + 1 : 0;
+
+    float x[kLoads][kWidth], slope[kLoads][kWidth];  // slope: the gradient of the normed row
+    float pivot[1] = {0.0f};
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      decode_word<T>(from[i * kTensors * threads], x[i]);
+      decode_word<T>(from[(i * kTensors + 1) * threads], slope[i]);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const bool counts = i < kLast || whole;
+        x[i][j] = counts ? x[i][j] : 0.0f;
+        slope[i][j] = counts ? __fmul_rn(slope[i][j], factor[i][j]) : 0.0f;
+        pivot[0] += x[i][j];
+      }
+    }
+    // Sums of deviations from the mean of the warp, so that a row far from zero keeps its digits.
+    if (problem.centered) {
+      sum_over_lanes(pivot, kWarp);
+      pivot[0] *= inverse_count;
+    } else {
+      pivot[0] = 0.0f;
+    }
+    float totals[3] = {0.0f, 0.0f, 0.0f};  // of squares, of slopes, and of their products with x
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        x[i][j] = i < kLast || whole ? x[i][j] - pivot[0] : 0.0f;
+        totals[0] += x[i][j] * x[i][j];
+        totals[1] += slope[i][j];
+        totals[2] += slope[i][j] * x[i][j];
+      }
+    }
+    sum_over_lanes(totals, kWarp);
+    float mean = 0.0f;  // beyond the pivot
+    if (warps > 1) {
+      float4* parts_of_row = of_warps[half] + first_warp;
+      half ^= 1;  // the next row may be written while a slow warp still reads
+      if (lane == 0) parts_of_row[warp] = make_float4(pivot[0], totals[0], totals[1], totals[2]);
+      synchronize_row(threadIdx.y, group);
+      const float base = parts_of_row[0].x;
+      const float4 part_of_row = other < warps ? parts_of_row[other] : make_float4(base, 0.0f, 0.0f, 0.0f);
+      const float away = part_of_row.x - base, moved = count_of_other * away;
+      float all[4] = {moved, part_of_row.y + moved * away, part_of_row.z, part_of_row.w + part_of_row.z * away};
+#pragma unroll
+      for (int distance = kMostWarps / 2; distance > 0; distance /= 2) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) all[k] += __shfl_xor_sync(kAllLanes, all[k], distance);
+      }
+      const float mean_away = problem.average(all[0]);
+      mean = base + mean_away - pivot[0];
+      totals[0] = all[1] - all[0] * mean_away;
+      totals[1] = all[2];
+      totals[2] = all[3] - all[2] * mean_away;
+    }
+    const float rstd = rsqrtf(problem.average(totals[0]) + problem.eps);
+    const float along = rstd * rstd * problem.average(totals[2]);
+    const float mean_slope = problem.centered ? problem.average(totals[1]) : 0.0f;
+    const float constant = mean_slope - mean * along, mean_times_rstd = mean * rstd;
+    const int64_t index = (static_cast<int64_t>(rows_group) * problem.rows + row) * hidden;
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      const bool written = there && (i < kLast || whole);
+      float grad[kWidth], total[kWidth];
+      decode_word<T>(from[(i * kTensors + 1) * threads], grad);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        // In this order, and with the slope as it was summed: of a row of one element nothing may be left, and rstd is
+        // large.
+        total[j] = rstd * ((slope[i][j] - constant) - x[i][j] * along);
+        if (there) {
+          sums[kSlopeTimesNormed][i][j] += grad[j] * (x[i][j] * rstd - mean_times_rstd);
+          sums[kSlope][i][j] += grad[j];
+        }
+      }
+      if constexpr (kBranch) {
+        if (problem.grad_sum.data != nullptr) {
+          float more[kWidth];
+          decode_word<T>(from[(i * kTensors + 2) * threads], more);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) total[j] += more[j];
+        }
+      }
+      if (written) store_once(static_cast<T*>(problem.grad_x) + index + column_of(i), encode_all<T>(total));
+      if constexpr (kBranch) {
+        if (problem.branch.data != nullptr && there) {
+          float branch[kWidth];
+          decode_word<T>(from[(i * kTensors + 3) * threads], branch);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) sums[kGate][i][j] += total[j] * branch[j];
+        }
+        float factor_of_total[kWidth];
+        decode_all(gate[i].values, factor_of_total);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) total[j] *= factor_of_total[j];
+        if (written) store_once(static_cast<T*>(problem.grad_branch) + index + column_of(i), encode_all<T>(total));
+      }
+    }
+  }
+
+  if (problem.partial == nullptr) return;
+  float* partial = problem.partial + static_cast<int64_t>(blockIdx.x) * problem.kinds * hidden;
+  if (blockDim.y == 1) {
+#pragma unroll
+    for (int k = 0; k < kKinds; ++k) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        if (k < problem.kinds && (i < kLast || whole)) store_floats(partial + k * hidden + column_of(i), sums[k][i]);
+      }
+    }
+    return;
+  }
+  auto* rows_of_sums = reinterpret_cast<float4*>(memory);
+  const int vectors = hidden / 4;
+#pragma unroll
+  for (int k = 0; k < kKinds; ++k) {
+    if (k == problem.kinds) return;
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      if (i < kLast || whole) {
+#pragma unroll
+        for (int j = 0; j < kWidth; j += 4) {
+          rows_of_sums[threadIdx.y * vectors + (column_of(i) + j) / 4] =
+              make_float4(sums[k][i][j], sums[k][i][j + 1], sums[k][i][j + 2], sums[k][i][j + 3]);
+        }
+      }
+    }
+    __syncthreads();
+    for (int vector = thread; vector < vectors; vector += threads) {
+      float4 sum = rows_of_sums[vector];
+      for (int row = 1; row < blockDim.y; ++row) {
+        const float4 more = rows_of_sums[row * vectors + vector];
+        sum.x += more.x;
+        sum.y += more.y;
+        sum.z += more.z;
+        sum.w += more.w;
+      }
+      reinterpret_cast<float4*>(partial + k * hidden)[vector] = sum;
+    }
+  }
+}
 
 __device__ __forceinline__ bool own_modulations(const Backward& problem) { return problem.span == 1; }
 
@@ -107,89 +385,7 @@ struct Elements {
   }
 };
 
-template <typename T, int kWidth, bool kBranch, int kThreads>
-__global__ void __launch_bounds__(kThreads, kThreads == kFewThreads ? 2 : 1)
-    backward_kernel(const __grid_constant__ Backward problem, int group) {
-  constexpr int kSums = kBranch ? 3 : 2, kLoads = 1;
-  __shared__ GroupSum<2>::Scratch scratch;
-  extern __shared__ float sums_of_rows[];  // [rows_in_block, hidden]
-  GroupSum<2> sum_over_group(scratch, group);
-  const int hidden = static_cast<int>(problem.hidden);
-  const int rows_in_block = blockDim.x / group;
-  const int first_column = (threadIdx.x % group) * kWidth;
-  const int64_t group_rows = problem.rows / problem.sums.groups, rows_group = blockIdx.x / problem.sums.parts;
-  const int64_t end = (rows_group + 1) * group_rows;
-  const int64_t step = problem.sums.parts * rows_in_block;
-  float row_sums[kLoads][kSums][kWidth] = {};
-  const int64_t first = rows_group * group_rows + blockIdx.x % problem.sums.parts * rows_in_block;
-  for (int64_t base = first; base < end; base += step) {
-    const int64_t row = base + threadIdx.x / group;
-    // A thread without a row still takes part in the sums of its warp.
-    const int columns = row < end ? hidden : 0;
-    const int64_t span = own_modulations(problem) ? row : rows_group;
-    Elements<T, kWidth, kBranch> own[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * group * kWidth;
-      if (column < columns) own[i].read(problem, row, column);
-    }
-    float mean = 0.0f, mean_slope = 0.0f;
-    if (problem.centered) {
-      float sums[2] = {0.0f, 0.0f};
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int column = first_column + i * group * kWidth;
-        if (column < columns) own[i].add_up(problem, span, column, false, 0.0f, sums);
-      }
-      sum_over_group(sums);
-      mean = sums[0] / static_cast<float>(hidden);
-      mean_slope = sums[1] / static_cast<float>(hidden);
-    }
-    float sums[2] = {0.0f, 0.0f};
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * group * kWidth;
-      if (column < columns) own[i].add_up(problem, span, column, true, mean, sums);
-    }
-    sum_over_group(sums);
-    const float rstd = reciprocal_norm(sums[0], hidden, problem.eps);
-    const float along = rstd * rstd * (sums[1] / static_cast<float>(hidden));
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * group * kWidth;
-      if (column < columns) {
-        own[i].finish(problem, row, span, column, mean, mean_slope, rstd, along, row_sums[i]);
-      }
-    }
-  }
-  if (problem.sums.partial == nullptr) return;
-  float* partial = problem.sums.partial + static_cast<int64_t>(blockIdx.x) * problem.sums.count * hidden;
-#pragma unroll
-  for (int k = 0; k < kSums; ++k) {
-    if (k == problem.sums.count) return;
-    if (rows_in_block > 1) __syncthreads();
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * group * kWidth;
-      if (column < hidden) {
-        if (rows_in_block == 1) {
-          store_floats(partial + k * hidden + column, row_sums[i][k]);
-        } else {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) sums_of_rows[threadIdx.x / group * hidden + column + j] = row_sums[i][k][j];
-        }
-      }
-    }
-    if (rows_in_block == 1) continue;
-    __syncthreads();
-    for (int column = threadIdx.x; column < hidden; column += blockDim.x) {
-      float sum = 0.0f;
-      for (int i = 0; i < rows_in_block; ++i) sum += sums_of_rows[i * hidden + column];
-      partial[k * hidden + column] = sum;
-    }
-  }
-}
-
+// Rows of any length, wherever they lie, with modulations and parameters of any types.
 template <typename T, int kWidth, bool kBranch>
 __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_constant__ Backward problem) {
   constexpr int kSums = kBranch ? 3 : 2;
@@ -222,7 +418,7 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
       own.add_up(problem, span, column, true, mean, sums);
     }
     sum_over_group(sums);
-    const float rstd = reciprocal_norm(sums[0], hidden, problem.eps);
+    const float rstd = rsqrtf(sums[0] / static_cast<float>(hidden) + problem.eps);
     const float along = rstd * rstd * (sums[1] / static_cast<float>(hidden));
     for (int64_t column = first_column; column < hidden; column += step) {
       own.read(problem, row, column);
@@ -245,102 +441,155 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
   }
 }
 
-Shape row_shape(int64_t hidden, int width) {
-  if (width == 1) return long_shape(hidden, width);
-  // One vector for a thread: it has the sums of its columns, too, and needs the registers for them.
-  const Shape shape = shape_of(hidden, width, kMostThreads, 1);
-  if (shape.group == kWarp && shape.loads > 1) return {kWarp * shape.loads, 1, 1};
-  return shape.loads > 1 ? long_shape(hidden, width) : shape;
+// How rows that registers hold are laid over blocks.
+struct Layout {
+  int width, group, rows;  // of a vector; threads of a row; rows of a block. No rows: registers do not hold them.
+};
+
+Layout layout_of(int64_t hidden, Type type, bool branch) {
+  const int bytes = static_cast<int>(bytes_of(type)), width = kVectorBytes / bytes;
+  const int most = branch ? kMostThreads<true> : kMostThreads<false>;
+  if (hidden % width != 0 || hidden > int64_t{2} * width * most) return {width, 0, 0};
+  const auto threads = [](int64_t vectors, int loads) {
+    return static_cast<int>((vectors + loads * kWarp - 1) / (loads * kWarp) * kWarp);
+  };
+  Layout layout{width, threads(hidden / width, 2), 0};
+  if (hidden / width < layout.group) return {width, 0, 0};
+  if (width == 8) {
+    // Where vectors of half the width leave fewer threads without one.
+    const int narrow = threads(hidden / 4, 3);
+    if (narrow <= most && hidden / 4 >= 2 * narrow && 3 * narrow * 11 < 4 * layout.group * 10) layout = {4, narrow, 0};
+  }
+  const int slots = layout.width == 4 || branch ? kStages<4, true> : kStages<8, false>;
+  const auto rows = static_cast<int>(kRingBytes / (hidden * bytes * (branch ? 4 : 2) * slots));
+  layout.rows = std::max(1, std::min({rows, most / layout.group, kMostRows}));
+  return layout;
 }
 
-bool has_few_threads(const Shape& shape, int width, bool branch) {
-  return branch && width == 8 && shape.block() <= kFewThreads;
+template <typename T, typename M, int kWidth, int kLoads, bool kBranch>
+cudaError_t launch_ring(const Ring& problem, const Layout& layout, int64_t blocks, cudaStream_t stream) {
+  const auto kernel = backward_kernel<T, M, kWidth, kLoads, kBranch>;
+  const size_t threads = static_cast<size_t>(layout.group) * layout.rows;
+  const size_t slots = sizeof(T) * kWidth * kStages<kWidth, kBranch> * kLoads * (kBranch ? 4 : 2) * threads;
+  const size_t sums = layout.rows > 1 ? sizeof(float) * layout.rows * problem.hidden : 0;
+  const size_t shared = std::max(slots, sums);
+  constexpr size_t kUsual = 48 * 1024;  // beyond, it has to be asked for
+  if (shared > kUsual) {
+    const cudaError_t error =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+    if (error != cudaSuccess) return error;
+  }
+  kernel<<<static_cast<unsigned>(blocks), dim3(layout.group, layout.rows), shared, stream>>>(problem);
+  return cudaGetLastError();
 }
 
-template <typename T, int kWidth, bool kBranch>
-void launch(const Backward& problem, cudaStream_t stream) {
-  const Shape shape = row_shape(problem.hidden, kWidth);
-  const auto blocks = static_cast<unsigned>(problem.sums.groups * problem.sums.parts);
-  const auto threads = static_cast<unsigned>(shape.block());
-  if (shape.loads == 0) {
-    backward_long_kernel<T, kWidth, kBranch><<<blocks, threads, 0, stream>>>(problem);
-    return;
+template <typename T, typename M, bool kBranch>
+cudaError_t launch_fitting(const Ring& problem, const Layout& layout, int64_t blocks, cudaStream_t stream) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  if constexpr (kWidth == 8) {
+    if (layout.width == 4) return launch_ring<T, M, 4, 3, kBranch>(problem, layout, blocks, stream);
   }
-  const size_t shared =
-      problem.sums.partial != nullptr && shape.rows > 1 ? shape.rows * problem.hidden * sizeof(float) : 0;
-  if constexpr (kBranch && kWidth == 8) {
-    if (has_few_threads(shape, kWidth, kBranch)) {
-      backward_kernel<T, kWidth, kBranch, kFewThreads><<<blocks, threads, shared, stream>>>(problem, shape.group);
-      return;
-    }
-  }
-  // Single elements are not worth kernels of their own: their rows are read again, from the cache.
-  if constexpr (kWidth > 1) {
-    backward_kernel<T, kWidth, kBranch, kMostThreads><<<blocks, threads, shared, stream>>>(problem, shape.group);
-  }
+  return launch_ring<T, M, kWidth, 2, kBranch>(problem, layout, blocks, stream);
 }
 
 template <typename T, bool kBranch>
-void launch_aligned(const Backward& problem, cudaStream_t stream) {
+cudaError_t launch_typed(const Ring& problem, Type type, const Layout& layout, int64_t blocks, cudaStream_t stream) {
+  if constexpr (!std::is_same_v<T, float>) {
+    if (type != Type::float32) return launch_fitting<T, T, kBranch>(problem, layout, blocks, stream);
+  }
+  return launch_fitting<T, float, kBranch>(problem, layout, blocks, stream);
+}
+
+template <typename T, int kWidth>
+cudaError_t launch_long(const Backward& problem, cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(problem.sums.groups * problem.sums.parts);
+  const auto threads = static_cast<unsigned>(long_shape(problem.hidden, kWidth).block());
+  if (problem.grad_branch == nullptr) {
+    backward_long_kernel<T, kWidth, false><<<blocks, threads, 0, stream>>>(problem);
+  } else {
+    backward_long_kernel<T, kWidth, true><<<blocks, threads, 0, stream>>>(problem);
+  }
+  return cudaGetLastError();
+}
+
+template <typename T>
+cudaError_t launch(const Backward& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.grad, sizeof(T)) &&
                        aligned(problem.x, sizeof(T)) && aligned(problem.grad_sum, sizeof(T)) &&
                        aligned(problem.branch, sizeof(T)) && aligned(problem.gate) && aligned(problem.scale) &&
                        aligned(problem.weight.data) && aligned(problem.bias.data) && aligned(problem.grad_x) &&
                        aligned(problem.grad_branch) && aligned(problem.grad_scale) && aligned(problem.grad_gate);
-  return vectors ? launch<T, kWidth, kBranch>(problem, stream) : launch<T, 1, kBranch>(problem, stream);
-}
-
-template <typename T>
-void launch_typed(const Backward& problem, cudaStream_t stream) {
-  return problem.grad_branch == nullptr ? launch_aligned<T, false>(problem, stream)
-                                        : launch_aligned<T, true>(problem, stream);
+  const bool branch = problem.grad_branch != nullptr;
+  const Layout layout = layout_of(problem.hidden, problem.type, branch);
+  CommonType common(problem.type);
+  for (const Modulation* modulation : {&problem.gate, &problem.scale}) common.add(*modulation);
+  common.add(problem.weight);
+  const int64_t rows = problem.rows / problem.sums.groups;
+  // Without modulations there is one group, whatever the span.
+  const bool modulated = problem.scale.rows.data != nullptr || branch;
+  Lines x, grad, grad_sum, added_branch, scale, gate;
+  if (vectors && layout.rows > 0 && common.one() && !(modulated && own_modulations(problem)) &&
+      problem.rows < INT32_MAX && lines_of(problem.x, rows, &x) && lines_of(problem.grad, rows, &grad) &&
+      lines_of(problem.grad_sum, rows, &grad_sum) && lines_of(problem.branch, rows, &added_branch) &&
+      lines_of(problem.scale, &scale) && lines_of(problem.gate, &gate)) {
+    if (problem.grad_gate == nullptr) added_branch.data = nullptr;
+    const Ring ring{x,
+                    grad,
+                    grad_sum,
+                    added_branch,
+                    scale,
+                    gate,
+                    problem.weight.data,
+                    problem.grad_x,
+                    problem.grad_branch,
+                    problem.sums.partial,
+                    problem.sums.count,
+                    static_cast<uint32_t>(rows),
+                    static_cast<uint32_t>(problem.sums.parts),
+                    static_cast<int>(problem.hidden),
+                    Average(problem.hidden),
+                    problem.eps,
+                    problem.centered};
+    const int64_t blocks = problem.sums.groups * problem.sums.parts;
+    return branch ? launch_typed<T, true>(ring, common.type(), layout, blocks, stream)
+                  : launch_typed<T, false>(ring, common.type(), layout, blocks, stream);
+  }
+  return vectors ? launch_long<T, kWidth>(problem, stream) : launch_long<T, 1>(problem, stream);
 }
 
 }  // namespace
 
 int partial_sums(int64_t groups, int64_t rows, int64_t hidden, Type type, bool branch, int64_t* parts) {
-  int device, processors;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  int processors;
+  const cudaError_t error = processors_of_device(&processors);
   if (error != cudaSuccess) return error;
-  int width = kVectorBytes / static_cast<int>(bytes_of(type));
-  if (hidden % width != 0) width = 1;
-  const Shape shape = row_shape(hidden, width);
-  const int threads = has_few_threads(shape, width, branch) ? kFewThreadsOnProcessor : kThreadsOnProcessor;
-  const int64_t blocks = static_cast<int64_t>(processors) * std::max(1, threads / shape.block());
-  *parts = std::max<int64_t>(1, std::min<int64_t>(blocks / groups, blocks_for(rows / groups, shape)));
+  const Layout layout = layout_of(hidden, type, branch);
+  const int64_t at_once = std::max(1, layout.rows), blocks = layout.rows > 0 ? processors : 2 * processors;
+  *parts = std::max<int64_t>(1, std::min<int64_t>(blocks / groups, (rows / groups + at_once - 1) / at_once));
   return cudaSuccess;
 }
 
 int backward(const Backward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (problem.type) {
-    case Type::float32:
-      launch_typed<float>(problem, cuda_stream);
-      break;
-    case Type::float16:
-      launch_typed<__half>(problem, cuda_stream);
-      break;
-    case Type::bfloat16:
-      launch_typed<__nv_bfloat16>(problem, cuda_stream);
-      break;
-  }
-  const cudaError_t error = cudaGetLastError();
+  cudaError_t error = cudaSuccess;
+  with_type(problem.type, [&](auto tag) { error = launch<typename decltype(tag)::Element>(problem, cuda_stream); });
   if (error != cudaSuccess || problem.sums.partial == nullptr) return error;
   Reduction reduction{};
   reduction.hidden = problem.hidden;
   reduction.sums = problem.sums;
-  reduction.gate_sum = kGate;
-  reduction.weight = {problem.grad_weight, problem.weight.type};
-  reduction.bias = {problem.grad_bias, problem.bias.type};
+  reduction.add(problem.grad_weight, problem.weight.type, true, {kSlopeTimesNormed, {}});
+  reduction.add(problem.grad_bias, problem.bias.type, true, {kSlope, {}});
   if (problem.span > 1) {
-    reduction.scale = {problem.grad_scale, problem.scale.type};
-    reduction.shift = {problem.grad_shift, problem.scale.type};
-    reduction.gate = {problem.grad_gate, problem.gate.type};
-    reduction.weight_itself = problem.weight;
-    reduction.bias_itself = problem.bias;
-    reduction.scale_itself = problem.scale;
+    reduction.scale = problem.scale;
+    const Term slope_times_normed{kSlopeTimesNormed, problem.weight};
+    if (problem.bias.data == nullptr) {
+      reduction.add(problem.grad_scale, problem.scale.type, false, slope_times_normed);
+    } else {
+      reduction.add(problem.grad_scale, problem.scale.type, false, slope_times_normed, {kSlope, problem.bias});
+    }
+    reduction.add(problem.grad_shift, problem.scale.type, false, {kSlope, {}});
+    reduction.add(problem.grad_gate, problem.gate.type, false, {kGate, {}});
   }
   return reduce(reduction, cuda_stream);
 }

@@ -1,16 +1,279 @@
-// What the kernels share: parameters and modulations of either type, and how many rows lie before them.
+// What the kernels share: how elements move and are converted, where rows lie, and sums over the threads of a row.
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
 
 #include "adaln/problem.h"
 #include "kit/elements.cuh"
+#include "kit/launch.cuh"
 #include "kit/sums.cuh"
 
 namespace adaln {
 
 using namespace kit;
+
+// Vectors of a row are read and written once: they are not kept in a processor's cache, where modulations and weights
+// are to stay, and are the first to leave the L2 cache.
+__device__ __forceinline__ uint4 load_word_once(const uint4* from) {
+  uint4 word;
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from));
+  return word;
+}
+template <typename Word>
+__device__ __forceinline__ Word load_word_once(const Word* from) {
+  return *from;
+}
+__device__ __forceinline__ void store_word_once(uint4* to, uint4 word) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
+               "r"(word.w)
+               : "memory");
+}
+template <typename Word>
+__device__ __forceinline__ void store_word_once(Word* to, Word word) {
+  store_word(to, word);
+}
+
+// Volatile, so that all of them are on their way before the first is used: to save registers, the compiler would put
+// each beside its use.
+__device__ __forceinline__ uint4 load_word_now(const uint4* from) {
+  uint4 word;
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "l"(from));
+  return word;
+}
+template <typename Word>
+__device__ __forceinline__ Word load_word_now(const Word* from) {
+  return *from;
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> load_once(const T* from) {
+  using Whole = typename Word<sizeof(T) * kWidth>::Type;
+  const Whole whole = load_word_once(reinterpret_cast<const Whole*>(from));
+  Vector<T, kWidth> vector;
+  memcpy(&vector, &whole, sizeof(whole));
+  return vector;
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void store_once(T* to, const Vector<T, kWidth>& vector) {
+  using Whole = typename Word<sizeof(T) * kWidth>::Type;
+  Whole whole;
+  memcpy(&whole, &vector, sizeof(whole));
+  store_word_once(reinterpret_cast<Whole*>(to), whole);
+}
+
+// As many elements as a vector of a row has, of a type that may be larger.
+template <typename M, int kWidth>
+struct Elements {
+  M values[kWidth];
+};
+
+template <typename M, int kWidth>
+__device__ __forceinline__ Elements<M, kWidth> load_elements(const M* from) {
+  constexpr int kMost = kVectorBytes / sizeof(M), kStep = kWidth < kMost ? kWidth : kMost;
+  Elements<M, kWidth> elements;
+#pragma unroll
+  for (int start = 0; start < kWidth; start += kStep) {
+    using Whole = typename Word<sizeof(M) * kStep>::Type;
+    const Whole whole = load_word_now(reinterpret_cast<const Whole*>(from + start));
+    memcpy(&elements.values[start], &whole, sizeof(whole));
+  }
+  return elements;
+}
+
+// Elements as float32, and back. In pairs, which takes half the instructions.
+template <int kWidth>
+__device__ __forceinline__ void decode_all(const float* elements, float (&values)[kWidth]) {
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] = elements[i];
+}
+template <int kWidth>
+__device__ __forceinline__ void decode_all(const __half* elements, float (&values)[kWidth]) {
+  if constexpr (kWidth == 1) {
+    values[0] = decode(elements[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      const float2 pair = __half22float2(__halves2half2(elements[i], elements[i + 1]));
+      values[i] = pair.x;
+      values[i + 1] = pair.y;
+    }
+  }
+}
+template <int kWidth>
+__device__ __forceinline__ void decode_all(const __nv_bfloat16* elements, float (&values)[kWidth]) {
+  if constexpr (kWidth == 1) {
+    values[0] = decode(elements[0]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      uint32_t pair;
+      memcpy(&pair, elements + i, sizeof(pair));
+      values[i] = __uint_as_float(pair << 16);
+      values[i + 1] = __uint_as_float(pair & 0xffff0000u);
+    }
+  }
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kWidth]) {
+  Vector<T, kWidth> vector;
+  if constexpr (kWidth == 1 || std::is_same_v<T, float>) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) vector.elements[i] = encode<T>(values[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      if constexpr (std::is_same_v<T, __half>) {
+        const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
+        memcpy(&vector.elements[i], &pair, sizeof(pair));
+      } else {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
+        memcpy(&vector.elements[i], &pair, sizeof(pair));
+      }
+    }
+  }
+  return vector;
+}
+
+// Keeps the compiler from keeping what was decoded of a vector until now: it is to be decoded again.
+template <typename T, int kWidth>
+__device__ __forceinline__ void forget_decoded(Vector<T, kWidth>& vector) {
+  constexpr int kWords = sizeof(vector) / sizeof(uint32_t);
+  if constexpr (kWords > 0) {
+    uint32_t words[kWords];
+    memcpy(words, &vector, sizeof(vector));
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i]));
+    memcpy(&vector, words, sizeof(vector));
+  }
+}
+
+// To T and back.
+template <typename T, int kWidth>
+__device__ __forceinline__ void round_all(float (&values)[kWidth]) {
+  decode_all(encode_all<T, kWidth>(values).elements, values);
+}
+
+// Division by a number that is known before the launch. Of numbers below 2^31, as both are.
+class Divider {
+ public:
+  explicit Divider(uint32_t divisor) {
+    while ((uint64_t{1} << shift_) < divisor) ++shift_;
+    if ((uint64_t{1} << shift_) == divisor) return;
+    const uint32_t power = 31 + shift_;
+    multiplier_ = static_cast<uint32_t>(((uint64_t{1} << power) + divisor - 1) / divisor);
+    shift_ = power - 32;
+  }
+  __device__ __forceinline__ uint32_t operator()(uint32_t number) const {
+    return (multiplier_ == 0 ? number : __umulhi(number, multiplier_)) >> shift_;
+  }
+
+ private:
+  uint32_t multiplier_ = 0, shift_ = 0;
+};
+
+// Division of a sum by how many were summed: the reciprocal in two parts, so that the quotient is as good as divided.
+// Both are positive, so that an infinite sum stays one.
+class Average {
+ public:
+  explicit Average(int64_t count) {
+    const double reciprocal = 1.0 / static_cast<double>(count);
+    high_ = static_cast<float>(reciprocal);
+    if (static_cast<double>(high_) > reciprocal) high_ = std::nextafter(high_, 0.0f);
+    low_ = std::max(static_cast<float>(reciprocal - static_cast<double>(high_)), std::numeric_limits<float>::min());
+  }
+  __device__ __forceinline__ float operator()(float sum) const { return sum * high_ + sum * low_; }
+
+ private:
+  float high_, low_;
+};
+
+// Rows at equal distances within a span, and these at equal distances, too.
+struct Lines {
+  const void* data = nullptr;
+  int64_t span_stride = 0, row_stride = 0;
+
+  template <typename T>
+  __device__ __forceinline__ const T* at(uint32_t span, uint32_t row = 0) const {
+    return static_cast<const T*>(data) + (span * span_stride + row * row_stride);
+  }
+};
+
+// False when they do not lie so.
+inline bool lines_of(const Rows& rows, int64_t span, Lines* lines) {
+  lines->data = rows.data;
+  if (rows.dims <= 1) {
+    lines->row_stride = rows.strides[0];
+    lines->span_stride = span * rows.strides[0];
+    return true;
+  }
+  lines->row_stride = rows.strides[1];
+  lines->span_stride = rows.strides[0];
+  return rows.dims == 2 && rows.sizes[1] == span;
+}
+
+inline bool lines_of(const Modulation& modulation, Lines* lines) { return lines_of(modulation.rows, 1, lines); }
+
+// Sums of several values over groups of so many lanes, each of which gets them.
+template <int kLanes, int kValues>
+__device__ __forceinline__ void sum_over_lanes(float (&values)[kValues]) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(kAllLanes, values[k], distance);
+  }
+}
+template <int kValues>
+__device__ __forceinline__ void sum_over_lanes(float (&values)[kValues], int lanes) {
+  if (lanes == kWarp) return sum_over_lanes<kWarp>(values);
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(kAllLanes, values[k], distance);
+  }
+}
+
+// From here on, the kernel after this one may start where it was launched to overlap; and where this one was, it goes
+// on when the kernel before it has finished.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void wait_for_kernel_before() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Launches a kernel that waits for the one before it, and on devices that can starts before that has finished.
+template <typename... Parameters, typename... Arguments>
+cudaError_t launch_overlapping(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream,
+                               Arguments... arguments) {
+  int device, major;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error != cudaSuccess) return error;
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.stream = stream;
+  config.attrs = &attribute;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  return cudaLaunchKernelEx(&config, kernel, arguments...);
+}
 
 // What is of the type of the rows, T, or float32.
 template <typename T, int kWidth>
@@ -55,32 +318,11 @@ __device__ __forceinline__ void load_modulation(const Modulation& modulation, in
   load_either<T, kWidth>(modulation.rows.data, modulation.type, modulation.rows.offset(span) + column, values);
 }
 
-// What multiplies the normed elements from `column` on, and what is added to the product.
-template <typename T, int kWidth, typename Problem>
-__device__ __forceinline__ void load_affine(const Problem& problem, int64_t span, int64_t column,
-                                            float (&factor)[kWidth], float (&offset)[kWidth]) {
-  float weight[kWidth], bias[kWidth];
-  load_modulation<T, kWidth>(problem.scale, span, column, factor);
-  load_modulation<T, kWidth>(problem.shift, span, column, offset);
-  load_parameter<T, kWidth>(problem.weight, column, 1.0f, weight);
-  load_parameter<T, kWidth>(problem.bias, column, 0.0f, bias);
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    const float scale = 1.0f + factor[i];
-    factor[i] = weight[i] * scale;
-    offset[i] = bias[i] * scale + offset[i];
-  }
-}
-
 // How many whole spans lie before a row. A division of 64 bits takes a GPU several times as long as one of 32.
 __device__ __forceinline__ int64_t span_of(int64_t row, int64_t span) {
   if (span == 1) return row;
   if (row <= 0xffffffffu && span <= 0xffffffffu) return static_cast<uint32_t>(row) / static_cast<uint32_t>(span);
   return row / span;
-}
-
-__device__ __forceinline__ float reciprocal_norm(float sum_of_squares, int64_t hidden, float eps) {
-  return 1.0f / sqrtf(sum_of_squares / static_cast<float>(hidden) + eps);
 }
 
 // Of rows that registers do not hold: a block for each.
@@ -93,5 +335,28 @@ inline int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
 inline bool aligned(const Modulation& modulation) { return kit::aligned(modulation.rows, bytes_of(modulation.type)); }
 using kit::aligned;
+
+// The dtype that the modulations and parameters of a problem have in common.
+class CommonType {
+ public:
+  // None: the rows' dtype.
+  explicit CommonType(Type rows) : type_(rows) {}
+
+  void add(const void* data, Type type) {
+    if (data == nullptr) return;
+    one_ = one_ && (!any_ || type == type_);
+    type_ = type;
+    any_ = true;
+  }
+  void add(const Modulation& modulation) { add(modulation.rows.data, modulation.type); }
+  void add(const Parameter& parameter) { add(parameter.data, parameter.type); }
+
+  bool one() const { return one_; }  // whether there is one
+  Type type() const { return type_; }
+
+ private:
+  Type type_;
+  bool any_ = false, one_ = true;
+};
 
 }  // namespace adaln

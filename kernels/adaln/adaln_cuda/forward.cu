@@ -1,302 +1,467 @@
 // Modulated norms, with and without a gated branch that is added before, on CUDA.
 //
-// Reads:    x and the branch, each once from memory: a row stays in registers between its sums and its result. Rows too
-//           long for that are read again. Parameters and modulations once for the rows that a thread meets in a span.
+// Reads:    x and the branch, each once from memory: a row stays in registers between its sums and its result. Rows
+// that
+//           are too long for that, or lie unfavourably, are read again. Parameters and modulations from the
+//           processor's cache, once for the rows that a thread has at a time.
 // Writes:   `normed`, and `sum` when there is a branch.
 // Must not: allocate, synchronize, or use another stream than the one given.
 //
 // Bytes, for elements of e bytes and modulations of m bytes: rows * hidden * 2e (4e with a branch), and beside them
-// rows / span * hidden * 2m (3m). To reach a copy's speed nothing else may come from the L2 cache as often as x does:
-// hence the several rows of a thread, while the next of which is already on its way.
+// rows / span * hidden * 2m (3m). A copy's speed takes some 40 KB on their way to each processor, and not many more
+// instructions than there are elements. Hence two rows for a thread, which share what the modulation takes; elements
+// kept as they came, in half the registers, and decoded again; and one exchange between the warps of a row.
 #include "adaln_cuda/adaln.h"
 #include "adaln_cuda/device.cuh"
-#include "kit/sums.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kMostThreads = 512;
-constexpr int kMostSteps = 4;          // rows of a thread; more of them leave the last blocks to run alone for longer
-constexpr int64_t kManyBlocks = 1024;  // as many as a large GPU runs at a time, about
+constexpr int kMostWarps = 16;  // of a row that registers hold
 
-// Rows as they come from memory, a thread's share of them.
-template <typename T, int kWidth, int kLoads, bool kBranch>
-struct Row {
-  Vector<T, kWidth> x[kLoads], branch[kBranch ? kLoads : 1];
+// Threads of a block, at most, of which two fit on a processor.
+template <int kLoads, int kRows>
+constexpr int kMostThreads = kLoads * kRows < 4 ? 512 : 384;
 
-  __device__ __forceinline__ void read(const Forward& problem, int64_t row, int first_column, int group) {
-    if (row >= problem.rows) return;
-    const T* x_row = row_of<T>(problem.x, row);
+// Rows that registers hold.
+struct RowsForward {
+  Lines x, branch, gate, scale, shift;  // branch and gate, scale and shift: data null where there are none
+  const void *weight, *bias;
+  void *normed, *sum;
+  uint32_t rows, span;
+  int hidden;
+  Divider spans;
+  Average average;
+  float eps;
+  bool centered;
+};
+
+// Blocks of (threads of a row, rows side by side), and kRows below one another, which lie in one span.
+template <typename T, typename M, int kWidth, int kLoads, int kRows, bool kBranch, bool kStepwise>
+__global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
+    forward_kernel(const __grid_constant__ RowsForward problem) {
+  constexpr int kLast = kLoads - 1;
+  __shared__ float2 of_warps[kRows][kMostWarps];
+  wait_for_kernel_before();
+  let_next_kernel_start();
+  const int hidden = problem.hidden, group = blockDim.x;
+  // The last vector of a thread may lie past the row's end. It is then read at the row's start, and does not count.
+  const int first_column = threadIdx.x * kWidth, last_column = first_column + kLast * group * kWidth;
+  const bool whole = last_column < hidden;
+  const auto column_of = [&](int i) { return i < kLast ? first_column + i * group * kWidth : whole ? last_column : 0; };
+  // A thread without rows still takes part in the sums of its warp: with the last ones, which it does not write.
+  const uint32_t own_row = (blockIdx.x * blockDim.y + threadIdx.y) * kRows;
+  const bool there = own_row < problem.rows;
+  const uint32_t first_row = there ? own_row : problem.rows - kRows;
+  const uint32_t span = problem.spans(first_row), row_of_span = first_row - span * problem.span;
+  const auto index_of = [&](int row, int i) { return static_cast<int64_t>(first_row + row) * hidden + column_of(i); };
+
+  Vector<T, kWidth> vectors[kRows][kLoads];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const T* x_row = problem.x.at<T>(span, row_of_span + r);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) vectors[r][i] = load_once<T, kWidth>(x_row + column_of(i));
+  }
+  if constexpr (kBranch) {
+    Vector<T, kWidth> branch[kRows][kLoads];
+    Elements<M, kWidth> gate[kLoads];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const T* branch_row = problem.branch.at<T>(span, row_of_span + r);
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) branch[r][i] = load_once<T, kWidth>(branch_row + column_of(i));
+    }
+    const M* gate_row = problem.gate.at<M>(span);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) gate[i] = load_elements<M, kWidth>(gate_row + column_of(i));
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * group * kWidth;
-      if (column < problem.hidden) x[i] = load<T, kWidth>(x_row + column);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        float sum[kWidth], product[kWidth], factor[kWidth];
+        decode_all(vectors[r][i].elements, sum);
+        decode_all(branch[r][i].elements, product);
+        decode_all(gate[i].values, factor);
+        if constexpr (kStepwise) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) product[j] *= factor[j];
+          round_all<T>(product);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) sum[j] += product[j];
+        } else {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) sum[j] += product[j] * factor[j];
+        }
+        vectors[r][i] = encode_all<T>(sum);
+        if (there && (i < kLast || whole)) store_once(static_cast<T*>(problem.sum) + index_of(r, i), vectors[r][i]);
+      }
     }
-    if constexpr (kBranch) {
-      const T* branch_row = row_of<T>(problem.branch, row);
+  }
+
+  const int lanes = min(group, kWarp), warps = group / kWarp, warp = threadIdx.x / kWarp;
+  const auto count_in = [&](int of_warp) {
+    constexpr int kFull = kWarp * kWidth;
+    return kLast * kFull + min(max(hidden - (kLast * group + of_warp * kWarp) * kWidth, 0), kFull);
+  };
+  // Squares of deviations from the mean of the warp, and from these those from the mean of the row, so that a row far
+  // from zero keeps its digits.
+  float mean[kRows] = {}, squares[kRows] = {};
+  if (problem.centered) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        const int column = first_column + i * group * kWidth;
-        if (column < problem.hidden) branch[i] = load<T, kWidth>(branch_row + column);
+        float x[kWidth], sum = 0.0f;
+        decode_all(vectors[r][i].elements, x);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum += x[j];
+        mean[r] += i < kLast || whole ? sum : 0.0f;
+        forget_decoded(vectors[r][i]);
       }
+    }
+    sum_over_lanes(mean, lanes);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      mean[r] = warps > 1 ? __fdividef(mean[r], static_cast<float>(count_in(warp))) : problem.average(mean[r]);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      float x[kWidth], sum = 0.0f;
+      decode_all(vectors[r][i].elements, x);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sum += (x[j] - mean[r]) * (x[j] - mean[r]);
+      squares[r] += i < kLast || whole ? sum : 0.0f;
+      forget_decoded(vectors[r][i]);
+    }
+  }
+  sum_over_lanes(squares, lanes);
+  if (warps > 1) {
+    const int lane = threadIdx.x % kWarp, other = lane % kMostWarps;
+    if (lane == 0) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) of_warps[r][warp] = make_float2(mean[r], squares[r]);
+    }
+    const float count_of_other = other < warps ? static_cast<float>(count_in(other)) : 0.0f;
+    __syncthreads();
+    float sums[2 * kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      mean[r] = of_warps[r][0].x;
+      const float2 part = other < warps ? of_warps[r][other] : make_float2(mean[r], 0.0f);
+      const float away = part.x - mean[r];
+      sums[2 * r] = count_of_other * away;
+      sums[2 * r + 1] = part.y + sums[2 * r] * away;
+    }
+    sum_over_lanes<kMostWarps>(sums);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const float away = problem.average(sums[2 * r]);
+      mean[r] += away;
+      squares[r] = sums[2 * r + 1] - sums[2 * r] * away;
+    }
+  }
+  float rstd[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) rstd[r] = rsqrtf(problem.average(squares[r]) + problem.eps);
+
+  // Late: kept from the start, they would take registers, and with them rows from the processor.
+  Elements<M, kWidth> scale[kLoads] = {}, shift[kLoads] = {};
+  if (problem.scale.data != nullptr) {
+    const M *scale_row = problem.scale.at<M>(span), *shift_row = problem.shift.at<M>(span);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      scale[i] = load_elements<M, kWidth>(scale_row + column_of(i));
+      shift[i] = load_elements<M, kWidth>(shift_row + column_of(i));
+    }
+  }
+  const auto *weight_row = static_cast<const M*>(problem.weight), *bias_row = static_cast<const M*>(problem.bias);
+#pragma unroll
+  for (int i = 0; i < kLoads; ++i) {
+    float factor[kWidth], offset[kWidth];
+    decode_all(scale[i].values, factor);
+    decode_all(shift[i].values, offset);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) factor[j] += 1.0f;
+    const auto normalize = [&](int r, float (&x)[kWidth]) {
+      decode_all(vectors[r][i].elements, x);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) x[j] = (x[j] - mean[r]) * rstd[r];
+    };
+    const auto write = [&](int r, const float (&x)[kWidth]) {
+      if (there && (i < kLast || whole)) {
+        store_once(static_cast<T*>(problem.normed) + index_of(r, i), encode_all<T>(x));
+      }
+    };
+    if constexpr (kStepwise) {
+      round_all<T>(factor);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        float x[kWidth];
+        normalize(r, x);
+        if (weight_row != nullptr) {
+          float weight[kWidth];
+          decode_all(load_elements<M, kWidth>(weight_row + column_of(i)).values, weight);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) x[j] *= weight[j];
+        }
+        if (bias_row != nullptr) {
+          float bias[kWidth];
+          decode_all(load_elements<M, kWidth>(bias_row + column_of(i)).values, bias);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) x[j] += bias[j];
+        }
+        round_all<T>(x);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) x[j] *= factor[j];
+        round_all<T>(x);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) x[j] += offset[j];
+        write(r, x);
+      }
+      continue;
+    }
+    if (bias_row != nullptr) {
+      float bias[kWidth];
+      decode_all(load_elements<M, kWidth>(bias_row + column_of(i)).values, bias);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) offset[j] += bias[j] * factor[j];
+    }
+    if (weight_row != nullptr) {
+      float weight[kWidth];
+      decode_all(load_elements<M, kWidth>(weight_row + column_of(i)).values, weight);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) factor[j] *= weight[j];
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      float x[kWidth];
+      normalize(r, x);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) x[j] = x[j] * factor[j] + offset[j];
+      write(r, x);
+    }
+  }
+}
+
+// The mean of some elements and the squares of the deviations from it, from those of their parts.
+struct Moments {
+  float count, mean, squares;
+
+  __device__ __forceinline__ void add(const Moments& other) {
+    const float both = count + other.count, away = other.mean - mean;
+    const float share = both > 0.0f ? other.count / both : 0.0f;
+    squares += other.squares + away * away * count * share;
+    mean += away * share;
+    count = both;
+  }
+
+  __device__ __forceinline__ void add_lanes() {
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      Moments other;
+      other.count = __shfl_xor_sync(kAllLanes, count, distance);
+      other.mean = __shfl_xor_sync(kAllLanes, mean, distance);
+      other.squares = __shfl_xor_sync(kAllLanes, squares, distance);
+      // In one order for both, so that both get the same.
+      Moments lower = threadIdx.x & distance ? other : *this;
+      lower.add(threadIdx.x & distance ? *this : other);
+      *this = lower;
     }
   }
 };
 
-// The reciprocal norm, from the sums of the deviations from the mean and of their squares. The first tells how far off
-// the mean is, which was rounded to float32 at every step of a sum, and corrects it.
-__device__ __forceinline__ float finish_norm(const Forward& problem, const float (&sums)[2], float& mean) {
-  if (!problem.centered) return reciprocal_norm(sums[1], problem.hidden, problem.eps);
-  const float correction = sums[0] / static_cast<float>(problem.hidden);
-  mean += correction;
-  return reciprocal_norm(sums[1] - correction * sums[0], problem.hidden, problem.eps);
-}
-
-template <typename T, int kWidth, int kLoads, bool kBranch>
-__global__ void __launch_bounds__(kMostThreads)
-    forward_kernel(const __grid_constant__ Forward problem, int group, int steps) {
-  // Whether a thread keeps the factors of its columns from row to row, and reads the next row ahead. Long rows lack the
-  // registers, and keep enough loads on their way without.
-  constexpr bool kSeveral = kLoads * kWidth <= (kBranch ? 8 : 16);
-  __shared__ GroupSum<1>::Scratch sum_scratch;
-  __shared__ GroupSum<2>::Scratch sums_scratch;
-  GroupSum<1> sum_over_group(sum_scratch, group);
-  GroupSum<2> sums_over_group(sums_scratch, group);
-  const int hidden = static_cast<int>(problem.hidden);
-  const int rows_in_block = blockDim.x / group;
-  const int first_column = (threadIdx.x % group) * kWidth;
-  const int64_t base = static_cast<int64_t>(blockIdx.x) * rows_in_block * steps;
-  float factor[kSeveral ? kLoads : 1][kWidth], offset[kSeveral ? kLoads : 1][kWidth];
-  int64_t span = 0, span_end = 0;  // which one these are for, and the first row that they are not for
-  Row<T, kWidth, kLoads, kBranch> next;
-  if (kSeveral) next.read(problem, base + threadIdx.x / group, first_column, group);
-  for (int step = 0; step < steps; ++step) {
-    const int64_t first_row = base + static_cast<int64_t>(step) * rows_in_block;
-    if (first_row >= problem.rows) return;
-    const int64_t row = first_row + threadIdx.x / group;
-    // A thread without a row still takes part in the sums of its warp.
-    const int columns = row < problem.rows ? hidden : 0;
-    Row<T, kWidth, kLoads, kBranch> own;
-    if (kSeveral) {
-      own = next;
-      if (step + 1 < steps) next.read(problem, row + rows_in_block, first_column, group);
-    } else {
-      own.read(problem, row, first_column, group);
-    }
-    if (columns > 0 && row >= span_end) {
-      span = span_of(row, problem.span);
-      span_end = (span + 1) * problem.span;
-      if constexpr (kSeveral) {
-#pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-          const int column = first_column + i * group * kWidth;
-          if (column < columns) load_affine<T, kWidth>(problem, span, column, factor[i], offset[i]);
-        }
-      }
-    }
-    if constexpr (kBranch) {
-      T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        const int column = first_column + i * group * kWidth;
-        if (column < columns) {
-          float gate[kWidth];
-          load_modulation<T, kWidth>(problem.gate, span, column, gate);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) {
-            const float branch = decode(own.branch[i].elements[j]);
-            own.x[i].elements[j] = encode<T>(decode(own.x[i].elements[j]) + branch * gate[j]);
-          }
-          store(sum_row + column, own.x[i]);
-        }
-      }
-    }
-    float mean = 0.0f;
-    if (problem.centered) {
-      float sum[1] = {0.0f};
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        if (first_column + i * group * kWidth < columns) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) sum[0] += decode(own.x[i].elements[j]);
-        }
-      }
-      sum_over_group(sum);
-      mean = sum[0] / static_cast<float>(hidden);
-    }
-    float sums[2] = {0.0f, 0.0f};  // of the deviations, and of their squares
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      if (first_column + i * group * kWidth < columns) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          const float value = decode(own.x[i].elements[j]) - mean;
-          sums[0] += value;
-          sums[1] += value * value;
-        }
-      }
-    }
-    sums_over_group(sums);
-    const float rstd = finish_norm(problem, sums, mean);
-    T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * group * kWidth;
-      if (column < columns) {
-        const int kept = kSeveral ? i : 0;
-        if constexpr (!kSeveral) load_affine<T, kWidth>(problem, span, column, factor[kept], offset[kept]);
-        Vector<T, kWidth> normed;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          const float value = (decode(own.x[i].elements[j]) - mean) * rstd;
-          normed.elements[j] = encode<T>(value * factor[kept][j] + offset[kept][j]);
-        }
-        store(normed_row + column, normed);
-      }
-    }
-  }
-}
-
+// Rows of any length, wherever they lie, with modulations and parameters of any types: a block for each.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Forward problem) {
-  __shared__ GroupSum<1>::Scratch sum_scratch;
-  __shared__ GroupSum<2>::Scratch sums_scratch;
-  GroupSum<1> sum_over_group(sum_scratch, blockDim.x);
-  GroupSum<2> sums_over_group(sums_scratch, blockDim.x);
+  __shared__ Moments of_warps[kWarp];
   const int64_t hidden = problem.hidden;
   const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = blockDim.x * kWidth;
   for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
     const int64_t span = span_of(row, problem.span);
     const T* x_row = row_of<T>(problem.x, row);
-    if (problem.branch.data != nullptr) {
-      const T* branch_row = row_of<T>(problem.branch, row);
-      T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
+    const T* branch_row = problem.branch.data == nullptr ? nullptr : row_of<T>(problem.branch, row);
+    T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
+    // Sums of differences from the thread's first element.
+    float first = 0.0f, sum = 0.0f, squares = 0.0f, count = 0.0f;
 #pragma unroll 4
-      for (int64_t column = first_column; column < hidden; column += step) {
-        auto x = load<T, kWidth>(x_row + column);
-        const auto branch = load<T, kWidth>(branch_row + column);
-        float gate[kWidth];
+    for (int64_t column = first_column; column < hidden; column += step) {
+      float x[kWidth];
+      decode_all(load<T, kWidth>(x_row + column).elements, x);
+      if (branch_row != nullptr) {
+        float branch[kWidth], gate[kWidth];
+        decode_all(load<T, kWidth>(branch_row + column).elements, branch);
         load_modulation<T, kWidth>(problem.gate, span, column, gate);
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          x.elements[j] = encode<T>(decode(x.elements[j]) + decode(branch.elements[j]) * gate[j]);
-        }
-        store(sum_row + column, x);
-      }
-      x_row = sum_row;  // each thread reads again what it wrote itself
-    }
-    float mean = 0.0f;
-    if (problem.centered) {
-      float sum[1] = {0.0f};
-#pragma unroll 4
-      for (int64_t column = first_column; column < hidden; column += step) {
-        const auto x = load<T, kWidth>(x_row + column);
+        for (int j = 0; j < kWidth; ++j) branch[j] = __fmul_rn(branch[j], gate[j]);
+        if (problem.stepwise) round_all<T>(branch);
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) sum[0] += decode(x.elements[j]);
+        for (int j = 0; j < kWidth; ++j) x[j] += branch[j];
+        const auto rounded = encode_all<T>(x);
+        store(sum_row + column, rounded);
+        decode_all(rounded.elements, x);
       }
-      sum_over_group(sum);
-      mean = sum[0] / static_cast<float>(hidden);
-    }
-    float sums[2] = {0.0f, 0.0f};  // of the deviations, and of their squares
-#pragma unroll 4
-    for (int64_t column = first_column; column < hidden; column += step) {
-      const auto x = load<T, kWidth>(x_row + column);
+      if (problem.centered && column == first_column) first = x[0];
+      count += kWidth;
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        const float value = decode(x.elements[j]) - mean;
-        sums[0] += value;
-        sums[1] += value * value;
+        sum += x[j] - first;
+        squares += (x[j] - first) * (x[j] - first);
       }
     }
-    sums_over_group(sums);
-    const float rstd = finish_norm(problem, sums, mean);
+    if (branch_row != nullptr) x_row = sum_row;  // each thread reads again what it wrote itself
+    float mean = 0.0f, rstd;
+    {
+      const float away = problem.centered && count > 0.0f ? sum / count : 0.0f;
+      Moments moments{count, first + away, problem.centered ? squares - away * sum : squares};
+      moments.add_lanes();
+      __syncthreads();
+      if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = moments;
+      __syncthreads();
+      const int lane = threadIdx.x % kWarp;
+      moments = lane < blockDim.x / kWarp ? of_warps[lane] : Moments{0.0f, 0.0f, 0.0f};
+      moments.add_lanes();
+      if (problem.centered) mean = moments.mean;
+      rstd = rsqrtf(moments.squares / static_cast<float>(hidden) + problem.eps);
+    }
     T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
+#pragma unroll 2
     for (int64_t column = first_column; column < hidden; column += step) {
-      auto x = load<T, kWidth>(x_row + column);
-      float factor[kWidth], offset[kWidth];
-      load_affine<T, kWidth>(problem, span, column, factor, offset);
+      float x[kWidth], scale[kWidth], shift[kWidth], weight[kWidth], bias[kWidth];
+      decode_all(load<T, kWidth>(x_row + column).elements, x);
+      load_modulation<T, kWidth>(problem.scale, span, column, scale);
+      load_modulation<T, kWidth>(problem.shift, span, column, shift);
+      load_parameter<T, kWidth>(problem.weight, column, 1.0f, weight);
+      load_parameter<T, kWidth>(problem.bias, column, 0.0f, bias);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        x.elements[j] = encode<T>((decode(x.elements[j]) - mean) * rstd * factor[j] + offset[j]);
+        x[j] = (x[j] - mean) * rstd * weight[j] + bias[j];
+        scale[j] += 1.0f;
       }
-      store(normed_row + column, x);
+      if (problem.stepwise) {
+        round_all<T>(x);
+        round_all<T>(scale);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) x[j] *= scale[j];
+        round_all<T>(x);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) x[j] += shift[j];
+      } else {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) x[j] = x[j] * scale[j] + shift[j];
+      }
+      store(normed_row + column, encode_all<T>(x));
     }
   }
 }
 
-// `loads`: how many vectors a thread should have. Several warps for a row rather than more vectors, so that a thread
-// has few enough columns to keep their factors.
-Shape row_shape(int64_t hidden, int width, int loads) {
-  const Shape shape = shape_of(hidden, width, kMostThreads, loads);
-  if (shape.group == kWarp && shape.loads > loads) return {kWarp * shape.loads / loads, 1, loads};
-  return shape;
+template <typename T, typename M, int kWidth, int kLoads, int kRows, bool kBranch, bool kStepwise = false>
+cudaError_t launch_rows(const RowsForward& problem, int group, cudaStream_t stream) {
+  const int rows = std::max(1, kSharedBlock / group);  // of a block side by side
+  const uint32_t rows_of_block = static_cast<uint32_t>(rows) * kRows;
+  const uint32_t blocks = (problem.rows + rows_of_block - 1) / rows_of_block;
+  return launch_overlapping(forward_kernel<T, M, kWidth, kLoads, kRows, kBranch, kStepwise>, dim3(blocks),
+                            dim3(group, rows), stream, problem);
 }
 
-// How many rows a thread should meet, one after another.
-int steps_for(const Forward& problem, const Shape& shape) {
-  const int64_t most = std::min<int64_t>(kMostSteps, problem.span / shape.rows);
-  return static_cast<int>(std::max<int64_t>(1, std::min(most, problem.rows / shape.rows / kManyBlocks)));
+// How many threads for so many vectors of a row.
+inline int group_for(int vectors, int loads) {
+  const int threads = (vectors + loads - 1) / loads;
+  if (threads > kWarp) return (threads + kWarp - 1) / kWarp * kWarp;
+  int group = 1;
+  while (group < threads) group *= 2;
+  return group;
 }
 
-template <typename T, int kWidth>
-void launch_long(const Forward& problem, cudaStream_t stream) {
-  const Shape shape = long_shape(problem.hidden, kWidth);
-  forward_long_kernel<T, kWidth><<<blocks_for(problem.rows, shape), shape.block(), 0, stream>>>(problem);
-}
-
-template <typename T, bool kBranch>
-void launch(const Forward& problem, cudaStream_t stream) {
+template <typename T, typename M, bool kBranch>
+cudaError_t launch_fitting(const RowsForward& problem, bool stepwise, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  // A branch takes registers, too, as long as one vector for a thread makes enough of them.
-  const int loads = kBranch && problem.hidden <= kMostThreads * kWidth ? 1 : 2;
-  const Shape shape = row_shape(problem.hidden, kWidth, loads);
-  if (shape.loads == 0 || shape.loads > loads) return launch_long<T, kWidth>(problem, stream);
-  const int steps = steps_for(problem, shape);
-  const int64_t rows_of_block = static_cast<int64_t>(shape.rows) * steps;
-  const auto blocks = static_cast<unsigned>((problem.rows + rows_of_block - 1) / rows_of_block);
-  const auto threads = static_cast<unsigned>(shape.block());
-  if constexpr (kBranch) {
-    if (loads == 1) {
-      forward_kernel<T, kWidth, 1, kBranch><<<blocks, threads, 0, stream>>>(problem, shape.group, steps);
-      return;
+  const int vectors = problem.hidden / kWidth, group = group_for(vectors, 2);
+  if constexpr (std::is_same_v<T, M> && !std::is_same_v<T, float>) {
+    if (stepwise) return launch_rows<T, M, kWidth, 2, 1, kBranch, true>(problem, group, stream);
+  }
+  if constexpr (!kBranch) {
+    if (problem.span % 2 == 0 && group <= kMostThreads<2, 2>) {
+      if constexpr (kWidth == 8) {
+        // Where vectors of half the width leave fewer threads without one.
+        const int narrow = group_for(2 * vectors, 3);
+        if (narrow >= kWarp && vectors >= narrow && 3 * narrow * 11 < 4 * group * 10) {
+          return launch_rows<T, M, 4, 3, 2, false>(problem, narrow, stream);
+        }
+      }
+      if (vectors <= kWarp) return launch_rows<T, M, kWidth, 1, 2, false>(problem, group_for(vectors, 1), stream);
+      return launch_rows<T, M, kWidth, 2, 2, false>(problem, group, stream);
     }
   }
-  forward_kernel<T, kWidth, 2, kBranch><<<blocks, threads, 0, stream>>>(problem, shape.group, steps);
+  return launch_rows<T, M, kWidth, 2, 1, kBranch>(problem, group, stream);
 }
 
 template <typename T, bool kBranch>
-void launch_aligned(const Forward& problem, cudaStream_t stream) {
+cudaError_t launch_typed(const RowsForward& problem, Type type, bool stepwise, cudaStream_t stream) {
+  if constexpr (!std::is_same_v<T, float>) {
+    if (type != Type::float32) return launch_fitting<T, T, kBranch>(problem, stepwise, stream);
+  }
+  return launch_fitting<T, float, kBranch>(problem, stepwise, stream);
+}
+
+template <typename T>
+cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
                        aligned(problem.branch, sizeof(T)) && aligned(problem.gate) && aligned(problem.scale) &&
                        aligned(problem.shift) && aligned(problem.weight.data) && aligned(problem.bias.data) &&
                        aligned(problem.normed) && aligned(problem.sum);
-  // Single elements are not worth kernels of their own: their rows are read again, from the cache.
-  return vectors ? launch<T, kBranch>(problem, stream) : launch_long<T, 1>(problem, stream);
-}
-
-template <typename T>
-void launch_typed(const Forward& problem, cudaStream_t stream) {
-  return problem.branch.data == nullptr ? launch_aligned<T, false>(problem, stream)
-                                        : launch_aligned<T, true>(problem, stream);
+  CommonType common(problem.type);
+  for (const Modulation* modulation : {&problem.gate, &problem.scale, &problem.shift}) common.add(*modulation);
+  for (const Parameter* parameter : {&problem.weight, &problem.bias}) common.add(*parameter);
+  // Without modulations, any division of the rows will do.
+  const bool modulated = problem.scale.rows.data != nullptr || problem.gate.rows.data != nullptr;
+  const int64_t span = !modulated && problem.x.dims == 2 ? problem.x.sizes[1] : problem.span;
+  Lines x, branch, gate, scale, shift;
+  if (vectors && common.one() && !(problem.stepwise && common.type() != problem.type) &&
+      problem.hidden <= 2 * kWidth * kMostThreads<2, 1> && problem.rows < INT32_MAX && lines_of(problem.x, span, &x) &&
+      lines_of(problem.branch, span, &branch) && lines_of(problem.gate, &gate) && lines_of(problem.scale, &scale) &&
+      lines_of(problem.shift, &shift)) {
+    const RowsForward rows{x,
+                           branch,
+                           gate,
+                           scale,
+                           shift,
+                           problem.weight.data,
+                           problem.bias.data,
+                           problem.normed,
+                           problem.sum,
+                           static_cast<uint32_t>(problem.rows),
+                           static_cast<uint32_t>(span),
+                           static_cast<int>(problem.hidden),
+                           Divider(static_cast<uint32_t>(span)),
+                           Average(problem.hidden),
+                           problem.eps,
+                           problem.centered};
+    return problem.branch.data == nullptr ? launch_typed<T, false>(rows, common.type(), problem.stepwise, stream)
+                                          : launch_typed<T, true>(rows, common.type(), problem.stepwise, stream);
+  }
+  const Shape shape = long_shape(problem.hidden, vectors ? kWidth : 1);
+  const unsigned blocks = blocks_for(problem.rows, shape);
+  if (vectors) {
+    forward_long_kernel<T, kWidth><<<blocks, shape.block(), 0, stream>>>(problem);
+  } else {
+    forward_long_kernel<T, 1><<<blocks, shape.block(), 0, stream>>>(problem);
+  }
+  return cudaGetLastError();
 }
 
 }  // namespace
 
 int forward(const Forward& problem, void* stream) {
-  const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  switch (problem.type) {
-    case Type::float32:
-      launch_typed<float>(problem, cuda_stream);
-      break;
-    case Type::float16:
-      launch_typed<__half>(problem, cuda_stream);
-      break;
-    case Type::bfloat16:
-      launch_typed<__nv_bfloat16>(problem, cuda_stream);
-      break;
-  }
-  return cudaGetLastError();
+  cudaError_t error = cudaSuccess;
+  with_type(problem.type, [&](auto tag) {
+    error = launch<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));
+  });
+  return error;
 }
 
 }  // namespace adaln

@@ -46,8 +46,8 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
   for (int i = 0; i < kRows; ++i) {
     const int64_t row = first + i * tiles.rows;
     if (row < problem.rows) {
-      residual[i] = load<T, kWidth>(row_of<T>(problem.residual, row) + column);
-      branch[i] = load<T, kWidth>(row_of<T>(problem.branch, row) + column);
+      residual[i] = load_once<T, kWidth>(row_of<T>(problem.residual, row) + column);
+      branch[i] = load_once<T, kWidth>(row_of<T>(problem.branch, row) + column);
     }
   }
   float gate[kWidth];
@@ -61,12 +61,20 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
         span_end = (span + 1) * problem.span;
         load_modulation<T, kWidth>(problem.gate, span, column, gate);
       }
-      Vector<T, kWidth> sum;
+      float sum[kWidth], product[kWidth];
+      decode_all(residual[i].elements, sum);
+      decode_all(branch[i].elements, product);
+      if (problem.stepwise) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        sum.elements[j] = encode<T>(decode(residual[i].elements[j]) + decode(branch[i].elements[j]) * gate[j]);
+        for (int j = 0; j < kWidth; ++j) product[j] *= gate[j];
+        round_all<T>(product);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum[j] += product[j];
+      } else {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sum[j] += product[j] * gate[j];
       }
-      store(static_cast<T*>(problem.sum) + row * problem.hidden + column, sum);
+      store_once(static_cast<T*>(problem.sum) + row * problem.hidden + column, encode_all<T>(sum));
     }
   }
 }
@@ -92,8 +100,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
     for (int i = 0; i < kBackwardRows; ++i) {
       const int64_t row = first + i * step;
       if (row < end) {
-        grad[i] = load<T, kWidth>(row_of<T>(problem.grad, row) + column);
-        if (problem.grad_gate != nullptr) branch[i] = load<T, kWidth>(row_of<T>(problem.branch, row) + column);
+        grad[i] = load_once<T, kWidth>(row_of<T>(problem.grad, row) + column);
+        if (problem.grad_gate != nullptr) branch[i] = load_once<T, kWidth>(row_of<T>(problem.branch, row) + column);
       }
     }
 #pragma unroll
@@ -102,13 +110,13 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
       if (row < end) {
         if (!shared_gate) load_modulation<T, kWidth>(problem.gate, row, column, gate);
         float slope[kWidth];
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) slope[j] = decode(grad[i].elements[j]);
+        decode_all(grad[i].elements, slope);
         if (problem.grad_gate != nullptr) {
           float product[kWidth];
+          decode_all(branch[i].elements, product);
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) {
-            product[j] = slope[j] * decode(branch[i].elements[j]);
+            product[j] *= slope[j];
             sums[j] += product[j];
           }
           if (!summed) {
@@ -116,8 +124,8 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
           }
         }
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) grad[i].elements[j] = encode<T>(slope[j] * gate[j]);
-        store(static_cast<T*>(problem.grad_branch) + row * problem.hidden + column, grad[i]);
+        for (int j = 0; j < kWidth; ++j) slope[j] *= gate[j];
+        store_once(static_cast<T*>(problem.grad_branch) + row * problem.hidden + column, encode_all<T>(slope));
       }
     }
   }
@@ -169,18 +177,7 @@ void launch_typed(const Problem& problem, cudaStream_t stream) {
 
 template <typename Problem>
 cudaError_t launch_any(const Problem& problem, cudaStream_t stream) {
-  switch (problem.type) {
-    case Type::float32:
-      launch_typed<float>(problem, stream);
-      break;
-    case Type::float16:
-      launch_typed<__half>(problem, stream);
-      break;
-    case Type::bfloat16:
-      launch_typed<__nv_bfloat16>(problem, stream);
-      break;
-  }
-  return cudaGetLastError();
+  return with_type(problem.type, [&](auto tag) { launch_typed<typename decltype(tag)::Element>(problem, stream); });
 }
 
 }  // namespace
@@ -194,8 +191,7 @@ int gate_backward(const GateBackward& problem, void* stream) {
   Reduction reduction{};
   reduction.hidden = problem.hidden;
   reduction.sums = problem.sums;
-  reduction.gate_sum = 0;
-  reduction.gate = {problem.grad_gate, problem.gate.type};
+  reduction.add(problem.grad_gate, problem.gate.type, false, {0, {}});
   return reduce(reduction, cuda_stream);
 }
 

@@ -4,15 +4,15 @@
 // Writes:   the gradients that are asked for.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// The order of each sum is fixed, so that equal inputs give equal bits.
+// The order of each sum is fixed, so that equal inputs give equal bits. Where the device can, the blocks are there
+// before the first stage ends, and wait for it.
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kColumns = 32, kParts = 32;  // of a block
-constexpr int kMostSums = 3;
+constexpr int kAcross = 8, kParts = 32;  // threads of a block: vectors side by side, and parts at a time
 
 __device__ __forceinline__ float value_at(const void* data, Type type, int64_t index) {
   if (type == Type::float16) return decode(static_cast<const __half*>(data)[index]);
@@ -20,91 +20,96 @@ __device__ __forceinline__ float value_at(const void* data, Type type, int64_t i
   return static_cast<const float*>(data)[index];
 }
 
-__device__ __forceinline__ void write(const Total& total, int64_t index, float value) {
-  if (total.data == nullptr) return;
-  if (total.type == Type::float16) {
-    static_cast<__half*>(total.data)[index] = encode<__half>(value);
-  } else if (total.type == Type::bfloat16) {
-    static_cast<__nv_bfloat16*>(total.data)[index] = encode<__nv_bfloat16>(value);
+__device__ __forceinline__ void write(void* data, Type type, int64_t index, float value) {
+  if (type == Type::float16) {
+    static_cast<__half*>(data)[index] = encode<__half>(value);
+  } else if (type == Type::bfloat16) {
+    static_cast<__nv_bfloat16*>(data)[index] = encode<__nv_bfloat16>(value);
   } else {
-    static_cast<float*>(total.data)[index] = value;
+    static_cast<float*>(data)[index] = value;
   }
 }
 
-// Sums over the threads of a column. True for the one that gets them.
-__device__ __forceinline__ bool sum_over_column(float (&sums)[kMostSums], int count) {
-  __shared__ float of_threads[kMostSums][kParts][kColumns];
-  for (int k = 0; k < count; ++k) of_threads[k][threadIdx.y][threadIdx.x] = sums[k];
-  __syncthreads();
-  if (threadIdx.y > 0) return false;
-  for (int k = 0; k < count; ++k) {
-    for (int i = 1; i < kParts; ++i) sums[k] += of_threads[k][i][threadIdx.x];
-  }
-  return true;
-}
-
-__global__ void __launch_bounds__(kColumns* kParts)
-    modulation_kernel(const __grid_constant__ Reduction reduction, unsigned blocks_in_a_row) {
-  const int64_t hidden = reduction.hidden, group = blockIdx.x / blocks_in_a_row;
-  const int64_t column = static_cast<int64_t>(blockIdx.x % blocks_in_a_row) * kColumns + threadIdx.x;
+// Sums over the parts of the groups from `begin` to `end`. The threads in front get them.
+template <int kWidth>
+__device__ __forceinline__ void sum_parts(const Reduction& reduction, int sum, bool scaled, int64_t begin, int64_t end,
+                                          int64_t column, float (&sums)[kWidth]) {
+  __shared__ float of_threads[kParts][kAcross][kWidth];
   const Sums& all = reduction.sums;
-  float sums[kMostSums] = {};
-  if (column < hidden) {
-    for (int64_t part = threadIdx.y; part < all.parts; part += kParts) {
-      const float* from = all.partial + (group * all.parts + part) * all.count * hidden + column;
+  const int64_t stride = all.count * reduction.hidden;  // from part to part
 #pragma unroll
-      for (int k = 0; k < kMostSums; ++k) {
-        if (k < all.count) sums[k] += from[k * hidden];
+  for (int j = 0; j < kWidth; ++j) sums[j] = 0.0f;
+  if (column < reduction.hidden) {
+    for (int64_t group = begin; group < end; ++group) {
+      const float* from = all.partial + group * all.parts * stride + sum * reduction.hidden + column;
+      float of_group[kWidth] = {};
+#pragma unroll 4
+      for (int64_t part = threadIdx.y; part < all.parts; part += kParts) {
+        float more[kWidth];
+        load_floats(from + part * stride, more);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) of_group[j] += more[j];
+      }
+      const int64_t scale_row = scaled ? reduction.scale.rows.offset(group) : 0;
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        const Modulation& scale = reduction.scale;
+        sums[j] +=
+            scaled ? of_group[j] * (1.0f + value_at(scale.rows.data, scale.type, scale_row + column + j)) : of_group[j];
       }
     }
   }
-  if (!sum_over_column(sums, all.count) || column >= hidden) return;
-  const int64_t index = group * hidden + column;
-  write(reduction.gate, index, reduction.gate_sum == 0 ? sums[0] : sums[kGate]);
-  write(reduction.shift, index, sums[kSlope]);
-  if (reduction.scale.data != nullptr) {
-    const Parameter &weight = reduction.weight_itself, &bias = reduction.bias_itself;
-    float sum = sums[kSlopeTimesNormed];
-    if (weight.data != nullptr) sum *= value_at(weight.data, weight.type, column);
-    if (bias.data != nullptr) sum += value_at(bias.data, bias.type, column) * sums[kSlope];
-    write(reduction.scale, index, sum);
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) of_threads[threadIdx.y][threadIdx.x][j] = sums[j];
+  __syncthreads();
+  if (threadIdx.y == 0) {
+    for (int i = 1; i < kParts; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sums[j] += of_threads[i][threadIdx.x][j];
+    }
   }
+  __syncthreads();
 }
 
-__global__ void __launch_bounds__(kColumns* kParts) parameter_kernel(const __grid_constant__ Reduction reduction) {
-  const int64_t hidden = reduction.hidden, column = static_cast<int64_t>(blockIdx.x) * kColumns + threadIdx.x;
-  const Sums& all = reduction.sums;
-  const Modulation& scale = reduction.scale_itself;
-  float sums[kMostSums] = {};
-  if (column < hidden) {
-    for (int64_t part = threadIdx.y; part < all.groups * all.parts; part += kParts) {
-      const float* from = all.partial + part * all.count * hidden + column;
-      float factor = 1.0f;
-      if (scale.rows.data != nullptr) {
-        factor += value_at(scale.rows.data, scale.type, scale.rows.offset(part / all.parts) + column);
-      }
-      sums[kSlopeTimesNormed] += factor * from[kSlopeTimesNormed * hidden];
-      sums[kSlope] += factor * from[kSlope * hidden];
+template <int kWidth>
+__global__ void __launch_bounds__(kAcross* kParts)
+    reduce_kernel(const __grid_constant__ Reduction reduction, unsigned blocks_in_a_row) {
+  const Total& total = reduction.totals[blockIdx.y];
+  const int64_t group = blockIdx.x / blocks_in_a_row;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x % blocks_in_a_row) * kAcross + threadIdx.x) * kWidth;
+  if (total.of_all_groups && group > 0) return;
+  wait_for_kernel_before();
+  const bool scaled = total.of_all_groups && reduction.scale.rows.data != nullptr;
+  const int64_t end = total.of_all_groups ? reduction.sums.groups : group + 1;
+  float result[kWidth] = {};
+  for (int i = 0; i < total.count; ++i) {
+    const Parameter& factor = total.terms[i].factor;
+    float sums[kWidth];
+    sum_parts(reduction, total.terms[i].sum, scaled, group, end, column, sums);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const bool multiplied = factor.data != nullptr && column < reduction.hidden;
+      result[j] += multiplied ? sums[j] * value_at(factor.data, factor.type, column + j) : sums[j];
     }
   }
-  if (!sum_over_column(sums, 2) || column >= hidden) return;
-  write(reduction.weight, column, sums[kSlopeTimesNormed]);
-  write(reduction.bias, column, sums[kSlope]);
+  if (threadIdx.y > 0 || column >= reduction.hidden) return;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) write(total.data, total.type, group * reduction.hidden + column + j, result[j]);
+}
+
+template <int kWidth>
+cudaError_t launch(const Reduction& reduction, cudaStream_t stream) {
+  constexpr int kColumns = kAcross * kWidth;
+  const auto blocks = static_cast<unsigned>((reduction.hidden + kColumns - 1) / kColumns);
+  const dim3 grid(blocks * static_cast<unsigned>(reduction.sums.groups), reduction.count);
+  return launch_overlapping(reduce_kernel<kWidth>, grid, dim3(kAcross, kParts), stream, reduction, blocks);
 }
 
 }  // namespace
 
 cudaError_t reduce(const Reduction& reduction, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>((reduction.hidden + kColumns - 1) / kColumns);
-  const dim3 threads(kColumns, kParts);
-  if (reduction.scale.data != nullptr || reduction.shift.data != nullptr || reduction.gate.data != nullptr) {
-    const auto groups = static_cast<unsigned>(reduction.sums.groups);
-    modulation_kernel<<<blocks * groups, threads, 0, stream>>>(reduction, blocks);
-  }
-  if (reduction.weight.data != nullptr || reduction.bias.data != nullptr) {
-    parameter_kernel<<<blocks, threads, 0, stream>>>(reduction);
-  }
-  return cudaGetLastError();
+  if (reduction.count == 0) return cudaSuccess;
+  return reduction.hidden % 4 == 0 ? launch<4>(reduction, stream) : launch<1>(reduction, stream);
 }
 
 }  // namespace adaln

@@ -7,22 +7,39 @@
 
 namespace adaln {
 
-// A gradient that is a sum.
-struct Total {
-  void* data = nullptr;  // null: not asked for
-  Type type = Type::float32;
+// One of the sums, for each column times a factor.
+struct Term {
+  int sum;
+  Parameter factor;  // data null: 1
 };
+
+// A gradient: the sum of its terms.
+struct Total {
+  void* data;
+  Type type;
+  bool of_all_groups;  // each group's sums times 1 + its scale; else one gradient for each group
+  int count;
+  Term terms[2];
+};
+
+constexpr int kMostTotals = 5;
 
 struct Reduction {
   int64_t hidden;
   Sums sums;
-  Total scale, shift, gate;  // for each group
-  int gate_sum;              // which of the sums is the gate's
-  Total weight, bias;        // for all groups together
-  Parameter weight_itself, bias_itself;
-  Modulation scale_itself;  // data null: there is none, or it is in the sums already
+  Modulation scale;  // data null: there is none, or it is in the sums already
+  int count = 0;
+  Total totals[kMostTotals];
+
+  void add(void* data, Type type, bool of_all_groups, Term first) {
+    if (data != nullptr) totals[count++] = {data, type, of_all_groups, 1, {first, {}}};
+  }
+  void add(void* data, Type type, bool of_all_groups, Term first, Term second) {
+    if (data != nullptr) totals[count++] = {data, type, of_all_groups, 2, {first, second}};
+  }
 };
 
+// Right after the kernel that writes the partial sums, on the same stream.
 cudaError_t reduce(const Reduction& reduction, cudaStream_t stream);
 
 }  // namespace adaln
