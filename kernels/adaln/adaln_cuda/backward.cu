@@ -529,7 +529,7 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
   // Without modulations there is one group, whatever the span.
   const bool modulated = problem.scale.rows.data != nullptr || branch;
   Lines x, grad, grad_sum, added_branch, scale, gate;
-  if (vectors && layout.rows > 0 && common.one() && !(modulated && own_modulations(problem)) &&
+  if (vectors && layout.rows > 0 && common.one() && !(modulated && problem.span == 1) &&
       problem.rows < INT32_MAX && lines_of(problem.x, rows, &x) && lines_of(problem.grad, rows, &grad) &&
       lines_of(problem.grad_sum, rows, &grad_sum) && lines_of(problem.branch, rows, &added_branch) &&
       lines_of(problem.scale, &scale) && lines_of(problem.gate, &gate)) {
