@@ -92,6 +92,7 @@ Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, const Form& f
   problem.batch = shape.batch;
   problem.tokens = shape.tokens;
   problem.width = shape.width;
+  if (form.prefix < 0) fail("prefix", "must not be negative");
   problem.prefix = form.prefix;
   problem.half = form.half;
   problem.inverse = form.inverse;
@@ -128,6 +129,9 @@ rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes
 
 void turn_by_grid(Rotation& problem, const Tensor& table, const Tensor& q, const int64_t (&sizes)[kAxes],
                   const int64_t (&pairs)[kAxes], bool in_turn) {
+  for (int i = 0; i < kAxes; ++i) {
+    if (sizes[i] < 0 || pairs[i] < 0) fail("grid", "must have no negative size, nor a negative number of pairs");
+  }
   problem.pairs = pairs[0] + pairs[1] + pairs[2];
   if (2 * problem.pairs > problem.width) {
     fail("q",

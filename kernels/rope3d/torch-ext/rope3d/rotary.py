@@ -74,8 +74,10 @@ def rope3d(
     else:
         key = (q.device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout)
         try:
-            plan = _plans[key]
-        except (KeyError, TypeError):  # the latter where there are lists in it
+            plan = _plans.get(key)
+        except TypeError:  # there are lists in it
+            plan = None
+        if plan is None:
             plan = _kept_plan(*_frozen(key))
     if inplace:
         (_rotate_grid_ if grid is not None else _rotate_tokens_)(q, k, *plan)
@@ -215,8 +217,9 @@ def _shape(name, x, head_dim, heads_first):
     return x.shape[0], x.shape[2 if heads_first else 1], width
 
 
-def _check(q, k, head_dim, heads_first):
+def _check(q, k, prefix, head_dim, heads_first):
     _require(q.dtype in _TYPES, "q must be float32, float16 or bfloat16")
+    _require(prefix >= 0, "prefix must not be negative")
     shape = _shape("q", q, head_dim, heads_first)
     if k is not None:
         _require(k.device == q.device, "k must be on the device of q")
@@ -227,7 +230,9 @@ def _check(q, k, head_dim, heads_first):
 
 
 def _check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_dim, in_turn, half, heads_first, inverse):
-    _, tokens, dim = _check(q, k, head_dim, heads_first)
+    _, tokens, dim = _check(q, k, prefix, head_dim, heads_first)
+    for size in (f, h, w, f_pairs, h_pairs, w_pairs):
+        _require(size >= 0, "grid must have no negative size, nor a negative number of pairs")
     turning = 2 * (f_pairs + h_pairs + w_pairs)
     _require(turning <= dim, f"q must have heads of at least {turning} elements, not {dim}")
     _require(
@@ -247,7 +252,7 @@ def _check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_di
 
 
 def _check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first, inverse):
-    batch, tokens, dim = _check(q, k, head_dim, heads_first)
+    batch, tokens, dim = _check(q, k, prefix, head_dim, heads_first)
     _require(cos.device == q.device, "cos must be on the device of q")
     _require(cos.dtype in _TYPES, "cos must be float32, float16 or bfloat16")
     _require(sin.device == cos.device, "sin must be on the device of cos")
