@@ -10,8 +10,9 @@ int gate(const Gate& problem, void* stream);
 
 int forward(const Forward& problem, void* stream);
 
-// Into how many parts to divide each of so many groups of rows on the current device.
-int partial_sums(int64_t groups, int64_t rows, int64_t hidden, Type type, bool branch, int64_t* parts);
+// Into how many parts to divide each group of a problem's rows on the current device.
+int partial_sums(const Backward& problem, int64_t* parts);
+int partial_sums(const GateBackward& problem, int64_t* parts);
 
 // All gradients that are asked for.
 int backward(const Backward& problem, void* stream);

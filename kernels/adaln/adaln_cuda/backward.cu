@@ -23,6 +23,7 @@ namespace {
 
 constexpr int kMostWarps = 16;  // of a row that registers hold
 constexpr int kMostRows = 15;   // of a block at a time: there are so many barriers
+constexpr int kMostKinds = 3;   // of sums
 // Of what is on its way to a processor, where more was measured to be slower.
 constexpr int kRingBytes = 52 * 1024;
 
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
   };
 #pragma unroll
   for (int stage = 0; stage < kSlots - 1; ++stage) fetch(stage, first_row + stage * stride + threadIdx.y);
-  let_next_kernel_start();
+  let_next_begin();
 
   float factor[kLoads][kWidth];  // of the gradient of a normed row
   Elements<M, kWidth> gate[kBranch ? kLoads : 1];
@@ -307,18 +308,16 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
 __device__ __forceinline__ bool own_modulations(const Backward& problem) { return problem.span == 1; }
 
 // What one row's elements from `column` on are, and what comes of them.
-template <typename T, int kWidth, bool kBranch>
-struct Elements {
+template <typename T, int kWidth>
+struct RowElements {
   Vector<T, kWidth> x, grad, grad_sum, branch;
 
   __device__ __forceinline__ void read(const Backward& problem, int64_t row, int64_t column) {
     x = load<T, kWidth>(row_of<T>(problem.x, row) + column);
     grad = load<T, kWidth>(row_of<T>(problem.grad, row) + column);
-    if constexpr (kBranch) {
-      grad_sum = Vector<T, kWidth>{};
-      if (problem.grad_sum.data != nullptr) grad_sum = load<T, kWidth>(row_of<T>(problem.grad_sum, row) + column);
-      if (problem.grad_gate != nullptr) branch = load<T, kWidth>(row_of<T>(problem.branch, row) + column);
-    }
+    grad_sum = Vector<T, kWidth>{};
+    if (problem.grad_sum.data != nullptr) grad_sum = load<T, kWidth>(row_of<T>(problem.grad_sum, row) + column);
+    if (problem.grad_gate != nullptr) branch = load<T, kWidth>(row_of<T>(problem.branch, row) + column);
   }
 
   // The sums of x, or of its squares when it is not centered, and of the gradient of the normed row, or of its products
@@ -340,7 +339,7 @@ struct Elements {
   // Writes the gradients of the row, and adds what belongs to sums over rows.
   __device__ __forceinline__ void finish(const Backward& problem, int64_t row, int64_t span, int64_t column, float mean,
                                          float mean_slope, float rstd, float along,
-                                         float (&sums)[kBranch ? 3 : 2][kWidth]) const {
+                                         float (&sums)[kMostKinds][kWidth]) const {
     const bool own = own_modulations(problem);
     const int64_t index = row * problem.hidden + column;
     float scale[kWidth], weight[kWidth], normed[kWidth], total[kWidth];
@@ -353,14 +352,14 @@ struct Elements {
       normed[j] = value * rstd;
       // Rounded as it was when `mean_slope` was summed: of a row of one element nothing may be left, and rstd is large.
       total[j] = rstd * (__fmul_rn(slope, weight[j] * factor) - mean_slope - value * along);
-      if constexpr (kBranch) total[j] += decode(grad_sum.elements[j]);
+      total[j] += decode(grad_sum.elements[j]);
       result.elements[j] = encode<T>(total[j]);
       const float summed = own ? slope * factor : slope;
       sums[kSlopeTimesNormed][j] += summed * normed[j];
       sums[kSlope][j] += summed;
     }
     store(static_cast<T*>(problem.grad_x) + index, result);
-    if constexpr (kBranch) {
+    if (problem.grad_branch != nullptr) {
       float gate[kWidth];
       load_modulation<T, kWidth>(problem.gate, span, column, gate);
 #pragma unroll
@@ -386,9 +385,9 @@ struct Elements {
 };
 
 // Rows of any length, wherever they lie, with modulations and parameters of any types.
-template <typename T, int kWidth, bool kBranch>
+template <typename T, int kWidth>
 __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_constant__ Backward problem) {
-  constexpr int kSums = kBranch ? 3 : 2;
+  let_next_begin();
   __shared__ GroupSum<2>::Scratch scratch;
   GroupSum<2> sum_over_group(scratch, blockDim.x);
   const int64_t hidden = problem.hidden;
@@ -401,9 +400,10 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
   for (int64_t row = first; row < (rows_group + 1) * group_rows; row += problem.sums.parts) {
     const int64_t span = own_modulations(problem) ? row : rows_group;
     float mean = 0.0f, mean_slope = 0.0f;
-    Elements<T, kWidth, kBranch> own;
+    RowElements<T, kWidth> own;
     if (problem.centered) {
       float sums[2] = {0.0f, 0.0f};
+#pragma unroll 1
       for (int64_t column = first_column; column < hidden; column += step) {
         own.read(problem, row, column);
         own.add_up(problem, span, column, false, 0.0f, sums);
@@ -413,6 +413,7 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
       mean_slope = sums[1] / static_cast<float>(hidden);
     }
     float sums[2] = {0.0f, 0.0f};
+#pragma unroll 1
     for (int64_t column = first_column; column < hidden; column += step) {
       own.read(problem, row, column);
       own.add_up(problem, span, column, true, mean, sums);
@@ -420,20 +421,21 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
     sum_over_group(sums);
     const float rstd = rsqrtf(sums[0] / static_cast<float>(hidden) + problem.eps);
     const float along = rstd * rstd * (sums[1] / static_cast<float>(hidden));
+#pragma unroll 1
     for (int64_t column = first_column; column < hidden; column += step) {
       own.read(problem, row, column);
-      float row_sums[kSums][kWidth] = {};
+      float row_sums[kMostKinds][kWidth] = {};
       // A thread meets the same columns in every row.
       if (partial != nullptr && row != first) {
 #pragma unroll
-        for (int k = 0; k < kSums; ++k) {
+        for (int k = 0; k < kMostKinds; ++k) {
           if (k < problem.sums.count) load_floats(partial + k * hidden + column, row_sums[k]);
         }
       }
       own.finish(problem, row, span, column, mean, mean_slope, rstd, along, row_sums);
       if (partial != nullptr) {
 #pragma unroll
-        for (int k = 0; k < kSums; ++k) {
+        for (int k = 0; k < kMostKinds; ++k) {
           if (k < problem.sums.count) store_floats(partial + k * hidden + column, row_sums[k]);
         }
       }
@@ -446,8 +448,17 @@ struct Layout {
   int width, group, rows;  // of a vector; threads of a row; rows of a block. No rows: registers do not hold them.
 };
 
-Layout layout_of(int64_t hidden, Type type, bool branch) {
-  const int bytes = static_cast<int>(bytes_of(type)), width = kVectorBytes / bytes;
+CommonType common_type(const Backward& problem) {
+  CommonType common(problem.type);
+  for (const Modulation* modulation : {&problem.gate, &problem.scale}) common.add(*modulation);
+  common.add(problem.weight);
+  return common;
+}
+
+Layout layout_of(const Backward& problem) {
+  const int64_t hidden = problem.hidden;
+  const bool branch = problem.grad_branch != nullptr;
+  const int bytes = static_cast<int>(bytes_of(problem.type)), width = kVectorBytes / bytes;
   const int most = branch ? kMostThreads<true> : kMostThreads<false>;
   if (hidden % width != 0 || hidden > int64_t{2} * width * most) return {width, 0, 0};
   const auto threads = [](int64_t vectors, int loads) {
@@ -455,7 +466,7 @@ Layout layout_of(int64_t hidden, Type type, bool branch) {
   };
   Layout layout{width, threads(hidden / width, 2), 0};
   if (hidden / width < layout.group) return {width, 0, 0};
-  if (width == 8) {
+  if (width == 8 && common_type(problem).type() == problem.type) {
     // Where vectors of half the width leave fewer threads without one.
     const int narrow = threads(hidden / 4, 3);
     if (narrow <= most && hidden / 4 >= 2 * narrow && 3 * narrow * 11 < 4 * layout.group * 10) layout = {4, narrow, 0};
@@ -486,7 +497,7 @@ cudaError_t launch_ring(const Ring& problem, const Layout& layout, int64_t block
 template <typename T, typename M, bool kBranch>
 cudaError_t launch_fitting(const Ring& problem, const Layout& layout, int64_t blocks, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  if constexpr (kWidth == 8) {
+  if constexpr (kWidth == 8 && std::is_same_v<T, M>) {
     if (layout.width == 4) return launch_ring<T, M, 4, 3, kBranch>(problem, layout, blocks, stream);
   }
   return launch_ring<T, M, kWidth, 2, kBranch>(problem, layout, blocks, stream);
@@ -504,11 +515,7 @@ template <typename T, int kWidth>
 cudaError_t launch_long(const Backward& problem, cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(problem.sums.groups * problem.sums.parts);
   const auto threads = static_cast<unsigned>(long_shape(problem.hidden, kWidth).block());
-  if (problem.grad_branch == nullptr) {
-    backward_long_kernel<T, kWidth, false><<<blocks, threads, 0, stream>>>(problem);
-  } else {
-    backward_long_kernel<T, kWidth, true><<<blocks, threads, 0, stream>>>(problem);
-  }
+  backward_long_kernel<T, kWidth><<<blocks, threads, 0, stream>>>(problem);
   return cudaGetLastError();
 }
 
@@ -521,16 +528,14 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
                        aligned(problem.weight.data) && aligned(problem.bias.data) && aligned(problem.grad_x) &&
                        aligned(problem.grad_branch) && aligned(problem.grad_scale) && aligned(problem.grad_gate);
   const bool branch = problem.grad_branch != nullptr;
-  const Layout layout = layout_of(problem.hidden, problem.type, branch);
-  CommonType common(problem.type);
-  for (const Modulation* modulation : {&problem.gate, &problem.scale}) common.add(*modulation);
-  common.add(problem.weight);
+  const Layout layout = layout_of(problem);
+  const CommonType common = common_type(problem);
   const int64_t rows = problem.rows / problem.sums.groups;
   // Without modulations there is one group, whatever the span.
   const bool modulated = problem.scale.rows.data != nullptr || branch;
   Lines x, grad, grad_sum, added_branch, scale, gate;
-  if (vectors && layout.rows > 0 && common.one() && !(modulated && problem.span == 1) &&
-      problem.rows < INT32_MAX && lines_of(problem.x, rows, &x) && lines_of(problem.grad, rows, &grad) &&
+  if (vectors && layout.rows > 0 && common.one() && !(modulated && problem.span == 1) && problem.rows < INT32_MAX &&
+      lines_of(problem.x, rows, &x) && lines_of(problem.grad, rows, &grad) &&
       lines_of(problem.grad_sum, rows, &grad_sum) && lines_of(problem.branch, rows, &added_branch) &&
       lines_of(problem.scale, &scale) && lines_of(problem.gate, &gate)) {
     if (problem.grad_gate == nullptr) added_branch.data = nullptr;
@@ -560,13 +565,14 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
 
 }  // namespace
 
-int partial_sums(int64_t groups, int64_t rows, int64_t hidden, Type type, bool branch, int64_t* parts) {
+int partial_sums(const Backward& problem, int64_t* parts) {
   int processors;
   const cudaError_t error = processors_of_device(&processors);
   if (error != cudaSuccess) return error;
-  const Layout layout = layout_of(hidden, type, branch);
+  const Layout layout = layout_of(problem);
   const int64_t at_once = std::max(1, layout.rows), blocks = layout.rows > 0 ? processors : 2 * processors;
-  *parts = std::max<int64_t>(1, std::min<int64_t>(blocks / groups, (rows / groups + at_once - 1) / at_once));
+  const int64_t groups = problem.sums.groups, most = (problem.rows / groups + at_once - 1) / at_once;
+  *parts = std::max<int64_t>(1, std::min(blocks / groups, most));
   return cudaSuccess;
 }
 

@@ -242,39 +242,6 @@ __device__ __forceinline__ void sum_over_lanes(float (&values)[kValues], int lan
   }
 }
 
-// From here on, the kernel after this one may start where it was launched to overlap; and where this one was, it goes
-// on when the kernel before it has finished.
-__device__ __forceinline__ void let_next_kernel_start() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void wait_for_kernel_before() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-
-// Launches a kernel that waits for the one before it, and on devices that can starts before that has finished.
-template <typename... Parameters, typename... Arguments>
-cudaError_t launch_overlapping(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, cudaStream_t stream,
-                               Arguments... arguments) {
-  int device, major;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error == cudaSuccess) error = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-  if (error != cudaSuccess) return error;
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = blocks;
-  config.blockDim = threads;
-  config.stream = stream;
-  config.attrs = &attribute;
-  config.numAttrs = major >= 9 ? 1 : 0;
-  return cudaLaunchKernelEx(&config, kernel, arguments...);
-}
-
 // What is of the type of the rows, T, or float32.
 template <typename T, int kWidth>
 __device__ __forceinline__ void load_either(const void* from, Type type, int64_t index, float (&values)[kWidth]) {

@@ -42,8 +42,8 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
     forward_kernel(const __grid_constant__ RowsForward problem) {
   constexpr int kLast = kLoads - 1;
   __shared__ float2 of_warps[kRows][kMostWarps];
-  wait_for_kernel_before();
-  let_next_kernel_start();
+  wait_for_previous();
+  let_next_begin();
   const int hidden = problem.hidden, group = blockDim.x;
   // The last vector of a thread may lie past the row's end. It is then read at the row's start, and does not count.
   const int first_column = threadIdx.x * kWidth, last_column = first_column + kLast * group * kWidth;
@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
     T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
     // Sums of differences from the thread's first element.
     float first = 0.0f, sum = 0.0f, squares = 0.0f, count = 0.0f;
-#pragma unroll 4
+#pragma unroll(kWidth == 1 ? 4 : 1)
     for (int64_t column = first_column; column < hidden; column += step) {
       float x[kWidth];
       decode_all(load<T, kWidth>(x_row + column).elements, x);
@@ -328,7 +328,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
       rstd = rsqrtf(moments.squares / static_cast<float>(hidden) + problem.eps);
     }
     T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
-#pragma unroll 2
+#pragma unroll(kWidth == 1 ? 2 : 1)
     for (int64_t column = first_column; column < hidden; column += step) {
       float x[kWidth], scale[kWidth], shift[kWidth], weight[kWidth], bias[kWidth];
       decode_all(load<T, kWidth>(x_row + column).elements, x);
@@ -363,8 +363,8 @@ cudaError_t launch_rows(const RowsForward& problem, int group, cudaStream_t stre
   const int rows = std::max(1, kSharedBlock / group);  // of a block side by side
   const uint32_t rows_of_block = static_cast<uint32_t>(rows) * kRows;
   const uint32_t blocks = (problem.rows + rows_of_block - 1) / rows_of_block;
-  return launch_overlapping(forward_kernel<T, M, kWidth, kLoads, kRows, kBranch, kStepwise>, dim3(blocks),
-                            dim3(group, rows), stream, problem);
+  return launch_early(forward_kernel<T, M, kWidth, kLoads, kRows, kBranch, kStepwise>, dim3(blocks), dim3(group, rows),
+                      0, stream, problem);
 }
 
 // How many threads for so many vectors of a row.
@@ -385,7 +385,7 @@ cudaError_t launch_fitting(const RowsForward& problem, bool stepwise, cudaStream
   }
   if constexpr (!kBranch) {
     if (problem.span % 2 == 0 && group <= kMostThreads<2, 2>) {
-      if constexpr (kWidth == 8) {
+      if constexpr (kWidth == 8 && std::is_same_v<T, M>) {
         // Where vectors of half the width leave fewer threads without one.
         const int narrow = group_for(2 * vectors, 3);
         if (narrow >= kWarp && vectors >= narrow && 3 * narrow * 11 < 4 * group * 10) {

@@ -20,6 +20,27 @@ constexpr int kBackwardBlocks = 3;  // on a processor at a time, as `partial_sum
 // registers.
 constexpr int kRows = 4, kBackwardRows = 2;
 
+// Rows that can be read in vectors.
+struct GateLines {
+  Lines residual, branch, gate;
+  Type gate_type;
+  void* sum;
+  uint32_t rows, span;
+  int64_t hidden;
+  Divider spans;
+  bool stepwise;
+};
+
+struct GateBackwardLines {
+  Lines grad, branch, gate;  // branch: data null when the gradient of the gate is not asked for
+  Type gate_type;
+  void *grad_branch, *grad_gate;
+  float* partial;
+  uint32_t rows, parts;  // of a group
+  int64_t hidden;
+  bool shared_gate;  // of a group; else each row has one of its own
+};
+
 // How rows are laid over blocks: a thread has one vector of each of its rows.
 struct Tiles {
   int columns;        // threads side by side
@@ -34,102 +55,122 @@ Tiles tiles_of(int64_t hidden, int width) {
   return {columns, kThreads / columns, static_cast<unsigned>(in_a_row)};
 }
 
+// sum += product * factor, in one step or in two.
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ Gate problem, Tiles tiles) {
+__device__ __forceinline__ void add_gated(float (&product)[kWidth], const float (&factor)[kWidth], bool stepwise,
+                                          float (&sum)[kWidth]) {
+  if (stepwise) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) product[j] *= factor[j];
+    round_all<T>(product);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum[j] += product[j];
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum[j] += product[j] * factor[j];
+  }
+}
+
+template <typename T, int kWidth>
+__global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ GateLines problem, Tiles tiles) {
+  wait_for_previous();
+  let_next_begin();
   const int64_t column =
       (static_cast<int64_t>(blockIdx.x % tiles.in_a_row) * tiles.columns + threadIdx.x % tiles.columns) * kWidth;
-  const int64_t first =
-      static_cast<int64_t>(blockIdx.x / tiles.in_a_row) * tiles.rows * kRows + threadIdx.x / tiles.columns;
+  const uint32_t first = blockIdx.x / tiles.in_a_row * tiles.rows * kRows + threadIdx.x / tiles.columns;
   if (column >= problem.hidden) return;
   Vector<T, kWidth> residual[kRows], branch[kRows];
+  uint32_t span[kRows];
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const int64_t row = first + i * tiles.rows;
-    if (row < problem.rows) {
-      residual[i] = load_once<T, kWidth>(row_of<T>(problem.residual, row) + column);
-      branch[i] = load_once<T, kWidth>(row_of<T>(problem.branch, row) + column);
-    }
+    const uint32_t row = min(first + i * tiles.rows, problem.rows - 1);
+    span[i] = problem.spans(row);
+    const uint32_t row_of_span = row - span[i] * problem.span;
+    residual[i] = load_once<T, kWidth>(problem.residual.at<T>(span[i], row_of_span) + column);
+    branch[i] = load_once<T, kWidth>(problem.branch.at<T>(span[i], row_of_span) + column);
   }
   float gate[kWidth];
-  int64_t span_end = 0;
 #pragma unroll
   for (int i = 0; i < kRows; ++i) {
-    const int64_t row = first + i * tiles.rows;
-    if (row < problem.rows) {
-      if (row >= span_end) {
-        const int64_t span = span_of(row, problem.span);
-        span_end = (span + 1) * problem.span;
-        load_modulation<T, kWidth>(problem.gate, span, column, gate);
-      }
-      float sum[kWidth], product[kWidth];
-      decode_all(residual[i].elements, sum);
-      decode_all(branch[i].elements, product);
-      if (problem.stepwise) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) product[j] *= gate[j];
-        round_all<T>(product);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) sum[j] += product[j];
-      } else {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) sum[j] += product[j] * gate[j];
-      }
-      store_once(static_cast<T*>(problem.sum) + row * problem.hidden + column, encode_all<T>(sum));
+    const uint32_t row = first + i * tiles.rows;
+    if (row >= problem.rows) return;
+    if (i == 0 || span[i] != span[i - 1]) {
+      load_either<T, kWidth>(problem.gate.data, problem.gate_type, span[i] * problem.gate.span_stride + column, gate);
+    }
+    float sum[kWidth], product[kWidth];
+    decode_all(residual[i].elements, sum);
+    decode_all(branch[i].elements, product);
+    add_gated<T>(product, gate, problem.stepwise, sum);
+    store_once(static_cast<T*>(problem.sum) + row * problem.hidden + column, encode_all<T>(sum));
+  }
+}
+
+// Rows wherever they lie: a block for each.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) gate_any_kernel(const __grid_constant__ Gate problem) {
+  for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
+    const T *residual = row_of<T>(problem.residual, row), *branch = row_of<T>(problem.branch, row);
+    const int64_t gate_row = problem.gate.rows.offset(span_of(row, problem.span));
+    for (int64_t column = threadIdx.x; column < problem.hidden; column += blockDim.x) {
+      float sum[1] = {decode(residual[column])}, product[1] = {decode(branch[column])}, gate[1];
+      load_either<T, 1>(problem.gate.rows.data, problem.gate.type, gate_row + column, gate);
+      add_gated<T>(product, gate, problem.stepwise, sum);
+      static_cast<T*>(problem.sum)[row * problem.hidden + column] = encode<T>(sum[0]);
     }
   }
 }
 
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
-    gate_backward_kernel(const __grid_constant__ GateBackward problem, Tiles tiles) {
+    gate_backward_kernel(const __grid_constant__ GateBackwardLines problem, Tiles tiles) {
   __shared__ float sums_of_rows[kThreads * kWidth];
-  const int64_t part = blockIdx.x / tiles.in_a_row;  // of all groups
+  const uint32_t part = blockIdx.x / tiles.in_a_row;  // of all groups
+  const uint32_t group = part / problem.parts;
   const int own = threadIdx.x % tiles.columns;
   const int64_t column = (static_cast<int64_t>(blockIdx.x % tiles.in_a_row) * tiles.columns + own) * kWidth;
-  const int64_t group_rows = problem.rows / problem.sums.groups, group = part / problem.sums.parts;
-  const int64_t end = column < problem.hidden ? (group + 1) * group_rows : 0;
-  const int64_t step = problem.sums.parts * tiles.rows;
-  const bool summed = problem.sums.partial != nullptr;
-  const bool shared_gate = problem.span > 1;
+  const uint32_t end = column < problem.hidden ? problem.rows : 0;
+  const uint32_t step = problem.parts * tiles.rows;
   float gate[kWidth], sums[kWidth] = {};
-  if (shared_gate && end > 0) load_modulation<T, kWidth>(problem.gate, group, column, gate);
-  for (int64_t first = group * group_rows + part % problem.sums.parts * tiles.rows + threadIdx.x / tiles.columns;
-       first < end; first += step * kBackwardRows) {
+  const auto read_gate = [&](uint32_t index) {
+    load_either<T, kWidth>(problem.gate.data, problem.gate_type, index * problem.gate.span_stride + column, gate);
+  };
+  let_next_begin();
+  if (problem.shared_gate && end > 0) read_gate(group);
+  for (uint32_t first = (part - group * problem.parts) * tiles.rows + threadIdx.x / tiles.columns; first < end;
+       first += step * kBackwardRows) {
     Vector<T, kWidth> grad[kBackwardRows], branch[kBackwardRows];
 #pragma unroll
     for (int i = 0; i < kBackwardRows; ++i) {
-      const int64_t row = first + i * step;
-      if (row < end) {
-        grad[i] = load_once<T, kWidth>(row_of<T>(problem.grad, row) + column);
-        if (problem.grad_gate != nullptr) branch[i] = load_once<T, kWidth>(row_of<T>(problem.branch, row) + column);
+      const uint32_t row = min(first + i * step, end - 1);
+      grad[i] = load_once<T, kWidth>(problem.grad.at<T>(group, row) + column);
+      if (problem.branch.data != nullptr) {
+        branch[i] = load_once<T, kWidth>(problem.branch.at<T>(group, row) + column);
       }
     }
 #pragma unroll
     for (int i = 0; i < kBackwardRows; ++i) {
-      const int64_t row = first + i * step;
-      if (row < end) {
-        if (!shared_gate) load_modulation<T, kWidth>(problem.gate, row, column, gate);
-        float slope[kWidth];
-        decode_all(grad[i].elements, slope);
-        if (problem.grad_gate != nullptr) {
-          float product[kWidth];
-          decode_all(branch[i].elements, product);
+      const uint32_t row = first + i * step;
+      if (row >= end) break;
+      const int64_t index = (static_cast<int64_t>(group) * problem.rows + row) * problem.hidden + column;
+      if (!problem.shared_gate) read_gate(row);
+      float slope[kWidth];
+      decode_all(grad[i].elements, slope);
+      if (problem.branch.data != nullptr) {
+        float product[kWidth];
+        decode_all(branch[i].elements, product);
 #pragma unroll
-          for (int j = 0; j < kWidth; ++j) {
-            product[j] *= slope[j];
-            sums[j] += product[j];
-          }
-          if (!summed) {
-            store_either<T, kWidth>(problem.grad_gate, problem.gate.type, row * problem.hidden + column, product);
-          }
+        for (int j = 0; j < kWidth; ++j) {
+          product[j] *= slope[j];
+          sums[j] += product[j];
         }
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) slope[j] *= gate[j];
-        store_once(static_cast<T*>(problem.grad_branch) + row * problem.hidden + column, encode_all<T>(slope));
+        if (problem.partial == nullptr) store_either<T, kWidth>(problem.grad_gate, problem.gate_type, index, product);
       }
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) slope[j] *= gate[j];
+      store_once(static_cast<T*>(problem.grad_branch) + index, encode_all<T>(slope));
     }
   }
-  if (!summed) return;
+  if (problem.partial == nullptr) return;
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) sums_of_rows[threadIdx.x * kWidth + j] = sums[j];
   __syncthreads();
@@ -138,55 +179,114 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sums[j] += sums_of_rows[(i * tiles.columns + own) * kWidth + j];
   }
-  store_floats(problem.sums.partial + part * problem.hidden + column, sums);
+  store_floats(problem.partial + part * problem.hidden + column, sums);
 }
 
-template <typename T, int kWidth>
-void launch(const Gate& problem, cudaStream_t stream) {
-  const Tiles tiles = tiles_of(problem.hidden, kWidth);
-  const int64_t rows = static_cast<int64_t>(tiles.rows) * kRows;
-  const auto blocks = static_cast<unsigned>((problem.rows + rows - 1) / rows * tiles.in_a_row);
-  gate_kernel<T, kWidth><<<blocks, tiles.columns * tiles.rows, 0, stream>>>(problem, tiles);
-}
-
-template <typename T, int kWidth>
-void launch(const GateBackward& problem, cudaStream_t stream) {
-  const Tiles tiles = tiles_of(problem.hidden, kWidth);
-  const auto blocks = static_cast<unsigned>(problem.sums.groups * problem.sums.parts * tiles.in_a_row);
-  gate_backward_kernel<T, kWidth><<<blocks, tiles.columns * tiles.rows, 0, stream>>>(problem, tiles);
+// Rows wherever they lie: a block for each part.
+template <typename T>
+__global__ void __launch_bounds__(kThreads) gate_backward_any_kernel(const __grid_constant__ GateBackward problem) {
+  const Sums& sums = problem.sums;
+  const int64_t group = blockIdx.x / sums.parts, rows = problem.rows / sums.groups;
+  for (int64_t column = threadIdx.x; column < problem.hidden; column += blockDim.x) {
+    float sum = 0.0f;
+    for (int64_t row = group * rows + blockIdx.x % sums.parts; row < (group + 1) * rows; row += sums.parts) {
+      const float slope = decode(row_of<T>(problem.grad, row)[column]);
+      const int64_t index = row * problem.hidden + column;
+      float gate[1];
+      load_modulation<T, 1>(problem.gate, span_of(row, problem.span), column, gate);
+      static_cast<T*>(problem.grad_branch)[index] = encode<T>(slope * gate[0]);
+      if (problem.grad_gate == nullptr) continue;
+      const float product[1] = {slope * decode(row_of<T>(problem.branch, row)[column])};
+      sum += product[0];
+      if (sums.partial == nullptr) store_either<T, 1>(problem.grad_gate, problem.gate.type, index, product);
+    }
+    if (sums.partial != nullptr) sums.partial[static_cast<int64_t>(blockIdx.x) * problem.hidden + column] = sum;
+  }
 }
 
 template <typename T>
-bool all_aligned(const Gate& problem) {
-  return aligned(problem.residual, sizeof(T)) && aligned(problem.branch, sizeof(T)) && aligned(problem.gate) &&
-         aligned(problem.sum);
-}
-
-template <typename T>
-bool all_aligned(const GateBackward& problem) {
-  return aligned(problem.grad, sizeof(T)) && aligned(problem.branch, sizeof(T)) && aligned(problem.gate) &&
-         aligned(problem.grad_branch) && aligned(problem.grad_gate);
-}
-
-template <typename T, typename Problem>
-void launch_typed(const Problem& problem, cudaStream_t stream) {
+cudaError_t launch(const Gate& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  const bool vectors = problem.hidden % kWidth == 0 && all_aligned<T>(problem);
-  return vectors ? launch<T, kWidth>(problem, stream) : launch<T, 1>(problem, stream);
+  Lines residual, branch, gate;
+  if (problem.hidden % kWidth == 0 && aligned(problem.residual, sizeof(T)) && aligned(problem.branch, sizeof(T)) &&
+      aligned(problem.gate) && aligned(problem.sum) && problem.rows < INT32_MAX &&
+      lines_of(problem.residual, problem.span, &residual) && lines_of(problem.branch, problem.span, &branch) &&
+      lines_of(problem.gate, &gate)) {
+    const GateLines lines{residual,
+                          branch,
+                          gate,
+                          problem.gate.type,
+                          problem.sum,
+                          static_cast<uint32_t>(problem.rows),
+                          static_cast<uint32_t>(problem.span),
+                          problem.hidden,
+                          Divider(static_cast<uint32_t>(problem.span)),
+                          problem.stepwise};
+    const Tiles tiles = tiles_of(problem.hidden, kWidth);
+    const int64_t rows = static_cast<int64_t>(tiles.rows) * kRows;
+    const auto blocks = static_cast<unsigned>((problem.rows + rows - 1) / rows * tiles.in_a_row);
+    return launch_early(gate_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
+                        tiles);
+  }
+  gate_any_kernel<T><<<blocks_for(problem.rows, {1, 1, 0}), kThreads, 0, stream>>>(problem);
+  return cudaGetLastError();
 }
 
-template <typename Problem>
-cudaError_t launch_any(const Problem& problem, cudaStream_t stream) {
-  return with_type(problem.type, [&](auto tag) { launch_typed<typename decltype(tag)::Element>(problem, stream); });
+template <typename T>
+cudaError_t launch(const GateBackward& problem, cudaStream_t stream) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  const int64_t rows = problem.rows / problem.sums.groups, parts = problem.sums.groups * problem.sums.parts;
+  Lines grad, branch, gate;
+  if (problem.hidden % kWidth == 0 && aligned(problem.grad, sizeof(T)) && aligned(problem.branch, sizeof(T)) &&
+      aligned(problem.gate) && aligned(problem.grad_branch) && aligned(problem.grad_gate) && problem.rows < INT32_MAX &&
+      lines_of(problem.grad, rows, &grad) && lines_of(problem.branch, rows, &branch) && lines_of(problem.gate, &gate)) {
+    if (problem.grad_gate == nullptr) branch.data = nullptr;
+    const GateBackwardLines lines{grad,
+                                  branch,
+                                  gate,
+                                  problem.gate.type,
+                                  problem.grad_branch,
+                                  problem.grad_gate,
+                                  problem.sums.partial,
+                                  static_cast<uint32_t>(rows),
+                                  static_cast<uint32_t>(problem.sums.parts),
+                                  problem.hidden,
+                                  problem.span > 1};
+    const Tiles tiles = tiles_of(problem.hidden, kWidth);
+    const auto blocks = static_cast<unsigned>(parts * tiles.in_a_row);
+    gate_backward_kernel<T, kWidth><<<blocks, tiles.columns * tiles.rows, 0, stream>>>(lines, tiles);
+  } else {
+    gate_backward_any_kernel<T><<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(problem);
+  }
+  return cudaGetLastError();
 }
 
 }  // namespace
 
-int gate(const Gate& problem, void* stream) { return launch_any(problem, static_cast<cudaStream_t>(stream)); }
+int gate(const Gate& problem, void* stream) {
+  cudaError_t error = cudaSuccess;
+  with_type(problem.type, [&](auto tag) {
+    error = launch<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));
+  });
+  return error;
+}
+
+int partial_sums(const GateBackward& problem, int64_t* parts) {
+  int processors;
+  const cudaError_t error = processors_of_device(&processors);
+  if (error != cudaSuccess) return error;
+  const Tiles tiles = tiles_of(problem.hidden, kVectorBytes / static_cast<int>(bytes_of(problem.type)));
+  const int64_t at_once = static_cast<int64_t>(tiles.rows) * kBackwardRows, groups = problem.sums.groups;
+  const int64_t blocks = std::max<int64_t>(1, kBackwardBlocks * processors / tiles.in_a_row);
+  const int64_t most = (problem.rows / groups + at_once - 1) / at_once;
+  *parts = std::max<int64_t>(1, std::min(blocks / groups, most));
+  return cudaSuccess;
+}
 
 int gate_backward(const GateBackward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  const cudaError_t error = launch_any(problem, cuda_stream);
+  cudaError_t error = cudaSuccess;
+  with_type(problem.type, [&](auto tag) { error = launch<typename decltype(tag)::Element>(problem, cuda_stream); });
   if (error != cudaSuccess || problem.sums.partial == nullptr) return error;
   Reduction reduction{};
   reduction.hidden = problem.hidden;

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kAcross* kParts)
   const int64_t group = blockIdx.x / blocks_in_a_row;
   const int64_t column = (static_cast<int64_t>(blockIdx.x % blocks_in_a_row) * kAcross + threadIdx.x) * kWidth;
   if (total.of_all_groups && group > 0) return;
-  wait_for_kernel_before();
+  wait_for_previous();
   const bool scaled = total.of_all_groups && reduction.scale.rows.data != nullptr;
   const int64_t end = total.of_all_groups ? reduction.sums.groups : group + 1;
   float result[kWidth] = {};
@@ -102,7 +102,7 @@ cudaError_t launch(const Reduction& reduction, cudaStream_t stream) {
   constexpr int kColumns = kAcross * kWidth;
   const auto blocks = static_cast<unsigned>((reduction.hidden + kColumns - 1) / kColumns);
   const dim3 grid(blocks * static_cast<unsigned>(reduction.sums.groups), reduction.count);
-  return launch_overlapping(reduce_kernel<kWidth>, grid, dim3(kAcross, kParts), stream, reduction, blocks);
+  return launch_early(reduce_kernel<kWidth>, grid, dim3(kAcross, kParts), 0, stream, reduction, blocks);
 }
 
 }  // namespace

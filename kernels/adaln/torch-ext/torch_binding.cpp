@@ -117,8 +117,7 @@ void run(const adaln::GateBackward& problem, const Tensor& x) {
 template <class Problem>
 int64_t partial_sums(const Problem& problem) {
   int64_t parts;
-  const bool branch = problem.branch.data != nullptr;
-  check(adaln::partial_sums(problem.sums.groups, problem.rows, problem.hidden, problem.type, branch, &parts));
+  check(adaln::partial_sums(problem, &parts));
   return parts;
 }
 
