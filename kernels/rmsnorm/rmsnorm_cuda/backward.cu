@@ -17,8 +17,8 @@
 namespace rmsnorm {
 namespace {
 
-constexpr int kScalarLoads = 12;  // elements of a thread, of rows that are not read in vectors
-constexpr int kMostGroups = 15;   // of more than a warp in a block, each of which has one of its 16 barriers
+constexpr int kScalarLoads = 4;  // elements of a thread, of rows that are not read in vectors
+constexpr int kMostGroups = 15;  // of more than a warp in a block, each of which has one of its 16 barriers
 
 struct alignas(64) Arguments {
   const void *x, *grad;
@@ -228,7 +228,6 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
     const T* x = static_cast<const T*>(arguments.x) + offsets.x;
     const T* grad = static_cast<const T*>(arguments.grad) + offsets.grad;
     float sums[2] = {0.0f, 0.0f};
-#pragma unroll 2
     for (int64_t column = first_column; column < hidden; column += step) {
       Factors<T, kWidth> factors;
       factors.start(arguments.weight, column);

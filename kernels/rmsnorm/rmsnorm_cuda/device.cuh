@@ -127,17 +127,14 @@ template <typename T, int kWidth>
 class Factors {
  public:
   __device__ __forceinline__ void start(const Weight& weight, int64_t column) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) vector_.elements[i] = encode<T>(1.0f);
     if (weight.data != nullptr && is_like_rows(weight)) {
       vector_ = load<T, kWidth>(static_cast<const T*>(weight.data) + column);
     }
   }
 
   __device__ __forceinline__ void finish(const Weight& weight, int64_t column, float (&factors)[kWidth]) const {
-    if (weight.data == nullptr) {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) factors[i] = 1.0f;
-      return;
-    }
     if (is_like_rows(weight)) {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) factors[i] = decode(vector_.elements[i]);
@@ -150,21 +147,24 @@ class Factors {
 
   // In one step, from a column that need not be a multiple of the vector.
   static __device__ __forceinline__ void read(const Weight& weight, int64_t column, float (&factors)[kWidth]) {
+    if (is_like_rows(weight)) {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) {
-      Factors<T, 1> factor;
-      factor.start(weight, column + i);
-      float value[1];
-      factor.finish(weight, column + i, value);
-      factors[i] = value[0];
+      for (int i = 0; i < kWidth; ++i) {
+        factors[i] = weight.data == nullptr ? 1.0f : decode(static_cast<const T*>(weight.data)[column + i]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) factors[i] = static_cast<const float*>(weight.data)[column + i];
     }
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) factors[i] += weight.offset;
   }
 
   __device__ __forceinline__ void forget() { rmsnorm::forget(vector_); }
 
  private:
   static __device__ __forceinline__ bool is_like_rows(const Weight& weight) {
-    return sizeof(T) == sizeof(float) || weight.type != Type::float32;
+    return sizeof(T) == sizeof(float) || weight.data == nullptr || weight.type != Type::float32;
   }
 
   Vector<T, kWidth> vector_;

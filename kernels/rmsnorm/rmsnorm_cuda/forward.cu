@@ -14,9 +14,9 @@
 namespace rmsnorm {
 namespace {
 
-constexpr int kSharedBlock = 128;  // threads of a block with several rows
-constexpr int kScalarLoads = 16;   // elements of a thread, of rows that are not read in vectors
-constexpr int kShiftedLoads = 4;   // vectors of a thread, of rows that start anywhere
+constexpr int kSharedBlock = 128;     // threads of a block with several rows
+constexpr uint8_t kWholeBlock = 255;  // instead of a number of lanes
+constexpr int kShiftedLoads = 4;      // vectors of a thread, of rows that start anywhere
 
 struct alignas(64) Arguments {
   const void* x;
@@ -225,37 +225,49 @@ __global__ void __launch_bounds__(kMostThreads) forward_shifted_kernel(const __g
   element.write(arguments, offsets, rstd);
 }
 
+// For rows that registers do not hold, and for those of single elements: a row is read twice, the second time from a
+// cache. Lanes share a row, or a whole block does.
 template <typename T, int kWidth, bool kAdd>
-__global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Arguments arguments) {
+__global__ void __launch_bounds__(kLongBlock) forward_twice_kernel(const __grid_constant__ Arguments arguments) {
   __shared__ float4 scratch[kLongBlock / kWarp / 4];
-  const int64_t hidden = arguments.long_hidden, step = kLongBlock * kWidth;
-  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth;
-  const Offsets<kAdd> offsets(arguments, blockIdx.x, hidden);
-  const T* row = static_cast<const T*>(arguments.x) + offsets.x;
+  const bool block = arguments.shift == kWholeBlock;
+  const int lanes = block ? blockDim.x : 1 << arguments.shift;
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t row = block ? blockIdx.x : thread >> arguments.shift;
+  const int64_t hidden = row < arguments.rows ? arguments.long_hidden : 0, step = static_cast<int64_t>(lanes) * kWidth;
+  const int64_t first_column = static_cast<int64_t>(block ? threadIdx.x : threadIdx.x & (lanes - 1)) * kWidth;
+  const Offsets<kAdd> offsets(arguments, row, arguments.long_hidden);
+  const T* x = static_cast<const T*>(arguments.x) + offsets.x;
   wait_for_previous();
   let_next_begin();
   float squares = 0.0f;
   if (kAdd) {
     const T* residual = static_cast<const T*>(arguments.residual) + offsets.residual;
     T* sum = static_cast<T*>(arguments.sum) + offsets.sum;
-#pragma unroll 4
+#pragma unroll 2
     for (int64_t column = first_column; column < hidden; column += step) {
-      const auto vector = add(load<T, kWidth>(row + column), load<T, kWidth>(residual + column));
+      const auto vector = add(load<T, kWidth>(x + column), load<T, kWidth>(residual + column));
       squares += sum_of_squares(vector);
       store(sum + column, vector);
     }
-    row = sum;  // each thread reads again what it wrote itself
+    x = sum;  // each thread reads again what it wrote itself
   } else {
 #pragma unroll 4
     for (int64_t column = first_column; column < hidden; column += step) {
-      squares += sum_of_squares(load<T, kWidth>(row + column));
+      squares += sum_of_squares(load<T, kWidth>(x + column));
     }
   }
-  squares = sum_over_block<kLongBlock / kWarp>(squares, scratch);
+  if (block) {
+    squares = sum_over_block<kLongBlock / kWarp>(squares, scratch);
+  } else {
+    float sums[1] = {squares};
+    sum_over_lanes(sums, lanes);
+    squares = sums[0];
+  }
   const float rstd = reciprocal_norm(squares, arguments.inverse_of_hidden, arguments.eps);
-#pragma unroll 4
+#pragma unroll 2
   for (int64_t column = first_column; column < hidden; column += step) {
-    auto vector = load<T, kWidth>(row + column);
+    auto vector = load<T, kWidth>(x + column);
     Factors<T, kWidth> factors;
     factors.start(arguments.weight, column);
     float values[kWidth];
@@ -290,9 +302,17 @@ void launch_shared(Arguments& arguments, int64_t lanes, cudaStream_t stream) {
 }
 
 template <typename T, int kWidth, bool kAdd>
-void launch_long(const Arguments& arguments, cudaStream_t stream) {
-  launch_early(forward_long_kernel<T, kWidth, kAdd>, static_cast<unsigned>(arguments.rows), kLongBlock, 0, stream,
-               arguments);
+void launch_twice(Arguments& arguments, int64_t vectors, cudaStream_t stream) {
+  unsigned blocks = static_cast<unsigned>(arguments.rows);
+  unsigned threads = std::min<unsigned>(kLongBlock, threads_for(std::min<int64_t>(vectors, 4 * kLongBlock), 4));
+  arguments.shift = kWholeBlock;
+  if (vectors <= kWarp * 8) {
+    arguments.shift = static_cast<uint8_t>(power_of_two_from(std::min<int64_t>(vectors, kWarp)));
+    const int64_t rows_of_block = kSharedBlock >> arguments.shift;
+    blocks = static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block);
+    threads = kSharedBlock;
+  }
+  launch_early(forward_twice_kernel<T, kWidth, kAdd>, blocks, threads, 0, stream, arguments);
 }
 
 // As many threads as share a row well: with more than 320 for two vectors each, the registers of a processor hold too
@@ -305,24 +325,7 @@ void launch_vectors(Arguments& arguments, int64_t vectors, cudaStream_t stream) 
   }
   if (vectors <= 320 * 2) return launch_block<T, kWidth, 2, kAdd>(arguments, vectors, stream);
   if (vectors <= kMostThreads * 8) return launch_block<T, kWidth, 8, kAdd>(arguments, vectors, stream);
-  launch_long<T, kWidth, kAdd>(arguments, stream);
-}
-
-// Rows that lie anywhere. `shifted`: all tensors lie alike.
-template <typename T, int kWidth, bool kAdd>
-void launch_elements(Arguments& arguments, int64_t hidden, bool shifted, cudaStream_t stream) {
-  if (hidden <= kWarp * kScalarLoads) {
-    return launch_shared<T, 1, kScalarLoads, kAdd>(arguments, std::min<int64_t>(hidden, kWarp), stream);
-  }
-  if (shifted && hidden / kWidth <= kMostThreads * kShiftedLoads) {
-    launch_early(forward_shifted_kernel<T, kWidth, kShiftedLoads, kAdd>, static_cast<unsigned>(arguments.rows),
-                 threads_for(hidden / kWidth, kShiftedLoads), 0, stream, arguments);
-    return;
-  }
-  if (hidden <= kMostThreads * kScalarLoads) {
-    return launch_block<T, 1, kScalarLoads, kAdd>(arguments, hidden, stream);
-  }
-  launch_long<T, 1, kAdd>(arguments, stream);
+  launch_twice<T, kWidth, kAdd>(arguments, vectors, stream);
 }
 
 template <typename T, bool kAdd>
@@ -342,7 +345,13 @@ void launch(Arguments& arguments, const Forward& problem, cudaStream_t stream) {
       alike(arguments.normed, arguments.in_place ? arguments.x_stride : problem.hidden) &&
       (!kAdd || (alike(arguments.residual, arguments.residual_stride) &&
                  alike(arguments.sum, arguments.in_place ? arguments.residual_stride : problem.hidden)));
-  launch_elements<T, kWidth, kAdd>(arguments, problem.hidden, shifted, stream);
+  const int64_t whole_vectors = problem.hidden / kWidth;
+  if (shifted && whole_vectors > kWarp && whole_vectors <= kMostThreads * kShiftedLoads) {
+    launch_early(forward_shifted_kernel<T, kWidth, kShiftedLoads, kAdd>, static_cast<unsigned>(arguments.rows),
+                 threads_for(whole_vectors, kShiftedLoads), 0, stream, arguments);
+  } else {
+    launch_twice<T, 1, kAdd>(arguments, problem.hidden, stream);
+  }
 }
 
 Arguments arguments_of(const Forward& problem) {

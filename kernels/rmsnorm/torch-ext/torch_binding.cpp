@@ -187,10 +187,9 @@ std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x
   problem.x = rows_of(x_rows);
   if (grad_sum_rows.has_value()) problem.grad_sum = rows_of(*grad_sum_rows);
   problem.grad_x = grad_x.mutable_data_ptr();
-  problem.parts = problem.rows;
+  problem.parts = partial_sums(problem);
   std::optional<Tensor> partial;
   if (weight_grad) {
-    problem.parts = partial_sums(problem);
     const int64_t sizes[] = {problem.parts, hidden};
     partial = empty({sizes, 2}, aoti_torch_dtype_float32(), x);
     problem.partial = static_cast<float*>(partial->mutable_data_ptr());

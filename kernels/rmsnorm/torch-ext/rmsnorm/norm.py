@@ -201,8 +201,8 @@ def _add_rms_norm_in_place_counted(x, residual, *arguments):
         ops.add_rms_norm_(x, residual, *arguments)
 
 
-_rms_norm = differentiable("rms_norm", _RMSNorm)
-_add_rms_norm = differentiable("add_rms_norm", _AddRMSNorm)
+_rms_norm = differentiable("rms_norm", _RMSNorm, inputs=2)
+_add_rms_norm = differentiable("add_rms_norm", _AddRMSNorm, inputs=3)
 _rms_norm_backward = differentiable_once(
     "rms_norm_backward", "rmsnorm: its gradient cannot be differentiated a second time"
 )
