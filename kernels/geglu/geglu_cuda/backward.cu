@@ -24,26 +24,23 @@ __global__ void __launch_bounds__(kThreads)
   Vector<T, kWidth> grad[kLoads], gate[kLoads], up[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    const uint32_t vector = first + i * kThreads;
-    if (vector < piece.count) {
-      const uint32_t row = piece.row(vector);
-      grad[i] = load<T, kWidth>(tensors.grad.at(vector, row));
-      gate[i] = load<T, kWidth>(tensors.gate.at(vector, row));
-      up[i] = load<T, kWidth>(tensors.up.at(vector, row));
-    }
+    const uint32_t vector = piece.within(first + i * kThreads), row = piece.row(vector);
+    grad[i] = load<T, kWidth>(tensors.grad.at(vector, row));
+    gate[i] = load<T, kWidth>(tensors.gate.at(vector, row));
+    up[i] = load<T, kWidth>(tensors.up.at(vector, row));
   }
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      const float above = decode(grad[i].elements[j]);
+      float value, slope;
+      G::value_and_slope(decode(gate[i].elements[j]), value, slope);
+      gate[i].elements[j] = encode<T>(above * decode(up[i].elements[j]) * slope);
+      up[i].elements[j] = encode<T>(above * value);
+    }
     const uint32_t vector = first + i * kThreads;
     if (vector < piece.count) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const float above = decode(grad[i].elements[j]);
-        float value, slope;
-        G::value_and_slope(decode(gate[i].elements[j]), value, slope);
-        gate[i].elements[j] = encode<T>(above * decode(up[i].elements[j]) * slope);
-        up[i].elements[j] = encode<T>(above * value);
-      }
       const uint32_t row = piece.row(vector);
       store(tensors.grad_gate.at(vector, row), gate[i]);
       store(tensors.grad_up.at(vector, row), up[i]);

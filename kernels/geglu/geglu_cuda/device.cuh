@@ -71,6 +71,9 @@ struct Piece {
   uint32_t count, columns;  // vectors in all, and in a row
   Divider by_columns;
 
+  // The last vector instead of one beyond it: reading that again costs less than a branch around each load.
+  __device__ __forceinline__ uint32_t within(uint32_t vector) const { return min(vector, count - 1); }
+
   __device__ __forceinline__ uint32_t row(uint32_t vector) const { return by_columns.quotient(vector); }
 };
 

@@ -25,24 +25,19 @@ __global__ void __launch_bounds__(kThreads)
   Vector<T, kWidth> gate[kLoads], up[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    const uint32_t vector = first + i * kThreads;
-    if (vector < piece.count) {
-      const uint32_t row = piece.row(vector);
-      gate[i] = load<T, kWidth>(tensors.gate.at(vector, row));
-      up[i] = load<T, kWidth>(tensors.up.at(vector, row));
-    }
+    const uint32_t vector = piece.within(first + i * kThreads), row = piece.row(vector);
+    gate[i] = load<T, kWidth>(tensors.gate.at(vector, row));
+    up[i] = load<T, kWidth>(tensors.up.at(vector, row));
   }
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    const uint32_t vector = first + i * kThreads;
-    if (vector < piece.count) {
-      Vector<T, kWidth> out;
+    Vector<T, kWidth> out;
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        out.elements[j] = encode<T>(decode(up[i].elements[j]) * G::value(decode(gate[i].elements[j])));
-      }
-      store(tensors.out + static_cast<int64_t>(vector) * kWidth, out);
+    for (int j = 0; j < kWidth; ++j) {
+      out.elements[j] = encode<T>(decode(up[i].elements[j]) * G::value(decode(gate[i].elements[j])));
     }
+    const uint32_t vector = first + i * kThreads;
+    if (vector < piece.count) store(tensors.out + static_cast<int64_t>(vector) * kWidth, out);
   }
 }
 
