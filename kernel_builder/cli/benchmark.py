@@ -33,7 +33,7 @@ def _lines() -> Listener:
 
         def compiled(self, done: int, total: int) -> None:
             if done == total:
-                click.echo(f"torch.compile is ready for {total} places", err=True)
+                click.echo(f"peers are compiled for {total} places", err=True)
 
         def measured(self, done: int, total: int, row: Row) -> None:
             click.echo(f"[{done}/{total}] {row.place}: {_verdict(row)}", err=True)

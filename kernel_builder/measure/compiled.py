@@ -1,7 +1,8 @@
-"""torch.compile as a peer: eager code, compiled for each shape by itself.
+"""torch.compile as a peer, and compiling ahead for it and for all that compiles at its first call.
 
-To compile takes seconds for each shape, far longer than to measure it. So processes of their own compile for all
-shapes at once, and leave the result in the compiler's cache, where the process that measures finds it.
+Eager code is compiled for each shape by itself. That takes seconds for each, far longer than to measure it. So
+processes of their own compile for all places at once, and leave the result in the compilers' caches, where the process
+that measures finds it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
@@ -31,14 +32,14 @@ def compiled(function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
         yield torch.compile(function, dynamic=False)
 
 
-def compile_ahead(project: Path, places: Sequence[Place], device: str, jobs: int) -> Iterator[Place]:
-    """Compiles eager code for all places. Yields each when it is done, also where it fails."""
-    if not places:
-        return
+def compile_ahead(
+    project: Path, places: Sequence[Place], peers: Collection[str], device: str, jobs: int
+) -> Iterator[Place]:
+    """Has the peers compile for all places. Yields each when it is done, also where something fails."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(min(jobs, len(places)), context, _start)
     try:
-        futures = {pool.submit(_compile, project, place, device): place for place in places}
+        futures = {pool.submit(_compile, project, place, peers, device): place for place in places}
         for future in as_completed(futures):
             yield futures[future]
     finally:
@@ -50,9 +51,14 @@ def _start() -> None:
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 
-def _compile(project: Path, place: Place, device: str) -> None:
-    workload = make(load(project)[place.operation], None, device, place.dtype)
+def _compile(project: Path, place: Place, peers: Collection[str], device: str) -> None:
+    declared = load(project)[place.operation]
+    workload = make(declared, None, device, place.dtype)
+    case = Case(workload, place.passes, place.shape)
     with compiled(workload.eager) as function:
-        case = Case(workload, place.passes, place.shape)
         case.prepare(tensors(function(*case.inputs)))
         case.results(function)
+    for name, factory in declared.peers.items():
+        if name in peers:
+            with contextlib.suppress(Exception):  # it is told where it is measured
+                case.results(factory())

@@ -74,24 +74,27 @@ def run(request: Request, listener: Listener) -> Report:
     kernel = _load(request.project, device)
     peers = _Peers(chosen, request.against)
     report = _report(request, device, kernel, peers.absent)
+    costs = _host_places(todo, chosen)
     jobs = request.jobs or len(os.sched_getaffinity(0))
     if peers.compile and jobs > 1:
-        for done, _ in enumerate(compile_ahead(request.project, todo, device, jobs), 1):
-            listener.compiled(done, len(todo))
+        ahead = [*costs, *todo]
+        for done, _ in enumerate(compile_ahead(request.project, ahead, peers.found, device, jobs), 1):
+            listener.compiled(done, len(ahead))
+    gc.freeze()  # else each graph that begins would go through all that has been imported
     timer = clock(device)
+    for place in costs:
+        host = Host(place)
+        with _functions(chosen, place, kernel, device, peers) as (workload, functions):
+            measure_host(workload, host, functions, request.rounds)
+        report.hosts.append(host)
     for done, place in enumerate(todo, 1):
         row = Row(place)
         with _functions(chosen, place, kernel, device, peers) as (workload, functions):
             measure(workload, row, functions, timer, request.rounds)
         report.rows.append(row)
         listener.measured(done, len(todo), row)
-        _keep(report, request)
-    for place in _host_places(todo, chosen):
-        host = Host(place)
-        with _functions(chosen, place, kernel, device, peers) as (workload, functions):
-            measure_host(workload, host, functions, request.rounds)
-        report.hosts.append(host)
-    _keep(report, request)
+        if request.json:
+            report.save(request.json)
     return report
 
 
@@ -110,12 +113,15 @@ class _Peers:
         """Why those that cannot be imported here cannot."""
         self.declared: dict[str, dict[str, Function]] = {operation: {} for operation in chosen}
         """The others, by operation and name."""
+        self.found: set[str] = set()
+        """The names of these."""
         for operation, workload in chosen.items():
             for name, factory in workload.peers.items():
                 if name not in wanted:
                     continue
                 try:
                     self.declared[operation][name] = factory()
+                    self.found.add(name)
                 except Exception as error:  # whatever a library does where it cannot work
                     self.absent[name] = f"{type(error).__name__}: {error}"
 
@@ -148,11 +154,6 @@ def _host_places(todo: Sequence[Place], chosen: Mapping[str, type[Any]]) -> list
         passes = "forward" if place.passes == "forward" else "forward + backward"
         found[Place(place.operation, passes, chosen[place.operation].small, place.dtype)] = None
     return list(found)
-
-
-def _keep(report: Report, request: Request) -> None:
-    if request.json:
-        report.save(request.json)
 
 
 def _load(project: Path, device: str) -> Any:

@@ -88,7 +88,7 @@ def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, mon
     file = tmp_path / "scale.json"
     done = benchmark(scale(), *MEASURED, "--against", "compile", "--jobs", "2", "--json", file, "--shapes", "64x512")
     assert done.exit_code == 0, done.stderr
-    assert "torch.compile is ready for 1 places" in done.stderr
+    assert "peers are compiled for 2 places" in done.stderr
     assert list((tmp_path / "inductor").iterdir())
     assert [row.times.keys() for row in Report.read(file).rows] == [{COPY, OURS, "compile"}]
 

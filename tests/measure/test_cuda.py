@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -50,6 +52,18 @@ def test_each_call_writes_to_memory_of_its_own(tensors: list[torch.Tensor]) -> N
     # The last are those of the graph; a call does not get the memory of the ones before it.
     last = written[-2 * len(tensors) :]
     assert len(set(last[: len(tensors)])) == len(set(last[len(tensors) :])) == len(tensors)
+
+
+def test_a_run_keeps_what_its_graph_works_on() -> None:
+    clock = CudaClock()
+    tensors = [torch.randn(1 << 20, device="cuda") for _ in range(3)]
+    kept = [weakref.ref(tensor) for tensor in tensors]
+    with clock.here():
+        run, _ = clock.series([lambda t=t: t.neg() for t in tensors])
+        del tensors
+        torch.cuda.empty_cache()
+        assert run() > 0
+    assert all(reference() is not None for reference in kept)
 
 
 def test_gradients_alone_can_be_captured(tensors: list[torch.Tensor]) -> None:
