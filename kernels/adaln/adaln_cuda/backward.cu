@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
     __syncthreads();
     for (int vector = thread; vector < vectors; vector += threads) {
       float4 sum = rows_of_sums[vector];
-      for (int row = 1; row < blockDim.y; ++row) {
+      for (int row = 1; row < static_cast<int>(blockDim.y); ++row) {
         const float4 more = rows_of_sums[row * vectors + vector];
         sum.x += more.x;
         sum.y += more.y;

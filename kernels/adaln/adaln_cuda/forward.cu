@@ -287,7 +287,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
     T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
     // Sums of differences from the thread's first element.
     float first = 0.0f, sum = 0.0f, squares = 0.0f, count = 0.0f;
-#pragma unroll(kWidth == 1 ? 4 : 1)
+#pragma unroll kWidth == 1 ? 4 : 1
     for (int64_t column = first_column; column < hidden; column += step) {
       float x[kWidth];
       decode_all(load<T, kWidth>(x_row + column).elements, x);
@@ -322,13 +322,13 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
       if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = moments;
       __syncthreads();
       const int lane = threadIdx.x % kWarp;
-      moments = lane < blockDim.x / kWarp ? of_warps[lane] : Moments{0.0f, 0.0f, 0.0f};
+      moments = lane < static_cast<int>(blockDim.x) / kWarp ? of_warps[lane] : Moments{0.0f, 0.0f, 0.0f};
       moments.add_lanes();
       if (problem.centered) mean = moments.mean;
       rstd = rsqrtf(moments.squares / static_cast<float>(hidden) + problem.eps);
     }
     T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
-#pragma unroll(kWidth == 1 ? 2 : 1)
+#pragma unroll kWidth == 1 ? 2 : 1
     for (int64_t column = first_column; column < hidden; column += step) {
       float x[kWidth], scale[kWidth], shift[kWidth], weight[kWidth], bias[kWidth];
       decode_all(load<T, kWidth>(x_row + column).elements, x);
@@ -360,7 +360,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
 
 template <typename T, typename M, int kWidth, int kLoads, int kRows, bool kBranch, bool kStepwise = false>
 cudaError_t launch_rows(const RowsForward& problem, int group, cudaStream_t stream) {
-  const int rows = std::max(1, kSharedBlock / group);  // of a block side by side
+  const int rows = group > kWarp ? 1 : kSharedBlock / group;  // of a block side by side
   const uint32_t rows_of_block = static_cast<uint32_t>(rows) * kRows;
   const uint32_t blocks = (problem.rows + rows_of_block - 1) / rows_of_block;
   return launch_early(forward_kernel<T, M, kWidth, kLoads, kRows, kBranch, kStepwise>, dim3(blocks), dim3(group, rows),

@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) sums_of_rows[threadIdx.x * kWidth + j] = sums[j];
   __syncthreads();
-  if (threadIdx.x >= tiles.columns || column >= problem.hidden) return;
+  if (static_cast<int>(threadIdx.x) >= tiles.columns || column >= problem.hidden) return;
   for (int i = 1; i < tiles.rows; ++i) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) sums[j] += sums_of_rows[(i * tiles.columns + own) * kWidth + j];
