@@ -388,7 +388,7 @@ cudaError_t launch_fitting(const RowsForward& problem, bool stepwise, cudaStream
       if constexpr (kWidth == 8 && std::is_same_v<T, M>) {
         // Where vectors of half the width leave fewer threads without one.
         const int narrow = group_for(2 * vectors, 3);
-        if (narrow >= kWarp && vectors >= narrow && 3 * narrow * 11 < 4 * group * 10) {
+        if (narrow >= kWarp && narrow <= kMostThreads<3, 2> && vectors >= narrow && 3 * narrow * 11 < 4 * group * 10) {
           return launch_rows<T, M, 4, 3, 2, false>(problem, narrow, stream);
         }
       }
