@@ -96,3 +96,9 @@ class CheckError(KernelBuilderError):
     """A check has findings that stop the build."""
 
     exit_code = 7
+
+
+class MeasureError(KernelBuilderError):
+    """Measuring cannot go on."""
+
+    exit_code = 8

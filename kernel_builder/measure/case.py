@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from kernel_builder.errors import MeasureError
 from kernel_builder.measure.accuracy import error, fault
-from kernel_builder.measure.results import COPY, OURS, Host, Row
+from kernel_builder.measure.results import COPY, OURS, Host, Place, Row
 from kernel_builder.measure.statistics import estimate
 from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, sets_needed
 
@@ -124,9 +125,11 @@ def _measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: 
         if name in row.faults:
             continue
         try:
-            runs[name], row.methods[name] = clock.series([case.call(function) for case in cases])
+            run, row.methods[name] = clock.series([case.call(function) for case in cases])
+            run()
+            runs[name] = run
         except Exception as problem:
-            row.faults[name] = _said(problem)
+            row.faults[name] = _said(problem, name, row.place, workload.device)
     if OURS not in runs:
         return
     samples = interleaved(runs, rounds)
@@ -146,7 +149,7 @@ def measure_host(workload: Any, host: Host, functions: Mapping[str, Function], r
             runs[name] = host_series(case.call(function), workload.device)
             runs[name]()
         except Exception as problem:
-            host.faults[name] = _said(problem)
+            host.faults[name] = _said(problem, name, host.place, workload.device)
             runs.pop(name, None)
     host.times = {name: estimate(taken) for name, taken in interleaved(runs, rounds).items()}
 
@@ -157,20 +160,34 @@ def _check(case: Case, row: Row, functions: Mapping[str, Function]) -> None:
     eager = [error(*pair) for pair in zip(case.results(case.workload.eager), exact, strict=True)]
     for name, function in functions.items():
         try:
-            results = case.results(function)
+            found = [error(*pair) for pair in zip(case.results(function), exact, strict=False)]
         except Exception as problem:
-            row.faults[name] = _said(problem)
+            row.faults[name] = _said(problem, name, row.place, case.workload.device)
             continue
-        found = [error(*pair) for pair in zip(results, exact, strict=False)]
         if all(math.isfinite(one.mean) for one in found):
             row.errors[name] = found
         if reason := fault(found, eager, _ALLOWED if name == OURS else _ALLOWED_PEERS):
             row.faults[name] = reason
 
 
-def _said(problem: Exception) -> str:
+def _said(problem: Exception, name: str, place: Place, device: str) -> str:
+    """What an exception says, in a line.
+
+    Raises:
+        MeasureError: If the GPU will do nothing more for this process, as after an access outside of its memory.
+    """
     lines = str(problem).strip().splitlines()
-    return f"{type(problem).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    said = f"{type(problem).__name__}: {lines[0] if lines else ''}".rstrip(": ")
+    if device == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            raise MeasureError(
+                f"{name} has made the GPU fail: {said}",
+                where=str(place),
+                hint="compute-sanitizer names the access; CUDA_LAUNCH_BLOCKING=1 the call",
+            ) from problem
+    return said
 
 
 def _copies(moved: int, sets: int, device: str, clock: Clock) -> tuple[Run, str]:

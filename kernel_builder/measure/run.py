@@ -66,6 +66,7 @@ def run(request: Request, listener: Listener) -> Report:
 
     Raises:
         ConfigError: If the project declares no workloads, or not what was asked for.
+        MeasureError: If the GPU fails. What was measured before is kept.
         VariantError: If the project has no build that this machine can load.
     """
     device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -82,19 +83,19 @@ def run(request: Request, listener: Listener) -> Report:
             listener.compiled(done, len(ahead))
     gc.freeze()  # else each graph that begins would go through all that has been imported
     timer = clock(device)
-    for place in costs:
-        host = Host(place)
-        with _functions(chosen, place, kernel, device, peers) as (workload, functions):
-            measure_host(workload, host, functions, request.rounds)
-        report.hosts.append(host)
     for done, place in enumerate(todo, 1):
         row = Row(place)
         with _functions(chosen, place, kernel, device, peers) as (workload, functions):
             measure(workload, row, functions, timer, request.rounds)
         report.rows.append(row)
         listener.measured(done, len(todo), row)
-        if request.json:
-            report.save(request.json)
+        _keep(report, request)
+    for place in costs:
+        host = Host(place)
+        with _functions(chosen, place, kernel, device, peers) as (workload, functions):
+            measure_host(workload, host, functions, request.rounds)
+        report.hosts.append(host)
+        _keep(report, request)
     return report
 
 
@@ -154,6 +155,11 @@ def _host_places(todo: Sequence[Place], chosen: Mapping[str, type[Any]]) -> list
         passes = "forward" if place.passes == "forward" else "forward + backward"
         found[Place(place.operation, passes, chosen[place.operation].small, place.dtype)] = None
     return list(found)
+
+
+def _keep(report: Report, request: Request) -> None:
+    if request.json:
+        report.save(request.json)
 
 
 def _load(project: Path, device: str) -> Any:
