@@ -58,6 +58,7 @@ Shape shape_of(const Tensor& x, const char* argument, const Form& form) {
   if (shape.width % 2 != 0) fail(argument, "must have an even number of elements in each head");
   if (shape.batch * shape.tokens > std::numeric_limits<int32_t>::max())
     fail(argument, "must have less than 2^31 tokens");
+  if (shape.heads >= 1 << 15) fail(argument, "must have less than 2^15 heads");
   if (shape.heads * shape.width >= 1 << 23) fail(argument, "must have less than 2^23 elements in each token");
   return shape;
 }
