@@ -326,6 +326,33 @@ def test_strides(hidden, dtype):
                 torch.testing.assert_close(actual, expected, **close, msg=name)
 
 
+@pytest.mark.parametrize("count", [6, 7])
+@pytest.mark.parametrize("hidden", [64, 1000, 1152])
+def test_some_tokens_of_each_sample(hidden, count):
+    """As models with two streams have them: rows in two dimensions that do not fold."""
+    whole = random(2, 3, 9, hidden, dtype=torch.bfloat16)
+    x, branch = whole[0, :, 1 : 1 + count], whole[1, :, 2 : 2 + count]
+    gate, scale, shift = modulations("[B, 1, C]", 3, count, hidden, torch.bfloat16, 3)
+    weight, bias = random(2, hidden, dtype=torch.bfloat16)
+    for w, b in ((None, None), (weight, bias)):
+        for function, arguments in (
+            (kernel.gate_residual_ada_norm, (x, branch, gate, scale, shift, w, b)),
+            (kernel.ada_layer_norm, (x, scale, shift, w, b)),
+            (kernel.ada_layer_norm, (x, None, None, w, b)),
+            (kernel.gate_residual, (x, branch, gate)),
+        ):
+            given = leaves(*(a for a in arguments if a is not None))
+            copies = leaves(*(a.contiguous() for a in arguments if a is not None))
+            results = []
+            for tensors in (given, copies):
+                rest = iter(tensors)
+                out = function(*(None if a is None else next(rest) for a in arguments))
+                out = out if isinstance(out, tuple) else (out,)
+                results.append((out, torch.autograd.grad(out, tensors, [x] * len(out))))
+            for actual, expected in zip(*results):
+                torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
 def test_rows_are_read_in_place():
     x = random(2, 64, 3, 256, dtype=torch.float32)
     table = random(2, 64, 6, 128, dtype=torch.float32)
