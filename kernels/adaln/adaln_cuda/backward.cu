@@ -469,7 +469,7 @@ Layout layout_of(const Backward& problem) {
   if (width == 8 && common_type(problem).type() == problem.type) {
     // Where vectors of half the width leave fewer threads without one.
     const int narrow = threads(hidden / 4, 3);
-    if (narrow <= most && hidden / 4 >= 2 * narrow && 3 * narrow * 11 < 4 * layout.group * 10) layout = {4, narrow, 0};
+    if (narrow <= most && hidden / 4 >= 2 * narrow && 33 * narrow < 40 * layout.group) layout = {4, narrow, 0};
   }
   const int slots = layout.width == 4 || branch ? kStages<4, true> : kStages<8, false>;
   const auto rows = static_cast<int>(kRingBytes / (hidden * bytes * (branch ? 4 : 2) * slots));

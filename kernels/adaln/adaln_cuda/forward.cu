@@ -385,14 +385,17 @@ cudaError_t launch_fitting(const RowsForward& problem, bool stepwise, cudaStream
   }
   if constexpr (!kBranch) {
     if (problem.span % 2 == 0 && group <= kMostThreads<2, 2>) {
-      if constexpr (kWidth == 8 && std::is_same_v<T, M>) {
+      // Modulations of another type are not worth kernels of their own for what is rare.
+      if constexpr (std::is_same_v<T, M>) {
+        if (vectors <= kWarp) return launch_rows<T, M, kWidth, 1, 2, false>(problem, group_for(vectors, 1), stream);
+      }
+      if constexpr (std::is_same_v<T, M> && kWidth == 8) {
         // Where vectors of half the width leave fewer threads without one.
         const int narrow = group_for(2 * vectors, 3);
-        if (narrow >= kWarp && narrow <= kMostThreads<3, 2> && vectors >= narrow && 3 * narrow * 11 < 4 * group * 10) {
+        if (narrow >= kWarp && narrow <= kMostThreads<3, 2> && vectors >= narrow && 33 * narrow < 40 * group) {
           return launch_rows<T, M, 4, 3, 2, false>(problem, narrow, stream);
         }
       }
-      if (vectors <= kWarp) return launch_rows<T, M, kWidth, 1, 2, false>(problem, group_for(vectors, 1), stream);
       return launch_rows<T, M, kWidth, 2, 2, false>(problem, group, stream);
     }
   }
