@@ -5,7 +5,7 @@
 // Writes:   `grad_x`; and, when the gradient of the weight is asked for, `partial` and `grad_weight`.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// The gradient of the weight takes two kernels. The first runs `parts` blocks, about one on each processor, in which
+// The gradient of the weight takes two kernels. The first runs `parts` blocks, at most two on each processor, in which
 // several groups of threads take a row each, again and again, and add up what they meet of a column in registers; the
 // second adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits.
 #include <iterator>
