@@ -41,9 +41,9 @@ struct Gate {
   void* sum;
 };
 
-// normed = (n * weight + bias) * (1 + scale) + shift, where n = (x - mean(x)) / sqrt(var(x) + eps) or, without the mean,
-// n = x / sqrt(mean(x^2) + eps). With a branch, x is the rounded sum of the residual `x` and the gated branch, which is
-// written, too.
+// normed = (n * weight + bias) * (1 + scale) + shift, where n = (x - mean(x)) / sqrt(var(x) + eps) or, without the
+// mean, n = x / sqrt(mean(x^2) + eps). With a branch, x is the rounded sum of the residual `x` and the gated branch,
+// which is written, too.
 struct Forward {
   int64_t rows, hidden;
   Type type;  // of x, branch, normed and sum
