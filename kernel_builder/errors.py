@@ -96,3 +96,15 @@ class CheckError(KernelBuilderError):
     """A check has findings that stop the build."""
 
     exit_code = 7
+
+
+class HubError(KernelBuilderError):
+    """A Hub refuses, lacks what is asked for, or cannot be reached."""
+
+    exit_code = 8
+
+
+class VerificationError(KernelBuilderError):
+    """A published kernel is not what its digest, its signature or its source say, or a signature cannot be made."""
+
+    exit_code = 9

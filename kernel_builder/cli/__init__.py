@@ -22,6 +22,10 @@ from kernel_builder.errors import BuildError, KernelBuilderError
 _COMMANDS = {
     "build": ("build", "build"),
     "build-and-copy": ("build", "build_and_copy"),
+    "upload": ("upload", "upload"),
+    "build-and-upload": ("upload", "build_and_upload"),
+    "verify": ("verify", "verify"),
+    "sign": ("sign", "sign"),
     "list-variants": ("variants", "list_variants"),
     "check-config": ("check", "check_config"),
     "check-abi": ("check", "check_abi"),
