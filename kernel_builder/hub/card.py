@@ -1,0 +1,218 @@
+"""The card of a published kernel: the project's `CARD.md`, and after it what the packages themselves tell.
+
+The same project, packages and branch give the same card, to the bit.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kernel_builder import __version__
+from kernel_builder.errors import ConfigError, VariantError
+from kernel_builder.hub.api import Api
+from kernel_builder.project import Project
+from kernel_builder.variant import Noarch, StableAbi, Variant
+
+# Where a project has its measurements: NAME.json, and NAME.svg beside it.
+RESULTS = "benchmarks/results"
+
+
+def is_dirty(metadata: Mapping[str, Any]) -> bool:
+    """Whether a package was built from sources, or by a builder, with changes that no commit has."""
+    recorded = metadata.get("provenance") or {}
+    return any((recorded.get(part) or {}).get("dirty") for part in ("kernel", "kernel-builder"))
+
+
+def render(
+    project: Project,
+    repo_id: str,
+    *,
+    metadata: Mapping[str, Mapping[str, Any]],
+    sizes: Mapping[str, int],
+    compilers: Mapping[str, str],
+    api: Api,
+) -> str:
+    """The text of `README.md`.
+
+    Args:
+        metadata: The `metadata.json` of every variant on the branch, by variant.
+        sizes: Bytes of each variant.
+        compilers: What the compiler of a variant calls itself, where it is known.
+        api: What users of the module see.
+
+    Raises:
+        ConfigError: If the front matter of `CARD.md` is not YAML.
+    """
+    import yaml
+    from huggingface_hub import RepoCard
+
+    file = project.root / "CARD.md"
+    text = file.read_text(encoding="utf-8") if file.is_file() else f"# {project.name}\n"
+    try:
+        card = RepoCard(text)
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"its front matter cannot be read: {str(error).splitlines()[0]}",
+            where=str(file),
+            hint="expected YAML between two lines of `---`",
+        ) from error
+    front: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
+    front.setdefault("library_name", "kernels")
+    front.setdefault("license", project.license)
+    front["tags"] = list(dict.fromkeys([*(front.get("tags") or []), "kernel"]))
+    body = card.text.strip()
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip()}\n---",
+        body,
+        *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
+        _api(api),
+        _variants(metadata, sizes),
+        *_speed(project.root),
+        _build(project, repo_id, metadata, compilers),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _usage(project: Project, repo_id: str) -> str:
+    load = f'{project.python_name} = get_kernel("{repo_id}", version={project.version})'
+    return f"## Use\n\n```python\nfrom kernels import get_kernel\n\n{load}\n```"
+
+
+def _api(api: Api) -> str:
+    lines = ["## API"]
+    for name, member in sorted(api.members.items()):
+        if member.kind == "function":
+            shown = f"{name}{member.signature}"
+        elif member.kind in ("class", "module"):
+            shown = f"{member.kind} {name}"
+        else:
+            continue
+        lines.append(f"\n```python\n{shown}\n```" + (f"\n\n{member.summary}" if member.summary else ""))
+    if api.ops:
+        schemas = "\n".join(schema for _, schema in sorted(api.ops.items()))
+        lines.append(f"\nOperators, under `torch.ops.<id of the variant>`:\n\n```\n{schemas}\n```")
+    return "\n".join(lines)
+
+
+def _variants(metadata: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
+    rows = ["| variant | Torch | CUDA | capabilities | size |", "| --- | --- | --- | --- | --- |"]
+    for name, described in sorted(metadata.items()):
+        torch, cuda = _needs(name)
+        archs = ", ".join(described.get("backend", {}).get("archs") or []) or "-"
+        rows.append(f"| `{name}` | {torch} | {cuda} | {archs} | {sizes[name] / 1024:.0f} KiB |")
+    return "## Variants\n\n" + "\n".join(rows)
+
+
+def _needs(name: str) -> tuple[str, str]:
+    """The Torch and the CUDA that a variant is for, in words."""
+    try:
+        variant = Variant.parse(name)
+    except VariantError:
+        return "-", "-"
+    if isinstance(variant.framework, Noarch):
+        return "any", "any" if variant.backend == "cuda" else "-"
+    torch = str(variant.framework.release)
+    if isinstance(variant.framework, StableAbi):
+        torch += " and later"
+    return torch, f"{variant.cuda} and later {variant.cuda.major}.x" if variant.cuda else "-"
+
+
+def _speed(root: Path) -> Iterator[str]:
+    """A section for the measurements that the project has, none where it has none."""
+    plots = sorted((root / RESULTS).glob("*.svg"))
+    if not plots:
+        return
+    lines = ["## Speed"]
+    for plot in plots:
+        lines.append(f"\n![Measured speed: {plot.stem}]({RESULTS}/{plot.name})")
+        try:
+            told = json.loads(plot.with_suffix(".json").read_bytes())
+        except (OSError, ValueError):
+            continue
+        command = told.get("command") if isinstance(told, dict) else None
+        if command:
+            spoken = command if isinstance(command, str) else " ".join(map(str, command))
+            lines.append(
+                f"\nMeasured by `{spoken}`; all figures are in [{plot.stem}.json]({RESULTS}/{plot.stem}.json)."
+            )
+    yield "\n".join(lines)
+
+
+def _build(
+    project: Project, repo_id: str, metadata: Mapping[str, Mapping[str, Any]], compilers: Mapping[str, str]
+) -> str:
+    builds: dict[tuple[str, ...], list[str]] = {}
+    for name, described in sorted(metadata.items()):
+        builds.setdefault((*_origin(described), compilers.get(name, "-")), []).append(name)
+    lines = [f"## Build\n\nLicence: {project.license}."]
+    for label, address in (("Upstream", project.upstream), ("Source", project.source)):
+        if address:
+            lines.append(f"{label}: <{address}>.")
+    lines += [
+        "",
+        "| variants | sources | builder | host compiler |",
+        "| --- | --- | --- | --- |",
+        *(f"| {_list(names)} | {' | '.join(origin)} |" for origin, names in builds.items()),
+    ]
+    dirty = [name for name, described in sorted(metadata.items()) if is_dirty(described)]
+    if dirty:
+        lines += ["", f"Built from sources, or by a builder, with uncommitted changes: {_list(dirty)}."]
+    lines += [
+        "",
+        "With the sources of that commit, that builder and that compiler, every file is the same to the bit. To build",
+        "them again and compare:",
+        "",
+        "```",
+        *_origin_commands(project, metadata),
+        f"kernel-builder verify {repo_id}@v{project.version} --source .",
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def _origin(described: Mapping[str, Any]) -> tuple[str, str]:
+    """Where a package comes from: the commit of its sources, and its builder."""
+    recorded = described.get("provenance") or {}
+    builder = recorded.get("kernel-builder") or {}
+    made = " ".join(word for word in (builder.get("version"), _commit(builder)) if word)
+    return _commit(recorded.get("kernel") or {}) or "-", made or "-"
+
+
+def _commit(state: Mapping[str, Any]) -> str:
+    if not state.get("commit"):
+        return ""
+    return f"`{state['commit'][:12]}`" + (" with changes" if state.get("dirty") else "")
+
+
+def _origin_commands(project: Project, metadata: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    commits = {((m.get("provenance") or {}).get("kernel") or {}).get("commit") for m in metadata.values()} - {None}
+    if project.source:
+        yield f"git clone {project.source} {project.name} && cd {project.name}"
+    if len(commits) == 1:
+        yield f"git checkout {commits.pop()}"
+    yield f"pip install torch-kernel-builder=={__version__}"
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+_COMPILER = re.compile(rb"(?:GCC|clang)[^\0]*")
+
+
+def compiler_of(binary: Path) -> str | None:
+    """What the compiler that made a binary calls itself in it."""
+    from elftools.common.exceptions import ELFError
+    from elftools.elf.elffile import ELFFile
+
+    try:
+        with binary.open("rb") as file:
+            section = ELFFile(file).get_section_by_name(".comment")
+            match = _COMPILER.search(section.data()) if section else None
+    except (ELFError, OSError):
+        return None
+    return match[0].decode("utf-8", "replace") if match else None
