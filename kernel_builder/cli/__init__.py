@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
 
     @staticmethod
     def _stop(ctx: click.Context, error: KernelBuilderError) -> NoReturn:
-        report_error(error, as_json="--json" in sys.argv)
+        report_error(error, as_json=not {"--json", "--output-json"}.isdisjoint(sys.argv))
         ctx.exit(error.exit_code)
 
 

@@ -82,8 +82,7 @@ class Repository:
 
     def __init__(self, repo_id: str, *, endpoint: str | None = None, token: str | None = None) -> None:
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import HFValidationError
-        from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+        from huggingface_hub.utils import HFValidationError, validate_repo_id
 
         try:
             validate_repo_id(repo_id)
@@ -234,7 +233,7 @@ class Repository:
 
     @cached_property
     def _has_xet(self) -> bool:
-        from huggingface_hub.utils import build_hf_headers, get_session  # type: ignore[attr-defined]
+        from huggingface_hub.utils import build_hf_headers, get_session
 
         route = f"{self.api.endpoint}/api/{_TYPE}s/{self.repo_id}/xet-write-token/main"
         answer = get_session().get(route, headers=build_hf_headers(token=self.api.token))
