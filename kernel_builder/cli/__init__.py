@@ -26,6 +26,7 @@ _COMMANDS = {
     "build-and-upload": ("upload", "build_and_upload"),
     "verify": ("verify", "verify"),
     "sign": ("sign", "sign"),
+    "hub": ("hub", "hub"),
     "list-variants": ("variants", "list_variants"),
     "check-config": ("check", "check_config"),
     "check-abi": ("check", "check_abi"),

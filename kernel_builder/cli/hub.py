@@ -1,0 +1,154 @@
+"""`kernel-builder hub`: a Hub of one's own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from kernel_builder.errors import ConfigError, KernelBuilderError
+
+ROOT = click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("hub"),
+    show_default=True,
+    help="The directory that holds the Hub.",
+)
+LARGE_FILES = click.option(
+    "--large-files",
+    metavar="URL",
+    help="Where large files are kept: a directory, or any store that fsspec reaches, e.g. s3://bucket/prefix.  "
+    "[default: ROOT/large]",
+)
+TOKEN_FILE = click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file of tokens, as `kernel-builder hub token add` writes it.",
+)
+
+
+def _installed() -> None:
+    """Name the extra that the server needs, before an import fails without one."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import pygit2  # noqa: F401
+        import structlog  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise KernelBuilderError(
+            f"the Hub needs {error.name}, which is not installed", hint="pip install 'torch-kernel-builder[hub]'"
+        ) from error
+
+
+@click.group()
+def hub() -> None:
+    """A Hub of one's own, which the public clients cannot tell from the real one for kernels.
+
+    \b
+    kernel-builder hub serve --port 8000 --trust my-org
+    HF_ENDPOINT=http://127.0.0.1:8000 HF_TOKEN=any kernel-builder upload my-kernel
+    HF_ENDPOINT=http://127.0.0.1:8000 python -c '…get_kernel("my-org/my-kernel", version=1)'
+    """
+
+
+@hub.command()
+@ROOT
+@LARGE_FILES
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port; 0 takes a free one.")
+@TOKEN_FILE
+@click.option("--read-only", is_flag=True, help="Refuse every change.")
+@click.option("--trust", "trusted", multiple=True, metavar="ORG", help="Kernels of ORG load without trust_remote_code.")
+@click.option(
+    "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
+def serve(
+    root: Path,
+    large_files: str | None,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    read_only: bool,
+    trusted: tuple[str, ...],
+    log_level: str,
+    as_json: bool,
+) -> None:
+    """Serve the Hub in ROOT until a signal ends it.
+
+    Without --token-file any token may write, and only this machine is listened to. The address is printed on stdout
+    when the Hub listens; the log goes to stderr.
+    """
+    _installed()
+    from kernel_builder.hub.server.serve import serve as run
+    from kernel_builder.hub.server.settings import Settings
+
+    def ready(url: str) -> None:
+        click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
+
+    settings = Settings(
+        root=root.resolve(),
+        large_files=large_files,
+        token_file=token_file,
+        read_only=read_only,
+        trusted=frozenset(trusted),
+    )
+    run(settings, host=host, port=port, log_level=log_level, ready=ready)
+
+
+def _token_file(path: Path | None) -> Path:
+    if path is None:
+        raise ConfigError("expected the file of tokens", where="--token-file", hint="--token-file hub-tokens.json")
+    return path
+
+
+@hub.group()
+def token() -> None:
+    """Who may read and write: tokens, kept as hashes."""
+
+
+@token.command()
+@click.argument("name")
+@click.option("--read", multiple=True, metavar="ORG", help="See ORG's private kernels; '*' for every organisation.")
+@click.option("--write", multiple=True, metavar="ORG", help="Publish in ORG; '*' for every organisation.")
+@TOKEN_FILE
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def add(name: str, read: tuple[str, ...], write: tuple[str, ...], token_file: Path | None, as_json: bool) -> None:
+    """Add a token, and print it: this is the only time it can be seen."""
+    _installed()
+    from kernel_builder.hub.server import tokens
+
+    secret = tokens.add(_token_file(token_file), name, read=read, write=write)
+    click.echo(json.dumps({"name": name, "token": secret}) if as_json else secret)
+
+
+@token.command("remove")
+@click.argument("name")
+@TOKEN_FILE
+def remove(name: str, token_file: Path | None) -> None:
+    """Remove a token; running servers refuse it from then on."""
+    _installed()
+    from kernel_builder.hub.server import tokens
+
+    tokens.remove(_token_file(token_file), name)
+
+
+@token.command("list")
+@TOKEN_FILE
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def list_tokens(token_file: Path | None, as_json: bool) -> None:
+    """List the tokens and their scopes."""
+    _installed()
+    from kernel_builder.hub.server import tokens
+
+    found = tokens.TokenFile(_token_file(token_file)).tokens()
+    if as_json:
+        click.echo(json.dumps([{"name": item.name, "scopes": dict(item.scopes)} for item in found], indent=2))
+        return
+    for item in found:
+        click.echo(
+            f"{item.name}  {', '.join(f'{organization}: {scope}' for organization, scope in item.scopes.items())}"
+        )
