@@ -53,7 +53,7 @@ def render(
     file = project.root / "CARD.md"
     text = file.read_text(encoding="utf-8") if file.is_file() else f"# {project.name}\n"
     try:
-        card = RepoCard(text)
+        card = RepoCard(text if text.startswith("---") else f"---\n{{}}\n---\n{text}")
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"its front matter cannot be read: {str(error).splitlines()[0]}",

@@ -8,11 +8,13 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, quote
 
+import yaml
 from anyio import to_thread
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -518,6 +520,26 @@ def resolve(
 
 
 # Writing files
+
+
+class Card(Body):
+    """A `README.md` that a client is about to commit."""
+
+    content: str
+
+
+@router.post("/api/validate-yaml")
+def validate_yaml(body: Card) -> Response:
+    """Whether the front matter of a card can be read; the clients ask before they commit one."""
+    match = re.match(r"\A---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", body.content, re.DOTALL)
+    try:
+        metadata = yaml.safe_load(match[1]) if match else {}
+    except yaml.YAMLError as error:
+        return JSONResponse({"errors": [{"message": str(error)}], "warnings": []}, status_code=400)
+    if not isinstance(metadata, dict):
+        errors = [{"message": "the front matter of README.md is not a table of keys and values"}]
+        return JSONResponse({"errors": errors, "warnings": []}, status_code=400)
+    return JSONResponse({"errors": [], "warnings": []})
 
 
 class PreuploadFile(Body):
