@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_builder import __version__
-from kernel_builder.hub.server import api
+from kernel_builder.hub.server import api, xet
 from kernel_builder.hub.server.hub import Hub
 from kernel_builder.hub.server.measures import Measures
 from kernel_builder.hub.server.receive import Bodies, Slots
@@ -45,6 +45,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.measures = Measures()
     app.state.slots = Slots(settings.limits.uploads)
     app.include_router(api.router)
+    app.include_router(xet.router)
 
     @app.get("/health")
     def health() -> dict[str, str]:

@@ -11,7 +11,8 @@ import uuid
 from pathlib import Path
 
 from kernel_builder.hub.server import names
-from kernel_builder.hub.server.large_files import LargeFiles, sync_directory
+from kernel_builder.hub.server.blobs import Blobs, sync_directory
+from kernel_builder.hub.server.large_files import LargeFiles
 from kernel_builder.hub.server.refusals import Refusal, no_repository, read_only
 from kernel_builder.hub.server.repositories import Repositories, Repository
 from kernel_builder.hub.server.settings import Settings
@@ -34,7 +35,10 @@ class Hub:
         self.root = settings.root
         self.root.mkdir(parents=True, exist_ok=True)
         self.repositories = Repositories(self.root / "repositories")
-        self.large_files = LargeFiles(settings.large_files or str(self.root / "large"), self.root / "incoming")
+        incoming = self.root / "incoming"
+        large = settings.large_files.rstrip("/") if settings.large_files else str(self.root / "large")
+        self.large_files = LargeFiles(Blobs(large, incoming))
+        self.xorbs = Blobs(f"{large}-xorbs", incoming)
         self.doors = TokenFile(settings.token_file) if settings.token_file else OpenDoor()
         self._secret = _secret(self.root / "secret")
 
@@ -86,8 +90,11 @@ class Hub:
             raise Refusal(403, "this address is not one of this Hub, or has expired; start again", code="BadSignature")
 
     def _signature(self, action: str, repo_id: str, sha256: str, size: int, expires: int) -> str:
-        what = "\n".join((action, repo_id, sha256, str(size), str(expires)))
-        return hmac.new(self._secret, what.encode(), hashlib.sha256).hexdigest()
+        return self.signature("\n".join((action, repo_id, sha256, str(size), str(expires))).encode())
+
+    def signature(self, what: bytes) -> str:
+        """Our signature of these bytes, the same on every server of this root."""
+        return hmac.new(self._secret, what, hashlib.sha256).hexdigest()
 
 
 def _secret(path: Path) -> bytes:

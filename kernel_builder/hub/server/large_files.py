@@ -1,46 +1,33 @@
-"""Large files, named by their SHA-256, in any store that fsspec reaches.
+"""Large files, named by their SHA-256.
 
 A file arrives in a staging directory on this machine, is hashed as it comes, and enters the store only when its hash
-and size are the announced ones: by a rename where the store is this machine's disk, by one upload elsewhere. A name in
-the store is its content, so nothing is ever changed there, and several servers can share it.
+and size are the announced ones. A name in the store is its content, so nothing is ever changed there, and several
+servers can share it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
-
-import fsspec  # type: ignore[import-untyped]
-from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
+from typing import IO
 
 from kernel_builder.hub.server import names
+from kernel_builder.hub.server.blobs import Blobs
 from kernel_builder.hub.server.refusals import bad_request
-
-
-def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Incoming:
     """A file on its way in. Leaving the context without `keep` leaves nothing behind."""
 
-    def __init__(self, store: LargeFiles, sha256: str, size: int) -> None:
-        self._store = store
+    def __init__(self, blobs: Blobs, sha256: str, size: int) -> None:
+        self._blobs = blobs
         self._announced = sha256
         self._size = size
         self._hash = hashlib.sha256()
         self._received = 0
-        self._path = store.staging / f"{sha256[:16]}-{uuid.uuid4().hex}"
+        self._path = blobs.new()
         self._file = self._path.open("xb")
 
     def __enter__(self) -> Incoming:
@@ -49,13 +36,10 @@ class Incoming:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        self._path.unlink(missing_ok=True)
-
-    @property
-    def received(self) -> int:
-        """Bytes that came so far."""
-        return self._received
+        try:
+            self._file.close()
+        finally:
+            self._path.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
         """Take the next bytes."""
@@ -79,78 +63,35 @@ class Incoming:
             )
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._store.adopt(self._path, self._announced)
+        self._blobs.put(self._path, _name(self._announced))
 
 
 class LargeFiles:
-    """The store.
+    """The store of all repositories' large files."""
 
-    Args:
-        url: Where the files are, as fsspec reads it: a directory, or e.g. `s3://bucket/prefix`.
-        staging: A directory on this machine for what is still coming in.
-    """
-
-    def __init__(self, url: str, staging: Path) -> None:
-        self.url = url
-        self.staging = staging
-        staging.mkdir(parents=True, exist_ok=True)
-        fs, root = fsspec.core.url_to_fs(url)
-        self._fs: Any = fs
-        self._root: str = str(root).rstrip("/")
-        self._local = isinstance(fs, LocalFileSystem)
-        if self._local:
-            Path(self._root).mkdir(parents=True, exist_ok=True)
-
-    def _key(self, sha256: str) -> str:
-        names.sha256(sha256)
-        return f"{self._root}/{sha256[:2]}/{sha256[2:4]}/{sha256}"
-
-    def local_path(self, sha256: str) -> Path | None:
-        """Where the file lies on this machine, if the store is a directory."""
-        return Path(self._key(sha256)) if self._local else None
-
-    def size(self, sha256: str) -> int | None:
-        """The size of a stored file, or None."""
-        try:
-            if self._local:
-                return Path(self._key(sha256)).stat().st_size
-            return int(self._fs.size(self._key(sha256)))
-        except FileNotFoundError:
-            return None
+    def __init__(self, blobs: Blobs) -> None:
+        self._blobs = blobs
 
     def receive(self, sha256: str, size: int) -> Incoming:
         """Begin to take in a file with this digest and size."""
-        return Incoming(self, names.sha256(sha256), size)
+        return Incoming(self._blobs, names.sha256(sha256), size)
 
-    def adopt(self, path: Path, sha256: str) -> None:
-        """Move a whole, verified and synced file of the staging directory into the store."""
-        key = self._key(sha256)
-        if not self._local:
-            self._fs.put_file(str(path), key)
-            return
-        target = Path(key)
-        if not target.parent.is_dir():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            sync_directory(target.parent.parent)
-            sync_directory(target.parent.parent.parent)
-        path.replace(target)
-        sync_directory(target.parent)
+    def size(self, sha256: str) -> int | None:
+        """The size of a stored file, or None."""
+        return self._blobs.size(_name(sha256))
 
     def open(self, sha256: str) -> IO[bytes]:
         """A stored file, to read."""
-        file: IO[bytes] = self._fs.open(self._key(sha256), "rb")
-        return file
+        return self._blobs.open(_name(sha256))
 
-    def __iter__(self) -> Iterator[str]:
-        """The digests of all stored files."""
-        for key in self._fs.find(self._root):
-            name = str(key).rsplit("/", 1)[-1]
-            if len(name) == 64:
-                yield name
+    def __iter__(self) -> Iterator[tuple[str, float]]:
+        """The digests of all stored files, and when each came."""
+        for name, changed in self._blobs:
+            yield name.rpartition("/")[2], changed
 
     def remove(self, sha256: str) -> None:
         """Remove a file that no repository refers to."""
-        self._fs.rm_file(self._key(sha256))
+        self._blobs.remove(_name(sha256))
 
     def digest(self, sha256: str) -> str:
         """The digest of what is stored under this name; another one means a damaged disk."""
@@ -159,3 +100,8 @@ class LargeFiles:
             while block := file.read(1 << 20):
                 found.update(block)
         return found.hexdigest()
+
+
+def _name(sha256: str) -> str:
+    names.sha256(sha256)
+    return f"{sha256[:2]}/{sha256[2:4]}/{sha256}"

@@ -28,7 +28,7 @@ import pygit2
 from pygit2.enums import FileMode, ObjectType, SortMode
 
 from kernel_builder.hub.server import names
-from kernel_builder.hub.server.large_files import sync_directory
+from kernel_builder.hub.server.blobs import sync_directory
 from kernel_builder.hub.server.refusals import (
     Refusal,
     bad_request,
