@@ -24,7 +24,7 @@ from kernel_builder.hub.api import Api, loaded, read
 from kernel_builder.hub.repository import Commit, Conflict, Content, RemoteFile, Repository
 from kernel_builder.package import SIGNATURE
 from kernel_builder.project import Project
-from kernel_builder.variant import BACKENDS, Variant, this_platform
+from kernel_builder.variant import BACKENDS
 
 _ATTEMPTS = 5
 # What Hubs put into a repository themselves.
@@ -44,6 +44,8 @@ class Request:
         prune: Remove the variants on the branch that are not among the packages.
         dry_run: Do everything but write.
         message: The commits' first line.
+        endpoint: Address of the Hub. None: where the Hub's own tools find it.
+        token: None: where they find it.
     """
 
     directory: Path
@@ -54,6 +56,8 @@ class Request:
     prune: bool = False
     dry_run: bool = False
     message: str | None = None
+    endpoint: str | None = None
+    token: str | None = None
 
 
 class Listener:
@@ -128,7 +132,11 @@ class Published:
 
     def as_dict(self) -> dict[str, Any]:
         """The result as `--output-json` prints it."""
-        return {key.replace("_", "-"): value for key, value in asdict(self).items()}
+
+        def spelled(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+            return {key.replace("_", "-"): value for key, value in fields}
+
+        return asdict(self, dict_factory=spelled)
 
 
 @dataclass(frozen=True)
@@ -140,17 +148,13 @@ class _Packages:
     metadata: Mapping[str, Mapping[str, Any]]
     api: Mapping[str, Api]
     files: Mapping[str, Content]
+    loadable: tuple[str, ...]
 
     @cached_property
     def spoken_api(self) -> Api:
         """The API as the module itself tells it, where this machine can load a package, or else as its files do."""
-        names = sorted(self.directories, key=lambda name: self.metadata[name]["backend"]["type"] != "cpu")
-        for name in names:
-            if Variant.parse(name).platform in (None, this_platform()):
-                told = loaded(self.directories[name])
-                if told is not None:
-                    return told
-        return self.api[names[0]]
+        told = loaded(self.directories[self.loadable[0]]) if self.loadable else None
+        return told or next(iter(self.api.values()))
 
     @cached_property
     def compilers(self) -> Mapping[str, str]:
@@ -179,7 +183,7 @@ def publish(request: Request, listener: Listener | None = None) -> Published:
         )
     branch = request.branch or project.hub_branch or f"v{project.version}"
     _check_branch(branch, project)
-    repository = Repository(repo_id)
+    repository = Repository(repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
         repository.require_token()
     packages = _read(project, listener)
@@ -231,10 +235,12 @@ def _read(project: Project, listener: Listener) -> _Packages:
         raise CheckError(
             "there is no package to publish", where=str(build), hint=f"build it: kernel-builder build {project.root}"
         )
-    findings = []
+    findings: list[str] = []
+    loadable: list[str] = []
     for name, directory in directories.items():
         listener.say(f"checking {name}")
         report = checks.run(directory)
+        loadable += [name] * ("load" in report.passed)
         findings += [f"{name}/{f.path}: {f.message} [{f.check}]" for f in report.findings if f.severity == "error"]
     if findings:
         raise CheckError(
@@ -257,7 +263,8 @@ def _read(project: Project, listener: Listener) -> _Packages:
         for path in sorted(directory.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
     }
-    found = _Packages(project, directories, metadata, {n: read(p) for n, p in directories.items()}, files)
+    apis = {name: read(directory) for name, directory in directories.items()}
+    found = _Packages(project, directories, metadata, apis, files, tuple(loadable))
     first = next(iter(directories))
     for name, directory in directories.items():
         differences = _differences(found, name, found.api[first], metadata[first]["backend"]["type"])
