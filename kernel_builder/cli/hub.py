@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from kernel_builder.errors import ConfigError, KernelBuilderError
+from kernel_builder.errors import ConfigError, HubError, KernelBuilderError
+
+if TYPE_CHECKING:
+    from kernel_builder.hub.carry import Carried
+
+PUBLIC_HUB = "https://huggingface.co"
 
 ROOT = click.option(
     "--root",
@@ -97,6 +106,103 @@ def serve(
         trusted=frozenset(trusted),
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)
+
+
+@hub.command()
+@ROOT
+@LARGE_FILES
+@click.option("--digests", is_flag=True, help="Read every large file and compare its SHA-256 with its name.")
+@click.option("--dry-run", is_flag=True, help="Only say what is to be mended.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
+    """Find and mend what a crash left in ROOT, and name what a disk has lost.
+
+    Servers may go on running. The exit code is 0 when all is as it should be in the end, else 8.
+    """
+    _installed()
+    from kernel_builder.hub.server.hub import Hub
+    from kernel_builder.hub.server.mend import check as look
+    from kernel_builder.hub.server.settings import Settings
+
+    if not (root / "repositories").is_dir():
+        raise ConfigError("there is no Hub", where=str(root), hint="kernel-builder hub serve --root ROOT makes one")
+    found = []
+    for finding in look(Hub(Settings(root.resolve(), large_files)), digests=digests, mend=not dry_run):
+        found.append(finding)
+        if not as_json:
+            click.echo(f"{finding.where}: {finding.what}", nl=False)
+            click.secho("  (mended)" if finding.mended else "", fg="green")
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    lost = sum(not finding.mended for finding in found)
+    if not as_json:
+        click.echo(f"{len(found)} found, {len(found) - lost} mended")
+    if lost:
+        sys.exit(HubError.exit_code)
+
+
+@hub.command("export")
+@click.argument("repo_id", metavar="REPO")
+@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--branch", "branches", multiple=True, help="Only this branch; may be given more than once.")
+@click.option("--endpoint", metavar="URL", help="The Hub to read from.  [default: $HF_ENDPOINT, or the public Hub]")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
+    """Write the kernel REPO to the file ARCHIVE, to be carried where its Hub cannot be reached.
+
+    Every file is compared with what the Hub says it is, and every variant with its own digest.
+    """
+    from kernel_builder.hub.carry import export_kernel
+
+    done = export_kernel(repo_id, archive, endpoint=endpoint, branches=branches, progress=_say)
+    _carried(done, f"{archive}: {repo_id}", as_json)
+
+
+@hub.command("import")
+@click.argument("source", metavar="ARCHIVE|REPO")
+@click.option("--from", "origin", metavar="URL", help="The Hub that has REPO.  [default: the public Hub]")
+@click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
+@click.option("--repo-id", help="The repository to publish to.  [default: the same as it was]")
+@click.option("--private", is_flag=True, help="Make the repository private, if it is not there yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def import_(
+    source: str, origin: str | None, endpoint: str | None, repo_id: str | None, private: bool, as_json: bool
+) -> None:
+    """Publish an exported kernel, or the kernel REPO of another Hub, to the Hub at --endpoint.
+
+    Nothing is sent before every digest has been compared. Each branch that differs gets one commit. REPO is read
+    without a token; export it first where it needs one.
+    """
+    import tempfile
+
+    from kernel_builder.hub.carry import export_kernel, import_kernel
+
+    endpoint = endpoint or os.environ.get("HF_ENDPOINT")
+    if not endpoint:
+        raise ConfigError(
+            "expected the Hub to publish to",
+            where="--endpoint",
+            hint="--endpoint http://127.0.0.1:8000, or set HF_ENDPOINT",
+        )
+    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
+        archive = Path(source)
+        if not archive.is_file():
+            archive = Path(temporary) / "kernel.tar"
+            # The token that we have is for the Hub that we publish to, and no other Hub's business.
+            export_kernel(source, archive, endpoint=origin or PUBLIC_HUB, anonymous=True, progress=_say)
+        done = import_kernel(archive, repo_id=repo_id, endpoint=endpoint, private=private, progress=_say)
+    _carried(done, f"{endpoint}: {done.repo_id}", as_json)
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _carried(done: Carried, what: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({**asdict(done), "branches": dict(done.branches)}, indent=2))
+    else:
+        click.echo(f"{what}: {', '.join(sorted(done.branches))}; {done.files} contents, {done.size / 1e6:.1f} MB")
 
 
 def _token_file(path: Path | None) -> Path:

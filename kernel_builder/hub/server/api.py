@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Iterable
 from datetime import datetime, timezone
 from typing import Annotated, Any, Literal
@@ -28,6 +29,7 @@ from kernel_builder.hub.server.refusals import (
     bad_request,
     conflict,
     no_entry,
+    no_space,
     no_token,
     too_large,
 )
@@ -564,6 +566,8 @@ def preupload(
     repository = hub.to_write(repo_id, caller)
     commit = repository.resolve(revision)
     limits = hub.settings.limits
+    if sum(file.size for file in body.files) > shutil.disk_usage(hub.root).free:
+        raise no_space()  # here, where every client shows the reason
     answer = []
     for file in body.files:
         path = names.path(file.path)

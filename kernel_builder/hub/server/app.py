@@ -99,7 +99,8 @@ async def _refuse_invalid(request: Request, error: Exception) -> Response:
 async def _fail(request: Request, error: Exception) -> Response:
     full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
     if full or "No space left" in str(error):
-        return _answer(no_space())
+        # Xet's client would try a 5xx again for minutes; there it must be an error of the request.
+        return _answer(no_space(413 if request.url.path.startswith("/xet/") else 507))
     log.error("request failed", path=request.url.path, exc_info=error)
     return _answer(Refusal(500, "the Hub failed; its log says why", code="InternalError"))
 

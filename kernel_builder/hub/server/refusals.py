@@ -111,6 +111,6 @@ def read_only() -> Refusal:
     return Refusal(403, "this Hub is read-only", code="ReadOnly")
 
 
-def no_space() -> Refusal:
+def no_space(status: int = 507) -> Refusal:
     """The Hub's disk is full."""
-    return Refusal(507, "the Hub has no space left; nothing was stored", code="InsufficientStorage")
+    return Refusal(status, "the Hub has no space left; nothing was stored", code="InsufficientStorage")

@@ -301,6 +301,29 @@ class Repository:
         (self.large / names.sha256(sha256)).touch()
         sync_directory(self.large)
 
+    def referenced(self) -> Iterator[LargeFile]:
+        """The large files that any commit of any ref points to; each tree is read once."""
+        seen: set[pygit2.Oid] = set()
+        pending: list[pygit2.Tree] = []
+        for ref in self.refs():
+            for commit in self._git.walk(ref.commit, SortMode.NONE):
+                if commit.id in seen:
+                    continue
+                seen.add(commit.id)
+                pending.append(commit.tree)
+        while pending:
+            tree = pending.pop()
+            if tree.id in seen:
+                continue
+            seen.add(tree.id)
+            for item in tree:
+                if isinstance(item, pygit2.Tree):
+                    pending.append(item)
+                elif item.id not in seen:
+                    seen.add(item.id)
+                    if (large := _entry(self._git, str(item.name), item).large) is not None:
+                        yield large
+
     # Commits
 
     def write_blob(self, data: bytes) -> str:
@@ -385,7 +408,7 @@ class Repository:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the repository's lock; whoever moves a ref does."""
-        with file_lock(self.path / "hub.lock", self.repo_id):
+        with file_lock(self.path / "lock", self.repo_id):
             yield
 
 
