@@ -22,6 +22,7 @@ _OPTIONS = (
     click.option("--prune", is_flag=True, help="Remove the variants on the branch that are not in DIR/build."),
     click.option("--message", metavar="TEXT", help="The first line of the commits."),
     click.option("--dry-run", is_flag=True, help="Check and compare, say what would be done, and write nothing."),
+    click.option("--load/--no-load", default=True, help="Load each package that this machine can load, as a check."),
     click.option("--quiet", "-q", is_flag=True, help="Say nothing but errors."),
     click.option("--output-json", "--json", "as_json", is_flag=True, help="Print the result as JSON."),
 )

@@ -44,6 +44,7 @@ class Request:
         prune: Remove the variants on the branch that are not among the packages.
         dry_run: Do everything but write.
         message: The commits' first line.
+        load: Load each package that this machine can load, as a check.
         endpoint: Address of the Hub. None: where the Hub's own tools find it.
         token: None: where they find it.
     """
@@ -56,6 +57,7 @@ class Request:
     prune: bool = False
     dry_run: bool = False
     message: str | None = None
+    load: bool = True
     endpoint: str | None = None
     token: str | None = None
 
@@ -186,7 +188,7 @@ def publish(request: Request, listener: Listener | None = None) -> Published:
     repository = Repository(repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
         repository.require_token()
-    packages = _read(project, listener)
+    packages = _read(project, listener, load=request.load)
 
     private = repository.is_private()
     if request.private and private is False:
@@ -227,7 +229,7 @@ def _check_branch(branch: str, project: Project) -> None:
         )
 
 
-def _read(project: Project, listener: Listener) -> _Packages:
+def _read(project: Project, listener: Listener, *, load: bool) -> _Packages:
     """The packages of a project, checked."""
     build = project.root / "build"
     directories = {path.name: path for path in sorted(build.glob("[!.]*")) if path.is_dir()}
@@ -239,7 +241,7 @@ def _read(project: Project, listener: Listener) -> _Packages:
     loadable: list[str] = []
     for name, directory in directories.items():
         listener.say(f"checking {name}")
-        report = checks.run(directory)
+        report = checks.run(directory, load=load)
         loadable += [name] * ("load" in report.passed)
         findings += [f"{name}/{f.path}: {f.message} [{f.check}]" for f in report.findings if f.severity == "error"]
     if findings:

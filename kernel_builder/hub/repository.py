@@ -242,7 +242,12 @@ class Repository:
     @contextmanager
     def _answers(self, doing: str) -> Iterator[None]:
         """Turns what the Hub's client raises into errors that say what to do."""
-        from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
 
         network: type[Exception] = HfHubHTTPError.__bases__[
             0
@@ -260,7 +265,7 @@ class Repository:
             raise HubError(f"cannot {doing}: there is no such revision", where=where) from error
         except HfHubHTTPError as error:
             raise _refused(error.response.status_code, error, doing, where) from error
-        except (network, ConnectionError, RuntimeError, ValueError) as error:
+        except (network, ConnectionError, LocalEntryNotFoundError, RuntimeError, ValueError) as error:
             cause = error.__cause__ or error
             status = getattr(getattr(cause, "response", None), "status_code", None)
             if status is not None:

@@ -78,6 +78,8 @@ def verify(
     signers: Sequence[str] = (),
     require_signature: bool = False,
     toolchains: Callable[[Path], Toolchains] | None = None,
+    endpoint: str | None = None,
+    token: str | None = None,
 ) -> Verification:
     """Download a published kernel and check it.
 
@@ -89,13 +91,15 @@ def verify(
             those that the public client trusts.
         require_signature: A package without a signature is wrong, too.
         toolchains: Makes the toolchains to build with, on an empty cache.
+        endpoint: Address of the Hub. None: where the Hub's own tools find it.
+        token: None: where they find it.
 
     Raises:
         HubError: If there is no such kernel, or the Hub cannot be reached.
         VerificationError: If there is nothing to check, a signature cannot be checked, or `source` cannot be built.
     """
     repo_id, _, revision = name.partition("@")
-    repository = Repository(repo_id)
+    repository = Repository(repo_id, endpoint=endpoint, token=token)
     revision = _commit(repository, revision or None)
     with tempfile.TemporaryDirectory(prefix="kernel-builder-verify-") as temporary:
         root = repository.download(revision, ["build/*"], Path(temporary, "published"))

@@ -16,8 +16,6 @@ from kernel_builder.toolchain import Toolchains
 from ...conftest import PROJECTS
 from ..conftest import RunningHub
 
-Publish = Callable[..., object]
-
 
 @pytest.fixture(scope="session")
 def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:

@@ -8,7 +8,7 @@ import pytest
 
 from kernel_builder.hub import api
 
-MODULE = '''
+MODULE = """
 from typing import Optional
 
 import torch as _torch
@@ -18,7 +18,7 @@ from .ops import gelu, relu as relu_
 
 __all__ = ["gelu", "layers", "relu_", "EPSILON"]
 EPSILON = 1e-6
-'''
+"""
 OPS = '''
 """Operators."""
 
@@ -90,7 +90,9 @@ def test_names_and_how_they_are_called(tmp_path: Path) -> None:
         ("*more: int, ", "*, ", None),
     ],
 )
-def test_differences_are_what_a_caller_can_tell(tmp_path: Path, before: str, after: str, told: list[str] | None) -> None:
+def test_differences_are_what_a_caller_can_tell(
+    tmp_path: Path, before: str, after: str, told: list[str] | None
+) -> None:
     older = api.read(package(tmp_path / "older"))
     newer = api.read(package(tmp_path / "newer", OPS.replace(before, after)))
     differences = older.differences(newer)
