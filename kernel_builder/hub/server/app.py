@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_builder import __version__
-from kernel_builder.hub.server import api, xet
+from kernel_builder.hub.server import api, pages, xet
 from kernel_builder.hub.server.hub import Hub
 from kernel_builder.hub.server.measures import Measures
 from kernel_builder.hub.server.receive import Bodies, Slots
@@ -46,6 +46,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.slots = Slots(settings.limits.uploads)
     app.include_router(api.router)
     app.include_router(xet.router)
+    app.include_router(pages.router)
 
     @app.get("/health")
     def health() -> dict[str, str]:
@@ -84,7 +85,8 @@ def _answer(refusal: Refusal) -> Response:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, Refusal):
-        return _answer(error)
+        read_by_people = "text/html" in request.headers.get("accept", "")
+        return pages.refusal_page(request, error) if read_by_people else _answer(error)
     assert isinstance(error, HTTPException)
     return _answer(Refusal(error.status_code, str(error.detail), code="Http", headers=dict(error.headers or {})))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from kernel_builder.hub.server import names
 from kernel_builder.hub.server.blobs import Blobs, sync_directory
 from kernel_builder.hub.server.large_files import LargeFiles
-from kernel_builder.hub.server.refusals import Refusal, no_repository, read_only
+from kernel_builder.hub.server.refusals import Refusal, no_repository, read_only, wrong_token
 from kernel_builder.hub.server.repositories import Repositories, Repository
 from kernel_builder.hub.server.settings import Settings
 from kernel_builder.hub.server.tokens import Caller, OpenDoor, TokenFile
@@ -43,9 +44,17 @@ class Hub:
         self._secret = _secret(self.root / "secret")
 
     def caller(self, authorization: str | None) -> Caller:
-        """Who sends this `Authorization` header."""
-        scheme, _, token = (authorization or "").partition(" ")
-        return self.doors.caller(token.strip() if scheme.lower() == "bearer" else None)
+        """Who sends this `Authorization` header: a token, or a token as the password of any name."""
+        scheme, _, sent = (authorization or "").partition(" ")
+        token = None
+        if scheme.lower() == "bearer":
+            token = sent.strip()
+        elif scheme.lower() == "basic":
+            try:
+                token = base64.b64decode(sent, validate=True).decode().partition(":")[2]
+            except ValueError:
+                raise wrong_token() from None
+        return self.doors.caller(token)
 
     def to_read(self, repo_id: str, caller: Caller) -> Repository:
         """A repository, if it exists for this caller."""
