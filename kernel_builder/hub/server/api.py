@@ -26,6 +26,7 @@ from kernel_builder.hub.server.content import content_response
 from kernel_builder.hub.server.hub import Hub
 from kernel_builder.hub.server.receive import Slots, blocks, lines, segment
 from kernel_builder.hub.server.refusals import (
+    Refusal,
     bad_request,
     conflict,
     no_entry,
@@ -213,7 +214,11 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
     if repo_id in hub.repositories:
         raise conflict(f"You already created this kernel repo: {repo_id} exists", url=url)
     private = body.visibility == "private" if body.visibility else bool(body.private)
-    hub.repositories.create(repo_id, private=private, author=caller.name)
+    try:
+        hub.repositories.create(repo_id, private=private, author=caller.name)
+    except Refusal as refusal:  # another caller was faster; clients that allow for that read the address
+        refusal.url = url
+        raise
     return {"url": url, "name": repo_id, "id": repo_id}
 
 
