@@ -6,7 +6,6 @@ The same project, packages and branch give the same card, to the bit.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from kernel_builder import __version__
 from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.hub.api import Api
+from kernel_builder.hub.packages import Package
 from kernel_builder.project import Project
 from kernel_builder.variant import Noarch, StableAbi, Variant
 
@@ -21,27 +21,16 @@ from kernel_builder.variant import Noarch, StableAbi, Variant
 RESULTS = "benchmarks/results"
 
 
-def is_dirty(metadata: Mapping[str, Any]) -> bool:
-    """Whether a package was built from sources, or by a builder, with changes that no commit has."""
-    recorded = metadata.get("provenance") or {}
-    return any((recorded.get(part) or {}).get("dirty") for part in ("kernel", "kernel-builder"))
-
-
 def render(
     project: Project,
     repo_id: str,
-    *,
-    metadata: Mapping[str, Mapping[str, Any]],
-    sizes: Mapping[str, int],
-    compilers: Mapping[str, str],
+    packages: Mapping[str, Package],
     api: Api,
 ) -> str:
     """The text of `README.md`.
 
     Args:
-        metadata: The `metadata.json` of every variant on the branch, by variant.
-        sizes: Bytes of each variant.
-        compilers: What the compiler of a variant calls itself, where it is known.
+        packages: Every package on the branch of the builds, by variant.
         api: What users of the module see.
 
     Raises:
@@ -70,9 +59,9 @@ def render(
         body,
         *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
         _api(api),
-        _variants(metadata, sizes),
+        _variants(packages),
         *_speed(project.root),
-        _build(project, repo_id, metadata, compilers),
+        _build(project, repo_id, packages),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -98,12 +87,12 @@ def _api(api: Api) -> str:
     return "\n".join(lines)
 
 
-def _variants(metadata: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, int]) -> str:
+def _variants(packages: Mapping[str, Package]) -> str:
     rows = ["| variant | Torch | CUDA | capabilities | size |", "| --- | --- | --- | --- | --- |"]
-    for name, described in sorted(metadata.items()):
+    for name, package in sorted(packages.items()):
         torch, cuda = _needs(name)
-        archs = ", ".join(described.get("backend", {}).get("archs") or []) or "-"
-        rows.append(f"| `{name}` | {torch} | {cuda} | {archs} | {sizes[name] / 1024:.0f} KiB |")
+        archs = ", ".join(package.archs) or "-"
+        rows.append(f"| `{name}` | {torch} | {cuda} | {archs} | {package.size / 1024:.0f} KiB |")
     return "## Variants\n\n" + "\n".join(rows)
 
 
@@ -142,12 +131,10 @@ def _speed(root: Path) -> Iterator[str]:
     yield "\n".join(lines)
 
 
-def _build(
-    project: Project, repo_id: str, metadata: Mapping[str, Mapping[str, Any]], compilers: Mapping[str, str]
-) -> str:
+def _build(project: Project, repo_id: str, packages: Mapping[str, Package]) -> str:
     builds: dict[tuple[str, ...], list[str]] = {}
-    for name, described in sorted(metadata.items()):
-        builds.setdefault((*_origin(described), compilers.get(name, "-")), []).append(name)
+    for name, package in sorted(packages.items()):
+        builds.setdefault((*_origin(package), package.compiler or "-"), []).append(name)
     lines = [f"## Build\n\nLicence: {project.license}."]
     for label, address in (("Upstream", project.upstream), ("Source", project.source)):
         if address:
@@ -158,7 +145,7 @@ def _build(
         "| --- | --- | --- | --- |",
         *(f"| {_list(names)} | {' | '.join(origin)} |" for origin, names in builds.items()),
     ]
-    dirty = [name for name, described in sorted(metadata.items()) if is_dirty(described)]
+    dirty = [name for name, package in sorted(packages.items()) if package.is_dirty]
     if dirty:
         lines += ["", f"Built from sources, or by a builder, with uncommitted changes: {_list(dirty)}."]
     lines += [
@@ -167,19 +154,18 @@ def _build(
         "them again and compare:",
         "",
         "```",
-        *_origin_commands(project, metadata),
+        *_origin_commands(project, packages),
         f"kernel-builder verify {repo_id}@v{project.version} --source .",
         "```",
     ]
     return "\n".join(lines)
 
 
-def _origin(described: Mapping[str, Any]) -> tuple[str, str]:
+def _origin(package: Package) -> tuple[str, str]:
     """Where a package comes from: the commit of its sources, and its builder."""
-    recorded = described.get("provenance") or {}
-    builder = recorded.get("kernel-builder") or {}
+    builder = package.origin("kernel-builder")
     made = " ".join(word for word in (builder.get("version"), _commit(builder)) if word)
-    return _commit(recorded.get("kernel") or {}) or "-", made or "-"
+    return _commit(package.origin("kernel")) or "-", made or "-"
 
 
 def _commit(state: Mapping[str, Any]) -> str:
@@ -188,8 +174,8 @@ def _commit(state: Mapping[str, Any]) -> str:
     return f"`{state['commit'][:12]}`" + (" with changes" if state.get("dirty") else "")
 
 
-def _origin_commands(project: Project, metadata: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    commits = {((m.get("provenance") or {}).get("kernel") or {}).get("commit") for m in metadata.values()} - {None}
+def _origin_commands(project: Project, packages: Mapping[str, Package]) -> Iterator[str]:
+    commits = {package.origin("kernel").get("commit") for package in packages.values()} - {None}
     if project.source:
         yield f"git clone {project.source} {project.name} && cd {project.name}"
     if len(commits) == 1:
@@ -199,20 +185,3 @@ def _origin_commands(project: Project, metadata: Mapping[str, Mapping[str, Any]]
 
 def _list(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-_COMPILER = re.compile(rb"(?:GCC|clang)[^\0]*")
-
-
-def compiler_of(binary: Path) -> str | None:
-    """What the compiler that made a binary calls itself in it."""
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-
-    try:
-        with binary.open("rb") as file:
-            section = ELFFile(file).get_section_by_name(".comment")
-            match = _COMPILER.search(section.data()) if section else None
-    except (ELFError, OSError):
-        return None
-    return match[0].decode("utf-8", "replace") if match else None

@@ -7,24 +7,20 @@ that was cut off ends the same when it is started again.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
-from kernel_builder import checks
 from kernel_builder import project as projects
-from kernel_builder.errors import CheckError, ConfigError, HubError, PackageError
+from kernel_builder.errors import ConfigError, HubError
 from kernel_builder.hub import card
-from kernel_builder.hub.api import Api, loaded, read
+from kernel_builder.hub.packages import Package, checked, spoken_api
 from kernel_builder.hub.repository import Commit, Conflict, Content, RemoteFile, Repository
 from kernel_builder.package import SIGNATURE
 from kernel_builder.project import Project
-from kernel_builder.variant import BACKENDS
 
 _ATTEMPTS = 5
 # What Hubs put into a repository themselves.
@@ -108,7 +104,7 @@ class Published:
     """What a publication did.
 
     Attributes:
-        variants: The variants published, and whether each was built from committed sources only.
+        variants: The variants published.
         kept: Variants on the branch that this publication leaves as they are.
         removed: Variants that it removes.
         dirty: Of `variants` and `kept`, those built from sources, or by a builder, that no commit has.
@@ -142,27 +138,16 @@ class Published:
 
 
 @dataclass(frozen=True)
-class _Packages:
-    """The packages of one project that have passed their checks."""
+class _Work:
+    """A publication on its way."""
 
+    request: Request
     project: Project
-    directories: Mapping[str, Path]
-    metadata: Mapping[str, Mapping[str, Any]]
-    api: Mapping[str, Api]
-    files: Mapping[str, Content]
-    loadable: tuple[str, ...]
-
-    @cached_property
-    def spoken_api(self) -> Api:
-        """The API as the module itself tells it, where this machine can load a package, or else as its files do."""
-        told = loaded(self.directories[self.loadable[0]]) if self.loadable else None
-        return told or next(iter(self.api.values()))
-
-    @cached_property
-    def compilers(self) -> Mapping[str, str]:
-        """What the compilers of the binaries call themselves."""
-        told = {n: card.compiler_of(binary) for n, path in self.directories.items() for binary in path.glob("*.so")}
-        return {name: compiler for name, compiler in told.items() if compiler}
+    packages: Mapping[str, Package]
+    contents: Mapping[str, Content]
+    repository: Repository
+    branch: str
+    listener: Listener
 
 
 def publish(request: Request, listener: Listener | None = None) -> Published:
@@ -183,12 +168,16 @@ def publish(request: Request, listener: Listener | None = None) -> Published:
             where=f"{project.root / 'build.toml'}: [general.hub] repo-id",
             hint='add repo-id = "organisation/name" there, or give --repo-id',
         )
+    if repo_id.endswith("/"):
+        repo_id += project.name
     branch = request.branch or project.hub_branch or f"v{project.version}"
     _check_branch(branch, project)
     repository = Repository(repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
         repository.require_token()
-    packages = _read(project, listener, load=request.load)
+    packages = checked(project, listener.say, load=request.load)
+    contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
+    work = _Work(request, project, packages, contents, repository, branch, listener)
 
     private = repository.is_private()
     if request.private and private is False:
@@ -200,16 +189,41 @@ def publish(request: Request, listener: Listener | None = None) -> Published:
     if private is None and not request.dry_run:
         listener.say(f"creating {repository.url}")
         repository.create(private=request.private)
-    branches = repository.branches()
-    if branch not in branches and not request.dry_run:
+    if branch not in repository.branches() and not request.dry_run:
         repository.create_branch(branch)
 
+    builds, removed, changes = _settled(work, branch, _write_builds)
+    main, kept, note = _settled(work, "main", _write_main)
+    everything = {**packages, **kept}
+    return Published(
+        repo_id=repo_id,
+        endpoint=repository.api.endpoint,
+        url=repository.url,
+        version=project.version,
+        dry_run=request.dry_run,
+        created=private is None,
+        variants=tuple(packages),
+        kept=tuple(sorted(kept)),
+        removed=removed,
+        dirty=tuple(sorted(name for name, package in everything.items() if package.is_dirty)),
+        api_changes=changes,
+        builds=builds,
+        main=main,
+        note=note,
+    )
+
+
+_Result = TypeVar("_Result")
+
+
+def _settled(work: _Work, branch: str, write: Callable[[_Work], _Result]) -> _Result:
+    """What `write` gives, which looks at the branch anew each time that another publisher was faster."""
     for _ in range(_ATTEMPTS):
         try:
-            return _write(repository, branch, packages, request, listener, created=private is None)
+            return write(work)
         except Conflict as error:
             conflict = error
-            listener.say(f"{branch} has moved meanwhile; looking at it again")
+            work.listener.say(f"{branch} has moved meanwhile; looking at it again")
     raise conflict
 
 
@@ -229,162 +243,56 @@ def _check_branch(branch: str, project: Project) -> None:
         )
 
 
-def _read(project: Project, listener: Listener, *, load: bool) -> _Packages:
-    """The packages of a project, checked."""
-    build = project.root / "build"
-    directories = {path.name: path for path in sorted(build.glob("[!.]*")) if path.is_dir()}
-    if not directories:
-        raise CheckError(
-            "there is no package to publish", where=str(build), hint=f"build it: kernel-builder build {project.root}"
-        )
-    findings: list[str] = []
-    loadable: list[str] = []
-    for name, directory in directories.items():
-        listener.say(f"checking {name}")
-        report = checks.run(directory, load=load)
-        loadable += [name] * ("load" in report.passed)
-        findings += [f"{name}/{f.path}: {f.message} [{f.check}]" for f in report.findings if f.severity == "error"]
-    if findings:
-        raise CheckError(
-            "nothing is published, since packages do not pass their checks:\n  " + "\n  ".join(findings),
-            where=str(build),
-            hint=f"kernel-builder check-builds {project.root} has more; then build again",
-        )
-    metadata = {name: json.loads((path / "metadata.json").read_bytes()) for name, path in directories.items()}
-    for name, described in metadata.items():
-        for key, expected in (("name", project.name), ("version", project.version), ("license", project.license)):
-            if described[key] != expected:
-                raise PackageError(
-                    f"`{key}` is {described[key]!r}, in build.toml it is {expected!r}",
-                    where=str(directories[name] / "metadata.json"),
-                    hint=f"build again: kernel-builder build {project.root}",
-                )
-    files = {
-        f"build/{name}/{path.relative_to(directory).as_posix()}": Content(path)
-        for name, directory in directories.items()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".pyc"
-    }
-    apis = {name: read(directory) for name, directory in directories.items()}
-    found = _Packages(project, directories, metadata, apis, files, tuple(loadable))
-    first = next(iter(directories))
-    for name, directory in directories.items():
-        differences = _differences(found, name, found.api[first], metadata[first]["backend"]["type"])
-        if differences:
-            raise PackageError(
-                f"its API is not that of {first}:\n  " + "\n  ".join(differences),
-                where=str(directory),
-                hint=f"one of them is of other sources; build again: kernel-builder build {project.root}",
-            )
-    return found
+def _write_builds(work: _Work) -> tuple[Written, tuple[str, ...], tuple[str, ...]]:
+    """Bring the branch of the builds to what it should be.
 
-
-def _differences(packages: _Packages, name: str, older: Api, backend: str) -> tuple[str, ...]:
-    """How the API of the package `name` differs from another one.
-
-    Backends may have operators of their own: between two of them, only those that both have are compared.
+    Returns:
+        What was done, the variants that were removed, and how the API changes.
     """
-    newer = packages.api[name]
-    if packages.metadata[name]["backend"]["type"] != backend:
-        both = older.ops.keys() & newer.ops.keys()
-        older = replace(older, ops={op: older.ops[op] for op in both})
-        newer = replace(newer, ops={op: newer.ops[op] for op in both})
-    return older.differences(newer)
+    heads = work.repository.branches()
+    there = work.repository.files(heads[work.branch]) if work.branch in heads else {}
+    others = sorted(_variants(there) - work.packages.keys())
+    removed = others if work.request.prune else []
+    changes = _check_version(work, heads[work.branch], there) if _variants(there) else ()
+    change = _change(work.contents, there, _superseded(work, there, removed))
+    message = f"Build of {work.project.name} {work.project.version}"
+    return _write_branch(work, work.branch, heads.get(work.branch), change, message), tuple(removed), changes
 
 
-def _write(
-    repository: Repository, branch: str, packages: _Packages, request: Request, listener: Listener, *, created: bool
-) -> Published:
-    """Bring both branches, as they are now, to what they should be."""
-    project = packages.project
+def _write_main(work: _Work) -> tuple[Written | None, Mapping[str, Package], str | None]:
+    """Bring main to what it should be, after the builds.
+
+    Returns:
+        What was done, the packages on the branch of the builds that are not of this publication, and why main is left
+        as it is, if it is.
+    """
+    project, repository = work.project, work.repository
     heads = repository.branches()
-    there = repository.files(heads[branch]) if branch in heads else {}
-    old = {path.split("/")[1] for path in there if path.startswith("build/") and path.count("/") > 1}
-    others = sorted(old - packages.directories.keys())
-    kept, removed = ([], others) if request.prune else (others, [])
-    kept_metadata: dict[str, Mapping[str, Any]] = {}
-    changes: tuple[str, ...] = ()
-    if old:
-        changes = _check_version(repository, heads[branch], packages, there, old, kept)
-        kept_metadata = _metadata_of(repository, heads[branch], kept)
-
-    builds = _write_branch(
-        repository,
-        branch,
-        heads.get(branch),
-        _change(packages.files, there, _superseded(there, packages, removed)),
-        request,
-        f"Build of {project.name} {project.version}",
-        listener,
-    )
-
+    there = repository.files(heads[work.branch]) if work.branch in heads else {}
+    kept: Mapping[str, Package] = {}
+    if not work.request.prune and _variants(there):
+        kept = _downloaded(repository, heads[work.branch], _variants(there) - work.packages.keys())
     newest = max((int(name[1:]) for name in heads if name[0] == "v" and name[1:].isdecimal()), default=0)
-    note = None
-    if branch != f"v{project.version}":
-        note = f"main is left as it is: {branch} is not the branch of a version"
-    elif newest > project.version:
-        note = f"main is left as it is: it is of version {newest}"
-    described = {**kept_metadata, **packages.metadata}
-    main = None
-    if note is None:
-        sizes = dict.fromkeys(described, 0)
-        for path, file in there.items():
-            if path.split("/")[0] == "build" and path.count("/") > 1 and path.split("/")[1] in kept_metadata:
-                sizes[path.split("/")[1]] += file.size
-        for path, content in packages.files.items():
-            sizes[path.split("/")[1]] += content.size
-        text = card.render(
-            project,
-            repository.repo_id,
-            metadata=described,
-            sizes=sizes,
-            compilers=packages.compilers,
-            api=packages.spoken_api,
-        )
-        sources = {**_sources(project.root), "README.md": Content(text.encode())}
-        on_main = repository.files(heads["main"]) if "main" in heads else {}
-        main = _write_branch(
-            repository,
-            "main",
-            heads.get("main"),
-            _change(sources, on_main, _outdated_sources(on_main, sources)),
-            request,
-            f"Sources and card of {project.name} {project.version}",
-            listener,
-        )
-    return Published(
-        repo_id=repository.repo_id,
-        endpoint=repository.api.endpoint,
-        url=repository.url,
-        version=project.version,
-        dry_run=request.dry_run,
-        created=created,
-        variants=tuple(packages.directories),
-        kept=tuple(kept),
-        removed=tuple(removed),
-        dirty=tuple(name for name, described in sorted(described.items()) if card.is_dirty(described)),
-        api_changes=changes,
-        builds=builds,
-        main=main,
-        note=note,
-    )
+    if work.branch != f"v{project.version}":
+        return None, kept, f"main is left as it is: {work.branch} is not the branch of a version"
+    if newest > project.version:
+        return None, kept, f"main is left as it is: it is of version {newest}"
+    text = card.render(project, repository.repo_id, {**work.packages, **kept}, spoken_api(work.packages))
+    sources = {**_sources(project.root), "README.md": Content(text.encode())}
+    on_main = repository.files(heads["main"]) if "main" in heads else {}
+    change = _change(sources, on_main, _outdated_sources(on_main, sources))
+    message = f"Sources and card of {project.name} {project.version}"
+    return _write_branch(work, "main", heads.get("main"), change, message), kept, None
 
 
-def _write_branch(
-    repository: Repository,
-    branch: str,
-    head: str | None,
-    change: Change,
-    request: Request,
-    message: str,
-    listener: Listener,
-) -> Written:
+def _write_branch(work: _Work, branch: str, head: str | None, change: Change, message: str) -> Written:
+    request, repository = work.request, work.repository
     written = Written(branch, tuple(change.add), change.size, change.unchanged, change.delete)
     if not change or request.dry_run:
         return written
     if head is None:
         raise Conflict("was there a moment ago, and is gone", where=f"{repository.repo_id}@{branch}")
-    listener.say(f"{branch}: sending {len(change.add)} files, {change.size / 2**20:.1f} MiB")
+    work.listener.say(f"{branch}: sending {len(change.add)} files, {change.size / 2**20:.1f} MiB")
     done = repository.commit(
         branch,
         head,
@@ -410,86 +318,71 @@ def _check_arrived(repository: Repository, done: Commit, change: Change) -> None
         )
 
 
-def _check_version(
-    repository: Repository,
-    revision: str,
-    packages: _Packages,
-    there: Mapping[str, RemoteFile],
-    old: set[str],
-    kept: Sequence[str],
-) -> tuple[str, ...]:
+def _check_version(work: _Work, revision: str, there: Mapping[str, RemoteFile]) -> tuple[str, ...]:
     """Compare the API with that of the variants on the branch, and refuse to leave any of them with another one.
 
     Returns:
         How the API changes, where no variant is left behind.
     """
+    left = set() if work.request.prune else _variants(there) - work.packages.keys()
+    # Where none is left, one of those that go is enough to tell what changes.
+    compared = left or {
+        name for name in sorted(_variants(there) & work.packages.keys())[:1] if not _is_there(work, name, there)
+    }
     unlike: dict[tuple[str, ...], list[str]] = {}
-    for name in kept or sorted(old)[:1]:
-        if name in packages.directories and _unchanged(packages, name, there):
-            continue
-        directory = repository.download(revision, [f"build/{name}/*"]) / "build" / name
-        described = _metadata(directory)
-        backend = described.get("backend", {}).get("type") or _backend(name)
-        like = [n for n in packages.directories if packages.metadata[n]["backend"]["type"] == backend]
-        nearest = name if name in packages.directories else next(iter([*like, *packages.directories]))
-        differences = _differences(packages, nearest, read(directory), backend)
-        if differences:
+    for name, package in sorted(_downloaded(work.repository, revision, compared).items()):
+        alike = (one for one in work.packages.values() if one.backend == package.backend)
+        newer = work.packages.get(name) or next(alike, None) or next(iter(work.packages.values()))
+        if differences := package.differences(newer):
             unlike.setdefault(differences, []).append(name)
-    if kept and unlike:
-        version = packages.project.version
+    if left and unlike:
         told = "".join(
             f"\n  {', '.join(names)}:" + "".join(f"\n    {line}" for line in differences)
             for differences, names in unlike.items()
         )
         raise HubError(
             f"the API being published is not that of variants on the branch that would be left as they are:{told}",
-            where=f"{repository.repo_id}@{revision[:12]}",
-            hint=f"set `version = {version + 1}` in build.toml; or publish these variants too, or --prune them",
+            where=f"{work.repository.repo_id}@{work.branch}",
+            hint=f"set `version = {work.project.version + 1}` in build.toml and build again; "
+            "or publish these variants too, or remove them with --prune",
         )
     return tuple(dict.fromkeys(line for differences in unlike for line in differences))
 
 
-def _unchanged(packages: _Packages, name: str, there: Mapping[str, RemoteFile]) -> bool:
-    """Whether the package on the branch is the one at hand, as its list of digests says."""
-    path = f"build/{name}/metadata.json"
-    return packages.files[path].is_in(there.get(path))
+def _variants(there: Mapping[str, RemoteFile]) -> set[str]:
+    """The variants among the files of a branch."""
+    return {path.split("/")[1] for path in there if path.startswith("build/") and path.count("/") > 1}
 
 
-def _backend(variant: str) -> str:
-    """The backend of a variant whose metadata, of an older builder, does not name it."""
-    return next((part for part in variant.split("-") if part in BACKENDS), "cuda")
-
-
-def _metadata(directory: Path) -> dict[str, Any]:
-    try:
-        described = json.loads((directory / "metadata.json").read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return described if isinstance(described, dict) else {}
-
-
-def _metadata_of(repository: Repository, revision: str, names: Sequence[str]) -> dict[str, Mapping[str, Any]]:
+def _downloaded(repository: Repository, revision: str, names: Iterable[str]) -> dict[str, Package]:
+    """Packages of a revision; the Hub's cache has what was downloaded before."""
+    names = sorted(names)
     if not names:
         return {}
-    root = repository.download(revision, [f"build/{name}/metadata.json" for name in names])
-    return {name: _metadata(root / "build" / name) for name in names}
+    root = repository.download(revision, [f"build/{name}/*" for name in names])
+    return {name: Package(root / "build" / name) for name in names}
 
 
-def _superseded(there: Mapping[str, RemoteFile], packages: _Packages, removed: Sequence[str]) -> Iterator[str]:
+def _is_there(work: _Work, name: str, there: Mapping[str, RemoteFile]) -> bool:
+    """Whether the package on the branch is the one at hand, as its metadata with all digests says."""
+    path = f"build/{name}/metadata.json"
+    return work.contents[path].is_in(there.get(path))
+
+
+def _superseded(work: _Work, there: Mapping[str, RemoteFile], removed: Sequence[str]) -> Iterator[str]:
     """The files on the branch that must go."""
-    if not any(path.startswith("build/") for path in there):
+    if not _variants(there):
         # A new branch starts as a copy of main.
         yield from (path for path in there if path not in _HUBS_OWN)
         return
     for path in there:
         top, _, rest = path.partition("/")
         variant, _, name = rest.partition("/")
-        if top != "build" or not name or path in packages.files:
+        if top != "build" or not name or path in work.contents:
             continue
         # A signature holds for as long as what it signs is the same.
-        if variant in removed or (
-            variant in packages.directories and not (name == SIGNATURE and _unchanged(packages, variant, there))
-        ):
+        signature = name == SIGNATURE and variant in work.packages and _is_there(work, variant, there)
+        if variant in removed or (variant in work.packages and not signature):
             yield path
 
 
