@@ -72,6 +72,20 @@ def hub() -> None:
 @click.option("--read-only", is_flag=True, help="Refuse every change.")
 @click.option("--trust", "trusted", multiple=True, metavar="ORG", help="Kernels of ORG load without trust_remote_code.")
 @click.option(
+    "--idle-timeout",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="Seconds for which an upload may stop coming.",
+)
+@click.option(
+    "--max-file-size",
+    default=50_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The largest file, in MB.",
+)
+@click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
@@ -83,6 +97,8 @@ def serve(
     token_file: Path | None,
     read_only: bool,
     trusted: tuple[str, ...],
+    idle_timeout: float,
+    max_file_size: int,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -93,7 +109,7 @@ def serve(
     """
     _installed()
     from kernel_builder.hub.server.serve import serve as run
-    from kernel_builder.hub.server.settings import Settings
+    from kernel_builder.hub.server.settings import Limits, Settings
 
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
@@ -104,6 +120,7 @@ def serve(
         token_file=token_file,
         read_only=read_only,
         trusted=frozenset(trusted),
+        limits=Limits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)
 

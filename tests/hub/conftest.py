@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -39,56 +41,44 @@ class RunningHub:
         self.process.wait(timeout=20)
 
 
-@pytest.fixture
-def start_hub(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
-    """Starts Hubs: `start_hub("--trust", "org", root=…)`. All are ended after the test."""
-    started: list[RunningHub] = []
+_number = count()
 
-    def start(*arguments: str, root: Path | None = None, **environment: str) -> RunningHub:
-        root = root or tmp_path / "hub"
-        log = tmp_path / f"hub-{len(started)}.log"
+
+@contextmanager
+def running_hub(directory: Path, *arguments: str, root: Path | None = None, **environment: str) -> Iterator[RunningHub]:
+    """A Hub that runs in the context; its log, and a home for clients, are in the directory."""
+    root = root or directory / "hub"
+    log = directory / f"hub-{next(_number)}.log"
+    code = "from kernel_builder.cli import main; main()"
+    with log.open("w") as errors:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                "from kernel_builder.cli import main; main()",
-                "hub",
-                "serve",
-                "--root",
-                str(root),
-                "--json",
-                *arguments,
-            ],
+            [sys.executable, "-c", code, "hub", "serve", "--root", str(root), "--json", *arguments],
             stdout=subprocess.PIPE,
-            stderr=log.open("w"),
+            stderr=errors,
             text=True,
             env={**os.environ, **environment},
         )
+    try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, f"the Hub did not start: {log.read_text()}"
         url = json.loads(line)["url"]
-        home = tmp_path / "home"
-        running = RunningHub(
-            url,
-            root,
-            process,
-            log,
-            {
-                **os.environ,
-                "HF_ENDPOINT": url,
-                "HF_HOME": str(home),
-                "HF_TOKEN": "any",
-                "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            },
-        )
-        started.append(running)
-        return running
+        client = {"HF_ENDPOINT": url, "HF_HOME": str(directory / "home"), "HF_TOKEN": "any"}
+        yield RunningHub(url, root, process, log, {**os.environ, **client, "HF_HUB_DISABLE_PROGRESS_BARS": "1"})
+    finally:
+        process.kill()
+        process.wait()
 
-    yield start
-    for running in started:
-        running.process.kill()
-        running.process.wait()
+
+@pytest.fixture
+def start_hub(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
+    """Starts Hubs: `start_hub("--trust", "org", root=…)`. All are ended after the test."""
+    with ExitStack() as started:
+
+        def start(*arguments: str, root: Path | None = None, **environment: str) -> RunningHub:
+            return started.enter_context(running_hub(tmp_path, *arguments, root=root, **environment))
+
+        yield start
 
 
 @pytest.fixture

@@ -226,6 +226,23 @@ api.upload_file(path_or_fileobj="{tmp_path}/x.so", path_in_repo="x.so", repo_id=
     assert Path(got).read_bytes() == binary
 
 
+def test_what_a_client_remembers_of_another_hub_is_in_nobodys_way(
+    start_hub: Callable[..., RunningHub], tmp_path: Path
+) -> None:
+    hub = start_hub()
+    code = """
+from huggingface_hub import HfApi
+for repo in ("one/twice", "two/twice"):
+    HfApi().create_repo(repo, repo_type="kernel")
+    HfApi().upload_folder(folder_path={folder!r}, repo_id=repo, repo_type="kernel")
+""".format(folder=str(write_kernel(tmp_path / "one")))
+    python(hub, code, tmp_path / "home")
+    hub.stop()
+    anew = start_hub("--port", hub.url.rpartition(":")[2], root=tmp_path / "anew")
+    python(anew, code, tmp_path / "home")
+    assert anew.url == hub.url and anew.api().file_exists("two/twice", f"build/{VARIANT}/table.bin", repo_type="kernel")
+
+
 def test_publishers_at_once_on_two_servers_all_end_up_in_the_history(
     start_hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:

@@ -517,7 +517,8 @@ def list_commits(
 # Reading files
 
 
-@router.api_route("/kernels/{organization}/{name}/resolve/{revision}/{path:path}", methods=["GET", "HEAD"])
+@router.head("/kernels/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_head")
+@router.get("/kernels/{organization}/{name}/resolve/{revision}/{path:path}")
 def resolve(
     repo_id: RepoId, revision: Revision, path: EntryPath, request: Request, hub: TheHub, caller: TheCaller
 ) -> Response:
@@ -660,7 +661,7 @@ async def receive_large_file(
 ) -> Response:
     """Take in a large file at an address that we signed."""
     hub.check_signature("upload", repo_id, sha256, size, expires, signature)
-    slots: Slots = request.app.state.slots
+    slots: Slots = request.app.state.upload_slots
     with slots.one():
         repository = await to_thread.run_sync(hub.repositories.open, repo_id)
         with hub.large_files.receive(sha256, size) as incoming:
@@ -739,7 +740,7 @@ async def commit(
     """All of a commit's changes, or none."""
     repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
     repository.resolve(revision)
-    slots: Slots = request.app.state.slots
+    slots: Slots = request.app.state.commit_slots
     limits = hub.settings.limits
     header: dict[str, Any] = {}
     changes: list[Change] = []

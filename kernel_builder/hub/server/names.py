@@ -22,8 +22,8 @@ def repo_id(organization: str, name: str) -> str:
             raise bad_request(
                 f"{what} {part[:100]!r} is not allowed: letters, digits, '_', and '.' or '-' inside, at most 96 of them"
             )
-    if name.endswith((".git", ".lock")):
-        raise bad_request(f"repository name {name!r} may not end in .git or .lock")
+        if part.lower().endswith((".git", ".lock")):
+            raise bad_request(f"{what} {part!r} may not end in .git or .lock")
     return f"{organization}/{name}"
 
 

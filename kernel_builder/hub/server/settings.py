@@ -25,7 +25,9 @@ class Limits:
     body_bytes: int = 8 << 20
     """The largest body of any other request."""
     uploads: int = 128
-    """Bodies of files and commits that are received at once; more are asked to wait."""
+    """Files that are received at once; more are asked to wait."""
+    commits: int = 64
+    """Commits that are received at once, so that files that come slowly are in no commit's way."""
     idle_seconds: float = 30.0
     """How long a body may stop coming."""
 

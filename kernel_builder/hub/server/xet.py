@@ -4,8 +4,9 @@
 soon as it is described, checked against its SHA-256, and kept as a large file like any other; it is read as those are,
 so Xet is not offered for reading.
 
-The clients remember for three weeks which chunks they sent, and do not send them again. So xorbs are kept for a while
-after their last use, for each organisation by itself: nobody can refer to what others sent.
+The clients remember for three weeks which chunks they sent to which address, and do not send them again. So xorbs are
+kept for a while after their last use. Each organisation has its own, at an address of its own: nobody can refer to what
+others sent, and a Hub that begins anew at the same port is another address.
 """
 
 from __future__ import annotations
@@ -185,6 +186,11 @@ def _xorb_name(repo_id: str, xorb: str) -> str:
     return f"{repo_id.partition('/')[0]}/{xorb[:2]}/{xorb}"
 
 
+def _store(hub: Hub, repo_id: str) -> str:
+    """What the clients remember with the chunks that they sent: this root, and the organisation."""
+    return hub.signature(b"xet store\n" + repo_id.partition("/")[0].encode())[:16]
+
+
 def _sign(hub: Hub, payload: bytes) -> str:
     return hub.signature(b"xet\n" + payload)
 
@@ -215,7 +221,7 @@ def write_token(repo_id: RepoId, request: Request, hub: TheHub, caller: TheCalle
     expires = int(time.time()) + TOKEN_SECONDS
     payload = json.dumps({"repository": repo_id, "expires": expires}).encode()
     token = f"{base64.urlsafe_b64encode(payload).decode()}.{_sign(hub, payload)}"
-    url = f"{base_url(request)}/xet"
+    url = f"{base_url(request)}/xet/{_store(hub, repo_id)}"
     headers = {"X-Xet-Cas-Url": url, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expires)}
     return JSONResponse({"casUrl": url, "accessToken": token, "exp": expires}, headers=headers)
 
@@ -225,14 +231,14 @@ _BINARY: dict[str, Any] = {
 }
 
 
-@router.post("/xet/v1/xorbs/{prefix}/{xorb}", openapi_extra=_BINARY)
+@router.post("/xet/{store}/v1/xorbs/{prefix}/{xorb}", openapi_extra=_BINARY)
 async def receive_xorb(
     prefix: str, xorb: str, repo_id: WrittenRepository, request: Request, hub: TheHub
 ) -> dict[str, bool]:
     """Take in a xorb. What it holds is checked when a file is put together from it."""
     xorbs = hub.xorbs
     name = _xorb_name(repo_id, xorb)
-    slots: Slots = request.app.state.slots
+    slots: Slots = request.app.state.upload_slots
     path = xorbs.new()
     with slots.one():
         try:
@@ -251,7 +257,7 @@ async def receive_xorb(
     return {"was_inserted": True}
 
 
-@router.post("/xet/v1/shards", openapi_extra=_BINARY)
+@router.post("/xet/{store}/v1/shards", openapi_extra=_BINARY)
 async def receive_shard(repo_id: WrittenRepository, request: Request, hub: TheHub) -> dict[str, int]:
     """Put together the files that a shard describes, and keep those that are what they should be."""
     data = bytearray()
