@@ -13,7 +13,7 @@ import pytest
 from kernel_builder.build import Request, build
 from kernel_builder.toolchain import Toolchains
 
-from ...conftest import PROJECTS
+from ...conftest import CPU, PROJECTS
 from ..conftest import RunningHub
 
 
@@ -40,8 +40,7 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 @pytest.fixture
 def scale(_built: Callable[..., Path], tmp_path: Path) -> Path:
     """A compiled project with a package for the CPU of this machine."""
-    name = "torch-stable-abi210-cpu-x86_64-linux"
-    return Path(shutil.copytree(_built("stable-scale", name), tmp_path / "stable-scale"))
+    return Path(shutil.copytree(_built("stable-scale", CPU), tmp_path / "stable-scale"))
 
 
 @pytest.fixture

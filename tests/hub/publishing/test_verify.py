@@ -20,11 +20,10 @@ from kernel_builder.hub.sign import sign
 from kernel_builder.hub.verify import Verification, verify
 from kernel_builder.toolchain import Toolchains
 
+from ...conftest import CPU
 from ..conftest import RunningHub
 from .conftest import edit
 from .test_publish import CUDA, DOUBLING, put
-
-CPU = "torch-stable-abi210-cpu-x86_64-linux"
 
 
 def fresh(cache: Path) -> Toolchains:
