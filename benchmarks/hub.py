@@ -221,7 +221,7 @@ def at_once(directory: Path) -> Figure:
         for one in clients:
             one.start()
         ended = [results.get() for _ in clients]
-        used = processor_seconds(pid) - before
+        used, most = processor_seconds(pid) - before, peak(pid)
         for one in clients:
             one.join()
     failed = [one for one in ended if isinstance(one, str)]
@@ -234,8 +234,9 @@ def at_once(directory: Path) -> Figure:
         f"p50 {p50:.2f} s, p99 {p99:.2f} s, {len(failed)} failed",
         not failed,
         (f'get_kernel("{KERNEL}", version=1) in {CLIENTS} processes, each with an empty cache',),
-        f"Clients and server share the cores; of the time until the last had ended the server computed {used:.1f} s.",
-        {"seconds": taken, "failed": failed, "server-processor-seconds": used},
+        f"Clients and server share the cores; of the time until the last had ended the server computed {used:.1f} s; "
+        f"its peak memory was {most / MB:.0f} MB.",
+        {"seconds": taken, "failed": failed, "server-processor-seconds": used, "server-peak-bytes": most},
     )
 
 

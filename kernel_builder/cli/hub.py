@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,18 +39,28 @@ TOKEN_FILE = click.option(
 )
 
 
+_NEEDED = (
+    "fastapi",
+    "fsspec",
+    "jinja2",
+    "lz4",
+    "markdown_it",
+    "nh3",
+    "prometheus_client",
+    "pygit2",
+    "structlog",
+    "uvicorn",
+)
+
+
 def _installed() -> None:
     """Name the extra that the server needs, before an import fails without one."""
-    try:
-        import fastapi  # noqa: F401
-        import prometheus_client  # noqa: F401
-        import pygit2  # noqa: F401
-        import structlog  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
         raise KernelBuilderError(
-            f"the Hub needs {error.name}, which is not installed", hint="pip install 'torch-kernel-builder[hub]'"
-        ) from error
+            f"the Hub needs {', '.join(missing)}, which is not installed",
+            hint="pip install 'torch-kernel-builder[hub]'",
+        )
 
 
 @click.group()

@@ -86,10 +86,14 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
         hub.api(writer).create_commit("ours/open", add, commit_message="no", repo_type="kernel")
 
 
-def test_what_listens_to_others_needs_tokens() -> None:
-    command = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub", "serve"]
-    done = subprocess.run([*command, "--host", "0.0.0.0"], capture_output=True, text=True, check=False)
+def test_what_listens_to_others_needs_tokens_and_the_server_its_extra() -> None:
+    code = "from kernel_builder.cli import main; main()"
+    command = [sys.executable, "-c", code, "hub", "serve", "--host", "0.0.0.0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == ConfigError.exit_code and "without tokens" in done.stderr
+    command[2] = f"import sys; sys.modules['pygit2'] = None; {code}"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "torch-kernel-builder[hub]" in done.stderr
 
 
 def test_read_only_and_foreign_pages(start_hub: Callable[..., RunningHub]) -> None:

@@ -17,7 +17,7 @@ from kernel_builder.hub.server.hub import Hub
 from kernel_builder.hub.server.refusals import Refusal, no_entry
 from kernel_builder.hub.server.repositories import Entry, Repository
 
-BLOCK = 1 << 20
+BLOCK = 256 << 10
 
 # What a repository holds was written by others: nothing of it may run in a reader's browser.
 _SANDBOX = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"

@@ -86,7 +86,7 @@ class Slots:
             self._free += 1
 
 
-async def blocks(request: Request, size: int = 1 << 20) -> AsyncIterator[bytes]:
+async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes]:
     """The body in blocks of about this size.
 
     Raises:
