@@ -667,8 +667,13 @@ async def receive_large_file(
         with hub.large_files.receive(sha256, size) as incoming:
             async for block in blocks(request):
                 await to_thread.run_sync(incoming.write, block)
-            await to_thread.run_sync(incoming.keep)
-        await to_thread.run_sync(repository.own, sha256)
+
+            def keep() -> None:
+                with hub.keeping():
+                    incoming.keep()
+                    repository.own(sha256)
+
+            await to_thread.run_sync(keep)
     request.app.state.measures.received(size)
     return Response(headers={"ETag": f'"{sha256}"'})
 
@@ -719,7 +724,8 @@ def duplicate_large_files(repo_id: RepoId, body: Duplicate, hub: TheHub, caller:
     failed = []
     for file in body.files:
         if source.owns(file.sha256):
-            target.own(file.sha256)
+            with hub.keeping():
+                target.own(file.sha256)
         else:
             failed.append({"sha256": file.sha256, "error": f"{repo_id} has no such large file"})
     return {"success": not failed, "failed": failed}

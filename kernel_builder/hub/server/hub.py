@@ -9,13 +9,14 @@ import os
 import secrets
 import time
 import uuid
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kernel_builder.hub.server import names
 from kernel_builder.hub.server.blobs import Blobs, sync_directory
 from kernel_builder.hub.server.large_files import LargeFiles
 from kernel_builder.hub.server.refusals import Refusal, no_repository, read_only, wrong_token
-from kernel_builder.hub.server.repositories import Repositories, Repository
+from kernel_builder.hub.server.repositories import Repositories, Repository, file_lock
 from kernel_builder.hub.server.settings import Settings
 from kernel_builder.hub.server.tokens import Caller, OpenDoor, TokenFile
 
@@ -84,6 +85,10 @@ class Hub:
             except Refusal:
                 continue
         return found
+
+    def keeping(self, *, alone: bool = False) -> AbstractContextManager[None]:
+        """Held while a large file enters the store and is noted as a repository's own; alone, while unowned ones go."""
+        return file_lock(self.root / "lock", "the store of large files", shared=not alone)
 
     # The clients send a file to the address that they are given, without their token.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pygit2
 
 from kernel_builder.hub.server.hub import Hub
+from kernel_builder.hub.server.refusals import Refusal
 from kernel_builder.hub.server.repositories import Repository
 
 LEFT_OVER_SECONDS = 600.0
@@ -48,23 +49,47 @@ def check(hub: Hub, *, digests: bool = False, mend: bool = True, now: float | No
     """
     now = time.time() if now is None else now
     yield from _left_over(hub, mend, now)
-    wanted: set[str] = set()
+    referenced: set[str] = set()
     for repo_id in list(hub.repositories):
         try:
-            repository = hub.repositories.open(repo_id)
-            found, referenced = _repository(hub, repository, mend, now)
+            found, pointed = _repository(hub, hub.repositories.open(repo_id), mend, now)
         except (pygit2.GitError, KeyError, ValueError, OSError) as error:
             yield Found(repo_id, f"the repository cannot be read ({error}); restore it from a copy", False)
             continue
+        except Refusal:  # deleted just now, or being written all the time; what it notes as its own is kept
+            continue
         yield from found
-        wanted |= referenced | {path.name for path in repository.large.iterdir()}
-    for sha256, changed in list(hub.large_files):
-        if sha256 not in wanted:
-            if now - changed > LEFT_OVER_SECONDS:
+        referenced |= pointed
+    yield from _unowned(hub, referenced, mend, now)
+    if digests:
+        yield from _damaged(hub, mend)
+    for name, used in list(hub.xorbs):
+        if now - used > XORB_SECONDS:
+            if mend:
+                hub.xorbs.remove(name)
+            yield Found(f"xorb {name}", "no upload has used it for four weeks", mend)
+
+
+def _unowned(hub: Hub, referenced: set[str], mend: bool, now: float) -> list[Found]:
+    """Large files that no repository has. None comes in while they go."""
+    found = []
+    with hub.keeping(alone=True):
+        wanted = referenced | {path.name for path in hub.repositories.root.glob("*/*.git/large/*")}
+        for sha256, changed in list(hub.large_files):
+            if sha256 not in wanted and now - changed > LEFT_OVER_SECONDS:
                 if mend:
                     hub.large_files.remove(sha256)
-                yield Found(f"large file {sha256}", "no repository has it", mend)
-        elif digests and (actual := hub.large_files.digest(sha256)) != sha256:
+                found.append(Found(f"large file {sha256}", "no repository has it", mend))
+    return found
+
+
+def _damaged(hub: Hub, mend: bool) -> Iterator[Found]:
+    for sha256, _ in list(hub.large_files):
+        try:
+            actual = hub.large_files.digest(sha256)
+        except FileNotFoundError:
+            continue
+        if actual != sha256:
             if mend:
                 hub.large_files.remove(sha256)
             yield Found(
@@ -72,11 +97,6 @@ def check(hub: Hub, *, digests: bool = False, mend: bool = True, now: float | No
                 f"the disk has changed it: its SHA-256 is {actual}. It is not served any more; publish it again",
                 False,
             )
-    for name, used in list(hub.xorbs):
-        if now - used > XORB_SECONDS:
-            if mend:
-                hub.xorbs.remove(name)
-            yield Found(f"xorb {name}", "no upload has used it for four weeks", mend)
 
 
 def _left_over(hub: Hub, mend: bool, now: float) -> Iterator[Found]:

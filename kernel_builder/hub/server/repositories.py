@@ -413,8 +413,9 @@ class Repository:
 
 
 @contextmanager
-def file_lock(path: Path, what: str) -> Iterator[None]:
+def file_lock(path: Path, what: str, *, shared: bool = False) -> Iterator[None]:
     """A lock between threads, processes and machines that share the directory, freed when its holder dies."""
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except FileNotFoundError:
@@ -423,11 +424,11 @@ def file_lock(path: Path, what: str) -> Iterator[None]:
         until = time.monotonic() + LOCK_SECONDS
         while True:
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
                 if time.monotonic() > until:
-                    raise busy(f"{what} is being written by others for {LOCK_SECONDS:.0f} s; try again") from None
+                    raise busy(f"{what} is held by others for {LOCK_SECONDS:.0f} s; try again") from None
                 time.sleep(0.005)
         if not path.exists():  # deleted while we waited
             raise no_repository(what)

@@ -306,7 +306,8 @@ def _assemble(hub: Hub, repo_id: str, files: list[File]) -> int:
                     for segment in file.segments:
                         for data in xorb(segment.xorb).read(segment.start, segment.end):
                             incoming.write(data)
-                    incoming.keep()
-                repository.own(file.sha256)
+                    with hub.keeping():
+                        incoming.keep()
+                        repository.own(file.sha256)
                 written += file.size
     return written
