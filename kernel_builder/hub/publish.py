@@ -174,7 +174,7 @@ def publish(request: Request, listener: Listener | None = None) -> Published:
     _check_branch(branch, project)
     repository = Repository(repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
-        repository.require_token()
+        repository.require_write()
     packages = checked(project, listener.say, load=request.load)
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
     work = _Work(request, project, packages, contents, repository, branch, listener)

@@ -12,12 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.version import Version
+
 from kernel_builder.errors import HubError
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, HfApi
 
 _TYPE = "kernel"
+_WRITES_KERNELS = Version("2.3")
 _STALE = (409, 412)  # what Hubs say to a commit whose parent is no longer the head of the branch
 
 
@@ -102,11 +105,18 @@ class Repository:
         """The address of the repository's page."""
         return f"{self.api.endpoint}/kernels/{self.repo_id}"
 
-    def require_token(self) -> None:
-        """Refuse to go on without a token: every write would be refused, after the work."""
-        from huggingface_hub import get_token
+    def require_write(self) -> None:
+        """Refuse to go on where every write would be refused, after the work: without a token, or by an old client."""
+        import huggingface_hub
 
-        if not self.api.token and not get_token():
+        version = Version(huggingface_hub.__version__)
+        if version < _WRITES_KERNELS:
+            raise HubError(
+                f"huggingface_hub {version} does not commit to repositories of type `kernel`",
+                where=self.repo_id,
+                hint=f"pip install 'huggingface_hub>={_WRITES_KERNELS}'",
+            )
+        if not self.api.token and not huggingface_hub.get_token():
             raise HubError(
                 "there is no token to write with",
                 where=self.api.endpoint,
