@@ -162,7 +162,7 @@ def import_kernel(
                         (Path(tree) / path).parent.mkdir(parents=True, exist_ok=True)
                         shutil.copyfile(contents / file["sha256"], Path(tree) / path)
                 _verify_variants(Path(tree), branch["files"], f"{archive}: {name}")
-        target.require_token()
+        target.require_write()
         target.create(private=private)
         done = {}
         for name in sorted(manifest["branches"], key=lambda name: (name != "main", name)):
