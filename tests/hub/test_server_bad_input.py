@@ -7,6 +7,7 @@ import json
 import os
 import re
 import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -164,6 +165,58 @@ def test_a_flood_of_half_open_uploads_is_in_nobodys_way(start_hub: Callable[...,
     status = Path(f"/proc/{hub.process.pid}/status").read_text()
     found = re.search(r"VmHWM:\s*(\d+) kB", status)
     assert found and int(found[1]) < 150_000
+
+
+def record(*parts: bytes) -> bytes:
+    return b"".join(parts).ljust(48, b"\0")
+
+
+def shard(xorb: bytes, chunks: tuple[int, int], size: int, sha256: bytes) -> bytes:
+    """One file of one range of one xorb, as the clients describe it."""
+    end = record(b"\xff" * 32)
+    words = b"".join(sha256[start : start + 8][::-1] for start in range(0, 32, 8))
+    return b"".join(
+        [
+            record(b"HFRepoMetaData\0".ljust(32, b"\1"), struct.pack("<QQ", 2, 0)),
+            record(bytes(32), struct.pack("<II", 1 << 30, 1)),
+            record(xorb, struct.pack("<IIII", 0, size, *chunks)),
+            record(words),
+            end,
+            end,
+        ]
+    )
+
+
+def test_xorbs_and_shards_that_are_none(hub: RunningHub) -> None:
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    granted = requests.get(f"{hub.url}/api/kernels/{KERNEL}/xet-write-token/main", headers=TOKEN).json()
+    data = b"what a chunk holds"
+    chunk = b"\0" + len(data).to_bytes(3, "little") + b"\0" + len(data).to_bytes(3, "little") + data
+    sha256 = hashlib.sha256(data).digest()
+
+    def post(path: str, body: bytes, token: str = granted["accessToken"]) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return requests.post(f"{granted['casUrl']}/v1/{path}", data=body, headers=headers).status_code
+
+    name = "11" * 32
+    whole = shard(b"\x11" * 32, (0, 1), len(data), sha256)
+    assert post("shards", whole) == 400  # no such xorb
+    assert post(f"xorbs/default/{name}", chunk) == 200
+    assert post("shards", whole) == 200
+    assert post("shards", whole, "no token") == 401
+    assert post("shards", whole, granted["accessToken"][:-1]) == 401
+    assert post("xorbs/default/..%2f..%2fx", chunk) == 400
+    wrong = hashlib.sha256(b"other").digest()
+    assert post("shards", shard(b"\x11" * 32, (0, 1), len(data), wrong)) == 400
+    assert post("shards", shard(b"\x11" * 32, (0, 9), len(data), wrong)) == 400
+    assert post("shards", shard(b"\x11" * 32, (0, 1), 2**32 - 1, wrong)) == 400
+    for scheme in (1, 2, 7):  # not what LZ4 makes, and not a compression at all
+        assert post(f"xorbs/default/{name}", chunk[:4] + bytes([scheme]) + chunk[5:]) == 200
+        assert post("shards", shard(b"\x11" * 32, (0, 1), len(data), wrong)) == 400
+    for size in range(0, len(whole) - 48, 7):
+        assert post("shards", whole[:size]) == 400
+    assert requests.get(f"{hub.url}/health").ok
+    assert not list((hub.root / "incoming").iterdir())
 
 
 NAMES = ["..", ".", "a..b", "-a", "a--b", "a.git", "a/b", "..%2f..", "a\0b", "é", "x" * 97, "", "CON ", "a\\b"]

@@ -271,8 +271,7 @@ def test_export_and_import(start_hub: Callable[..., RunningHub], tmp_path: Path)
     inside, outside = start_hub(root=tmp_path / "inside"), start_hub(root=tmp_path / "outside")
     publish(outside, write_kernel(tmp_path / "one"))
     archive = tmp_path / "twice.tar"
-    done = export_kernel(KERNEL, archive, endpoint=outside.url)
-    assert set(done.branches) == {"main", "v1"}
+    assert set(export_kernel(KERNEL, archive, endpoint=outside.url).branches) == {"main", "v1"}
     first = archive.read_bytes()
     export_kernel(KERNEL, archive, endpoint=outside.url, anonymous=True)
     assert archive.read_bytes() == first
@@ -288,6 +287,13 @@ def test_export_and_import(start_hub: Callable[..., RunningHub], tmp_path: Path)
             for hub in (inside, outside)
         ]
         assert trees[0] == trees[1]
+
+    command = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub", "import", KERNEL, "--json"]
+    options = ["--from", outside.url, "--endpoint", inside.url, "--repo-id", "ours/copy", "--private"]
+    done = subprocess.run([*command, *options], env=inside.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["branches"]) == {"main", "v1"}
+    assert inside.api().repo_info("ours/copy", repo_type="kernel").private
 
     tampered = tmp_path / "tampered.tar"
     tampered.write_bytes(first.replace(b"return x * 2", b"return x * 3"))

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from typing import IO, Annotated, Any
 
 import lz4.frame  # type: ignore[import-untyped]
@@ -39,6 +40,7 @@ TOKEN_SECONDS = 3600
 XORB_BYTES = 80 << 20
 SHARD_BYTES = 64 << 20
 CHUNK_BYTES = 1 << 20
+XORB_CHUNKS = 1 << 16
 
 _HEADER = 48
 _RECORD = 48
@@ -126,7 +128,7 @@ class Xorb:
     def __init__(self, name: str, file: IO[bytes]) -> None:
         self._name = name
         self._file = file
-        self._chunks = list(self._scan())
+        self._chunks = list(islice(self._scan(), XORB_CHUNKS))
 
     def _scan(self) -> Iterator[_Chunk]:
         offset = 0
