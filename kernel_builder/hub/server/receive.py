@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from urllib.parse import unquote
 
+import anyio
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -43,8 +43,9 @@ class Bodies:
         async def limited() -> Message:
             nonlocal received
             try:
-                message = await asyncio.wait_for(receive(), self._limits.idle_seconds) if more else await receive()
-            except (TimeoutError, asyncio.TimeoutError):
+                with anyio.fail_after(self._limits.idle_seconds if more else None):
+                    message = await receive()
+            except TimeoutError:
                 raise too_slow(self._limits.idle_seconds) from None
             received += len(message.get("body", b""))
             if limit is not None and received > limit:
