@@ -5,20 +5,17 @@ The same project, packages and branch give the same card, to the bit.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from kernel_builder import __version__
 from kernel_builder.errors import ConfigError, VariantError
+from kernel_builder.hub import measurements
 from kernel_builder.hub.api import Api
+from kernel_builder.hub.measurements import RESULTS, Measurement
 from kernel_builder.hub.packages import Package
 from kernel_builder.project import Project
 from kernel_builder.variant import Noarch, StableAbi, Variant
-
-# Where a project has its measurements: NAME.json, and NAME.svg beside it.
-RESULTS = "benchmarks/results"
 
 
 def render(
@@ -60,7 +57,7 @@ def render(
         *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
         _api(api),
         _variants(packages),
-        *_speed(project.root),
+        *_speed(measurements.find(project)),
         _build(project, repo_id, packages),
     ]
     return "\n\n".join(parts) + "\n"
@@ -110,24 +107,18 @@ def _needs(name: str) -> tuple[str, str]:
     return torch, f"{variant.cuda} and later {variant.cuda.major}.x" if variant.cuda else "-"
 
 
-def _speed(root: Path) -> Iterator[str]:
-    """A section for the measurements that the project has, none where it has none."""
-    plots = sorted((root / RESULTS).glob("*.svg"))
-    if not plots:
+def _speed(runs: Sequence[Measurement]) -> Iterator[str]:
+    """A section for the measurements of the project, none where it has none."""
+    if not runs:
         return
     lines = ["## Speed"]
-    for plot in plots:
-        lines.append(f"\n![Measured speed: {plot.stem}]({RESULTS}/{plot.name})")
-        try:
-            told = json.loads(plot.with_suffix(".json").read_bytes())
-        except (OSError, ValueError):
-            continue
-        command = told.get("command") if isinstance(told, dict) else None
-        if command:
-            spoken = command if isinstance(command, str) else " ".join(map(str, command))
-            lines.append(
-                f"\nMeasured by `{spoken}`; all figures are in [{plot.stem}.json]({RESULTS}/{plot.stem}.json)."
-            )
+    for run in runs:
+        if run.plot:
+            lines += ["", f"![Measured speed: {run.name}]({RESULTS}/{run.plot.name})"]
+        if run.data:
+            device, command = run.told("device"), run.told("command")
+            measured = f"Measured{f' on {device}' if device else ''}{f' by `{command}`' if command else ''}"
+            lines += ["", f"{measured}; all figures are in [{run.data.name}]({RESULTS}/{run.data.name})."]
     yield "\n".join(lines)
 
 

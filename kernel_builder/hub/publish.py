@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from kernel_builder import project as projects
 from kernel_builder.errors import ConfigError, HubError
-from kernel_builder.hub import card
+from kernel_builder.hub import card, measurements
 from kernel_builder.hub.packages import Package, checked, spoken_api
 from kernel_builder.hub.repository import Commit, Conflict, Content, RemoteFile, Repository
 from kernel_builder.package import SIGNATURE
@@ -278,7 +278,8 @@ def _write_main(work: _Work) -> tuple[Written | None, Mapping[str, Package], str
     if newest > project.version:
         return None, kept, f"main is left as it is: it is of version {newest}"
     text = card.render(project, repository.repo_id, {**work.packages, **kept}, spoken_api(work.packages))
-    sources = {**_sources(project.root), "README.md": Content(text.encode())}
+    runs = {path: Content(file) for run in measurements.find(project) for path, file in run.files.items()}
+    sources = {**_sources(project.root), **runs, "README.md": Content(text.encode())}
     on_main = repository.files(heads["main"]) if "main" in heads else {}
     change = _change(sources, on_main, _outdated_sources(on_main, sources))
     message = f"Sources and card of {project.name} {project.version}"

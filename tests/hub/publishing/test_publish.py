@@ -43,9 +43,12 @@ def quick(doubling: Path) -> Path:
 
 def test_what_is_published_is_what_the_client_loads(hub: RunningHub, scale: Path) -> None:
     (scale / "CARD.md").write_text("---\nlibrary_name: kernels\nwidget: kept\n---\n\n# Scale\n\nMy own words.\n")
-    (scale / "benchmarks/results").mkdir(parents=True)
-    (scale / "benchmarks/results/h100.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
-    (scale / "benchmarks/results/h100.json").write_text(json.dumps({"command": "kernel-builder benchmark ."}))
+    results, docs = scale.parent / "benchmarks/results", scale.parent / "docs/kernels"
+    for directory in (results, docs, scale.parent / ".git"):
+        directory.mkdir(parents=True)
+    measured = {"device": "H100", "command": "kernel-builder benchmark ."}
+    (results / "stable-scale.h100.json").write_text(json.dumps(measured))
+    (docs / "stable-scale.h100.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
     command = [BUILDER, "upload", scale, "--repo-id", REPO, "--output-json"]
     first = json.loads(subprocess.run(command, env=hub.environment, check=True, stdout=subprocess.PIPE).stdout)
     assert first["created"] and first["variants"] == [path.name for path in (scale / "build").iterdir()]
@@ -53,6 +56,7 @@ def test_what_is_published_is_what_the_client_loads(hub: RunningHub, scale: Path
 
     on_main = tree(hub, REPO, "main")
     assert {"README.md", "build.toml", "scale/scale.h", "torch-ext/stable_scale/__init__.py"} < set(on_main)
+    assert {f"benchmarks/results/stable-scale.h100.{ending}" for ending in ("json", "svg")} < set(on_main)
     assert not any(path.startswith("build/") for path in on_main)
     assert all(path.startswith("build/") for path in tree(hub, REPO, "v1") if path != ".gitattributes")
 
@@ -71,8 +75,8 @@ def test_what_is_published_is_what_the_client_loads(hub: RunningHub, scale: Path
         "scaled(input: torch.Tensor, factor: float) -> torch.Tensor",
         "scaled(Tensor input, float factor) -> Tensor",
         "| `torch-stable-abi210-cpu-x86_64-linux` | 2.10 and later | - |",
-        "![Measured speed: h100](benchmarks/results/h100.svg)",
-        "Measured by `kernel-builder benchmark .`",
+        "![Measured speed: stable-scale.h100](benchmarks/results/stable-scale.h100.svg)",
+        "Measured on H100 by `kernel-builder benchmark .`",
         "GCC",
         f"kernel-builder verify {REPO}@v1 --source .",
     ):
@@ -108,6 +112,23 @@ def test_no_variant_is_left_with_another_api(hub: RunningHub, doubling: Path) ->
     assert tree(hub, DOUBLING, "v1") == before
     shutil.move(aside, doubling / "build" / CUDA)
     assert put(hub, doubling).api_changes == ("doubled(x) becomes doubled(y)",)
+
+
+def test_packages_of_another_tool_count(hub: RunningHub, quick: Path) -> None:
+    put(hub, quick)
+    older = {"build/torch-rocm/python_only/__init__.py": (quick / "build" / CUDA / "__init__.py").read_bytes()}
+
+    def bring(content: bytes) -> None:
+        operations = [CommitOperationAdd(path, content) for path in older]
+        hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="By others")
+
+    bring(next(iter(older.values())))
+    edit(quick / "build" / CUDA, "__init__.py", "Doubling in", "Doubled by")
+    result = put(hub, quick)
+    assert result.kept == ("torch-rocm",) and result.builds.revision
+    bring(next(iter(older.values())).replace(b"def doubled(x: torch.Tensor)", b"def doubled(x: torch.Tensor, y=1)"))
+    with pytest.raises(HubError, match=r"torch-rocm:\n    doubled\(x, y=1\) becomes doubled\(x\)"):
+        put(hub, quick)
 
 
 def test_packages_of_two_apis_are_not_published(hub: RunningHub, quick: Path) -> None:

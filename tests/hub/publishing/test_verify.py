@@ -40,12 +40,12 @@ def check(hub: RunningHub, name: str, **options: Any) -> Verification:
 def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> None:
     put(hub, doubling)
     assert check(hub, f"{DOUBLING}@v1").ok
-    path = f"build/{CUDA}/__init__.py"
-    hub.api().create_commit(
-        DOUBLING, [CommitOperationAdd(path, b"import os\n")], repo_type="kernel", revision="v1", commit_message="Hm"
-    )
+    changed = {f"build/{CUDA}/__init__.py": b"import os\n", "build/torch-cpu/metadata.json.sigstore": b"{}"}
+    operations = [CommitOperationAdd(path, content) for path, content in changed.items()]
+    hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="Hm")
     found = check(hub, DOUBLING)
-    assert not found.ok
+    assert [verdict.ok for verdict in found.variants] == [False, False]
+    assert found.variants[0].signature not in {"valid", "none"}
     wrong = {verdict.variant: verdict.digest for verdict in found.variants if verdict.digest}
     assert wrong == {CUDA: ("__init__.py has another SHA-256 than the digest of metadata.json",)}
     assert not check(hub, DOUBLING, require_signature=True).variants[0].ok
