@@ -1,4 +1,4 @@
-"""The measurements of a kernel that its card shows: `NAME.json` of `kernel-builder benchmark`, and `NAME.svg`, its plot."""
+"""The measurements of a kernel that its card shows: `NAME.json` of `kernel-builder benchmark`, and its plot."""
 
 from __future__ import annotations
 
