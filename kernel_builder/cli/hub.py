@@ -222,6 +222,19 @@ def import_(
     _carried(done, f"{endpoint}: {done.repo_id}", as_json)
 
 
+@hub.command()
+@click.argument("repo_id", metavar="REPO")
+@click.argument("number", type=click.IntRange(min=1))
+@click.option("--endpoint", metavar="URL", help="The Hub.  [default: $HF_ENDPOINT, or the public Hub]")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> None:
+    """Merge the pull request NUMBER of the kernel REPO into the branch that it was made for."""
+    from kernel_builder.hub.merge import merge_pull_request
+
+    commit = merge_pull_request(repo_id, number, endpoint=endpoint)
+    click.echo(json.dumps({"commit": commit}) if as_json else f"{repo_id}: pull request {number} is merged ({commit})")
+
+
 def _say(line: str) -> None:
     click.echo(line, err=True)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import requests
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
@@ -199,6 +200,20 @@ def test_commits_branches_tags_and_pull_requests(hub: RunningHub, tmp_path: Path
     assert not api.file_exists(KERNEL, "wish", repo_type="kernel", revision="v1")
     refs = api.list_repo_refs(KERNEL, repo_type="kernel", include_pull_requests=True)
     assert [ref.ref for ref in refs.pull_requests] == ["refs/pr/1"]
+    assert "A</code> wish" in requests.get(wanted.pr_url).text
+    code = f"import sys; sys.argv[1:] = ['hub', 'merge', '{KERNEL}', '1']; from kernel_builder.cli import main; main()"
+    api.create_commit(operations=[CommitOperationAdd("other", b"")], commit_message="other", **kind)
+    assert "is merged" in python(hub, code, tmp_path / "home")
+    assert api.file_exists(KERNEL, "wish", repo_type="kernel", revision="v1")
+    assert api.file_exists(KERNEL, "other", repo_type="kernel", revision="v1")
+    assert "merged" in requests.get(wanted.pr_url).text
+    again = api.create_commit(
+        operations=[CommitOperationAdd("other", b"one")], commit_message="one", create_pr=True, **kind
+    )
+    api.create_commit(operations=[CommitOperationAdd("other", b"two")], commit_message="two", **kind)
+    with pytest.raises(AssertionError, match="other changed on v1 as well"):
+        python(hub, code.replace("'1'", f"'{again.pr_num}'"), tmp_path / "home")
+    assert "M</code> other" in requests.get(again.commit_url, headers={"Accept": "text/html"}).text
 
     api.create_tag(KERNEL, tag="v1.0", revision=first.oid, tag_message="the first", repo_type="kernel")
     assert api.repo_info(KERNEL, revision="v1.0", repo_type="kernel").sha == first.oid

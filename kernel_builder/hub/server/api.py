@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, quote
 
 import yaml
 from anyio import to_thread
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
@@ -512,6 +512,14 @@ def list_commits(
         }
         for commit in history[:HISTORY_PAGE]
     ]
+
+
+@router.post("/api/kernels/{organization}/{name}/discussions/{number}/merge")
+def merge(
+    repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller
+) -> dict[str, Any]:
+    """Bring a pull request onto its branch."""
+    return {"success": True, "commitOid": hub.to_write(repo_id, caller).merge(number, caller.name)}
 
 
 # Reading files

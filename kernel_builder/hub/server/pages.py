@@ -11,11 +11,11 @@ import posixpath
 import re
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
 
 import nh3
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Request
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -121,6 +121,38 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
             (item.oid, item.title, timestamp(item.time)[:10])
             for item in repository.history(commit, count=SHOWN_COMMITS)
         ],
+    )
+
+
+@router.get("/kernels/{organization}/{name}/commit/{commit}")
+def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, caller: TheCaller) -> Response:
+    """One commit: who, when, and which files."""
+    repository = hub.to_read(repo_id, caller)
+    commit = repository.resolve(commit)
+    return _page(
+        request,
+        "changes.html",
+        repo_id=repo_id,
+        commit=repository.history(commit, count=1)[0],
+        changes=repository.changes(commit),
+    )
+
+
+@router.get("/kernels/{organization}/{name}/discussions/{number}")
+def pull_request_page(
+    request: Request, repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller
+) -> Response:
+    """One pull request: what it would change, and the command that merges it."""
+    repository = hub.to_read(repo_id, caller)
+    wish = repository.pull_request(number)
+    return _page(
+        request,
+        "changes.html",
+        repo_id=repo_id,
+        wish=wish,
+        commit=repository.history(wish.head, count=1)[0],
+        changes=repository.changes(wish.head, None if wish.merged else repository.resolve(wish.base)),
+        endpoint=base_url(request),
     )
 
 

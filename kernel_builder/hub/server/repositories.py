@@ -116,6 +116,16 @@ class Commit:
     time: int
 
 
+@dataclass(frozen=True)
+class PullRequest:
+    """Commits that somebody wishes to see on a branch."""
+
+    number: int
+    base: str
+    head: str
+    merged: bool
+
+
 class Repository:
     """One repository, opened. Not for use by two threads at once."""
 
@@ -362,8 +372,53 @@ class Repository:
                 return base, full  # nothing changes: the same upload, sent again
             message = f"{title}\n\n{description}".strip() + "\n"
             oid = self._write_commit([base], tree, message, author)
+            if pull_request:
+                self._git.config[f"pr.{full.rpartition('/')[2]}.base"] = revision
             self._move(full, oid)
             return oid, full
+
+    def pull_request(self, number: int) -> PullRequest:
+        """A pull request."""
+        head = self.resolve(f"refs/pr/{number}")
+        key = f"pr.{number}.base"
+        base = str(self._git.config[key]) if key in self._git.config else "main"
+        try:
+            tip = self.resolve(base)
+        except Refusal:  # the branch has gone
+            return PullRequest(number, base, head, False)
+        return PullRequest(number, base, head, tip == head or self._git.descendant_of(tip, head))
+
+    def merge(self, number: int, author: str) -> str:
+        """Bring a pull request onto its branch, and return the commit that the branch is at then."""
+        with self.locked():
+            wish = self.pull_request(number)
+            tip = self.resolve(f"refs/heads/{wish.base}")
+            if wish.merged:
+                return tip
+            if self._git.descendant_of(wish.head, tip):  # nothing has happened on the branch since
+                self._move(f"refs/heads/{wish.base}", wish.head)
+                return wish.head
+            index = self._git.merge_commits(tip, wish.head)
+            if index.conflicts is not None:
+                paths = sorted({side.path for conflict in index.conflicts for side in conflict if side is not None})
+                raise conflict(
+                    f"{', '.join(paths[:5])} changed on {wish.base} as well: commit to refs/pr/{number} again"
+                )
+            tree = index.write_tree(self._git)
+            message = f"Merge pull request {number}\n"
+            oid = self._write_commit([tip, wish.head], tree, message, author)
+            self._move(f"refs/heads/{wish.base}", oid)
+            return oid
+
+    def changes(self, commit: str, since: str | None = None) -> list[tuple[str, str]]:
+        """The files added (A), modified (M) or deleted (D) since a commit's parent, or since it left `since`."""
+        found = self._git[commit].peel(pygit2.Commit)
+        start: str | pygit2.Oid | None = found.parents[0].id if found.parents else None
+        if since is not None:
+            start = self._git.merge_base(since, commit)
+        before = None if start is None else self._git[start].peel(pygit2.Tree)
+        diff = found.tree.diff_to_tree(swap=True) if before is None else before.diff_to_tree(found.tree)
+        return [(delta.status_char(), delta.new_file.path or delta.old_file.path) for delta in diff.deltas]
 
     def _next_pull_request(self) -> int:
         taken = [int(ref.rsplit("/", 1)[-1]) for ref in self._git.references if ref.startswith("refs/pr/")]
