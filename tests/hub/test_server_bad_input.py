@@ -56,7 +56,7 @@ def test_the_routes_by_their_own_description(fuzzed: RunningHub) -> None:
     def one_route(operation: Any) -> None:
         @given(case=operation.as_strategy(), exists=strategies.booleans())
         @settings(
-            max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+            max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
         )
         def send(case: schemathesis.Case, exists: bool) -> None:
             if exists:  # a kernel that is there, half of the time

@@ -12,6 +12,8 @@ from typing import IO, Any
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
+_READ_AHEAD = 4 << 20  # what is fetched at once from a store elsewhere; some would take 50 MB for every reader
+
 
 def sync_directory(path: Path) -> None:
     """Make the names in a directory durable."""
@@ -33,7 +35,7 @@ class Blobs:
     def __init__(self, url: str, staging: Path) -> None:
         self.staging = staging
         staging.mkdir(parents=True, exist_ok=True)
-        fs, root = fsspec.core.url_to_fs(url)
+        fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)  # others write there too
         self._fs: Any = fs
         self._root: str = str(root).rstrip("/")
         self._local = isinstance(fs, LocalFileSystem)
@@ -71,7 +73,7 @@ class Blobs:
         """What is there, to read."""
         if self._local:
             return Path(self._root, name).open("rb")
-        file: IO[bytes] = self._fs.open(f"{self._root}/{name}", "rb")
+        file: IO[bytes] = self._fs.open(f"{self._root}/{name}", "rb", block_size=_READ_AHEAD)
         return file
 
     @contextmanager
