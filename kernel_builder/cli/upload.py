@@ -92,6 +92,7 @@ def build_and_upload(
             whole=whole,
             jobs=jobs,
             compiler_cache=compiler_cache.find("auto"),
+            load=options["load"],
         ),
         Toolchains,
     )

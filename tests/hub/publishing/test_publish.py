@@ -87,6 +87,15 @@ def test_what_is_published_is_what_the_client_loads(hub: RunningHub, scale: Path
     assert commits(hub, REPO, "v1") == 2  # the Hub's own, and ours
 
 
+def test_built_and_published_at_once(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
+    shutil.rmtree(doubling / "build")
+    command = [BUILDER, "build-and-upload", doubling, "--repo-id", "org/", "--no-load", "--json"]
+    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
+    done = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    assert (done["repo-id"], done["variants"]) == (DOUBLING, [CPU, CUDA])
+    assert tree(hub, DOUBLING, "v1").keys() > {f"build/{name}/metadata.json" for name in (CPU, CUDA)}
+
+
 def test_variants_are_kept_or_pruned(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
     put(hub, doubling)
     cuda = shutil.move(doubling / "build" / CUDA, tmp_path / "aside")
