@@ -30,6 +30,7 @@ from kernel_builder.hub.server.refusals import (
     bad_request,
     conflict,
     no_entry,
+    no_organization,
     no_space,
     no_token,
     too_large,
@@ -141,7 +142,7 @@ def organization_overview(organization: str, hub: TheHub, caller: TheCaller) -> 
     names.repo_id(name, "x")
     kernels = [repository for repository in hub.visible(caller) if repository.repo_id.startswith(f"{name}/")]
     if not kernels and name not in hub.settings.trusted and name not in caller.scopes:
-        raise no_entry(name, "this Hub")
+        raise no_organization(name)
     return {
         "name": name,
         "fullname": name,

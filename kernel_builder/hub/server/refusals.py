@@ -65,6 +65,11 @@ def no_repository(repo_id: str) -> Refusal:
     return Refusal(404, f"no kernel repository {repo_id!r}, or none that this token may see", code="RepoNotFound")
 
 
+def no_organization(name: str) -> Refusal:
+    """There is no such organisation, or none that the caller may know of."""
+    return Refusal(404, f"no organisation {name!r}, or none that this token may see", code="NotFound")
+
+
 def no_revision(repo_id: str, revision: str) -> Refusal:
     """The repository has no such branch, tag or commit."""
     return Refusal(404, f"{repo_id} has no branch, tag or commit {revision!r}", code="RevisionNotFound")
