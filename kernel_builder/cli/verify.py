@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,6 @@ from kernel_builder.errors import VerificationError
 
 if TYPE_CHECKING:
     from kernel_builder.hub.verify import Verdict
-    from kernel_builder.toolchain import Toolchains
 
 
 @click.command()
@@ -49,20 +47,8 @@ def verify(name: str, source: Path | None, signers: tuple[str, ...], require_sig
     from kernel_builder.hub.verify import verify as check
     from kernel_builder.toolchain import shown
 
-    with ExitStack() as stack:
-        progress = stack.enter_context(shown(sys.stderr))
-
-        def fresh(cache: Path) -> Toolchains:
-            """Toolchains of the usual store, and nothing built."""
-            from kernel_builder.toolchain import Toolchains
-
-            store = Toolchains().store.root
-            store.mkdir(parents=True, exist_ok=True)
-            cache.mkdir(parents=True)
-            (cache / "toolchains").symlink_to(store, target_is_directory=True)
-            return Toolchains(cache=cache, progress=progress)
-
-        found = check(name, source=source, signers=signers, require_signature=require_signature, toolchains=fresh)
+    with shown(sys.stderr) as progress:
+        found = check(name, source=source, signers=signers, require_signature=require_signature, progress=progress)
     if as_json:
         click.echo(json.dumps(found.as_dict(), indent=2))
     else:

@@ -7,7 +7,7 @@ import os
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from kernel_builder.variant import Variant
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Toolchains
+    from kernel_builder.toolchain.progress import Progress
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def verify(
     source: Path | None = None,
     signers: Sequence[str] = (),
     require_signature: bool = False,
-    toolchains: Callable[[Path], Toolchains] | None = None,
+    progress: Progress | None = None,
     endpoint: str | None = None,
     token: str | None = None,
 ) -> Verification:
@@ -90,7 +91,7 @@ def verify(
         signers: Workflows whose signatures count, as `https://github.com/ORG/REPO/.github/workflows/FILE@REF`. Empty:
             those that the public client trusts.
         require_signature: A package without a signature is wrong, too.
-        toolchains: Makes the toolchains to build with, on an empty cache.
+        progress: Told of the downloads of toolchains, if any are missing.
         endpoint: Address of the Hub. None: where the Hub's own tools find it.
         token: None: where they find it.
 
@@ -113,8 +114,7 @@ def verify(
             )
         verdicts = [_verdict(package, signers, require_signature) for package in packages]
         if source is not None:
-            assert toolchains is not None
-            verdicts = _rebuild(verdicts, root / "build", source, Path(temporary), toolchains)
+            verdicts = _rebuild(verdicts, root / "build", source, Path(temporary), progress)
     return Verification(repo_id, revision, tuple(verdicts))
 
 
@@ -184,7 +184,7 @@ def _rebuild(
     published: Path,
     source: Path,
     temporary: Path,
-    toolchains: Callable[[Path], Toolchains],
+    progress: Progress | None,
 ) -> list[Verdict]:
     """Build what this machine can of the packages again, from nothing, and compare."""
     groups: dict[str | None, list[Verdict]] = {}
@@ -201,7 +201,7 @@ def _rebuild(
             except VerificationError as error:
                 done.update({v.variant: replace(v, rebuilt=f"not built: {error}") for v in group})
                 continue
-        compared = _build_and_compare(group, published, directory, temporary / f"built-{number}", toolchains)
+        compared = _build_and_compare(group, published, directory, temporary / f"built-{number}", progress)
         done.update({verdict.variant: verdict for verdict in compared})
     return [done[verdict.variant] for verdict in verdicts]
 
@@ -237,9 +237,9 @@ def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
 
 
 def _build_and_compare(
-    verdicts: Sequence[Verdict], published: Path, source: Path, target: Path, toolchains: Callable[[Path], Toolchains]
+    verdicts: Sequence[Verdict], published: Path, source: Path, target: Path, progress: Progress | None
 ) -> list[Verdict]:
-    fresh = toolchains(target / "cache")
+    fresh = _fresh(target / "cache", progress)
     reasons: dict[str, str] = {}
     project = projects.read(source)
     for verdict in verdicts:
@@ -261,6 +261,17 @@ def _build_and_compare(
         else _compared(verdict, published / verdict.variant, target / "build" / verdict.variant)
         for verdict in verdicts
     ]
+
+
+def _fresh(cache: Path, progress: Progress | None) -> Toolchains:
+    """The toolchains that the user has, and nothing built with them."""
+    from kernel_builder.toolchain import Toolchains
+
+    store = Toolchains().store.root
+    store.mkdir(parents=True, exist_ok=True)
+    cache.mkdir(parents=True)
+    (cache / "toolchains").symlink_to(store, target_is_directory=True)
+    return Toolchains(cache=cache, progress=progress)
 
 
 def _compared(verdict: Verdict, published: Path, built: Path) -> Verdict:

@@ -34,7 +34,7 @@ def fresh(cache: Path) -> Toolchains:
 
 
 def check(hub: RunningHub, name: str, **options: Any) -> Verification:
-    return verify(name, toolchains=fresh, endpoint=hub.url, **options)
+    return verify(name, endpoint=hub.url, **options)
 
 
 def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> None:
