@@ -17,6 +17,9 @@ from kernel_builder.hub.packages import Package
 from kernel_builder.project import Project
 from kernel_builder.variant import Noarch, StableAbi, Variant
 
+# Parts the author's words from ours, so that a card that was published once can be published again.
+_MARK = "<!-- What follows is written by kernel-builder. -->"
+
 
 def render(
     project: Project,
@@ -31,29 +34,30 @@ def render(
         api: What users of the module see.
 
     Raises:
-        ConfigError: If the front matter of `CARD.md` is not YAML.
+        ConfigError: If the front matter of `CARD.md`, or `README.md` where there is no card, is not YAML.
     """
     import yaml
     from huggingface_hub import RepoCard
 
-    file = project.root / "CARD.md"
-    text = file.read_text(encoding="utf-8") if file.is_file() else f"# {project.name}\n"
+    files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]
+    text = files[0].read_text(encoding="utf-8") if files else f"# {project.name}\n"
     try:
         card = RepoCard(text if text.startswith("---") else f"---\n{{}}\n---\n{text}")
     except (ValueError, yaml.YAMLError) as error:
         raise ConfigError(
             f"its front matter cannot be read: {str(error).splitlines()[0]}",
-            where=str(file),
+            where=str(files[0]),
             hint="expected YAML between two lines of `---`",
         ) from error
     front: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
     front.setdefault("library_name", "kernels")
     front.setdefault("license", project.license)
     front["tags"] = list(dict.fromkeys([*(front.get("tags") or []), "kernel"]))
-    body = card.text.strip()
+    body = card.text.partition(_MARK)[0].strip()
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip()}\n---",
         body,
+        _MARK,
         *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
         _api(api),
         _variants(packages),

@@ -254,7 +254,12 @@ def _write_builds(work: _Work) -> tuple[Written, tuple[str, ...], tuple[str, ...
     others = sorted(_variants(there) - work.packages.keys())
     removed = others if work.request.prune else []
     changes = _check_version(work, heads[work.branch], there) if _variants(there) else ()
-    change = _change(work.contents, there, _superseded(work, there, removed))
+    superseded = list(_superseded(work, there, removed))
+    if not _variants(there) and work.branch == f"v{work.project.version}" and "main" in heads:
+        # The new branch of a version starts as a copy of main.
+        on_main = work.repository.files(heads["main"])
+        superseded += [path for path, file in there.items() if path not in _HUBS_OWN and on_main.get(path) == file]
+    change = _change(work.contents, there, superseded)
     message = f"Build of {work.project.name} {work.project.version}"
     return _write_branch(work, work.branch, heads.get(work.branch), change, message), tuple(removed), changes
 
@@ -372,10 +377,6 @@ def _is_there(work: _Work, name: str, there: Mapping[str, RemoteFile]) -> bool:
 
 def _superseded(work: _Work, there: Mapping[str, RemoteFile], removed: Sequence[str]) -> Iterator[str]:
     """The files on the branch that must go."""
-    if not _variants(there):
-        # A new branch starts as a copy of main.
-        yield from (path for path in there if path not in _HUBS_OWN)
-        return
     for path in there:
         top, _, rest = path.partition("/")
         variant, _, name = rest.partition("/")
@@ -387,7 +388,7 @@ def _superseded(work: _Work, there: Mapping[str, RemoteFile], removed: Sequence[
             yield path
 
 
-def _change(wanted: Mapping[str, Content], there: Mapping[str, RemoteFile], delete: Iterator[str]) -> Change:
+def _change(wanted: Mapping[str, Content], there: Mapping[str, RemoteFile], delete: Iterable[str]) -> Change:
     add = {path: content for path, content in wanted.items() if not content.is_in(there.get(path))}
     sizes = {content.sha256: content.size for content in add.values()}
     return Change(add, sum(sizes.values()), len(wanted) - len(add), tuple(sorted(delete)))

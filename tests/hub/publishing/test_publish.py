@@ -82,8 +82,10 @@ def test_what_is_published_is_what_the_client_loads(hub: RunningHub, scale: Path
     ):
         assert words in card, words
 
+    (scale / "CARD.md").unlink()
+    (scale / "README.md").write_text(card)
     again = put(hub, scale, REPO)
-    assert again.builds.sent == () and again.main and again.main.sent == ()
+    assert again.builds.sent == () and again.main and again.main.sent == () and not again.main.removed
     assert commits(hub, REPO, "v1") == 2  # the Hub's own, and ours
 
 
@@ -169,12 +171,22 @@ def test_pull_requests_leave_the_branches_alone(hub: RunningHub, quick: Path) ->
     assert tree(hub, DOUBLING, result.builds.revision) != before[0]
 
 
-def test_an_older_version_leaves_main_to_the_newest(hub: RunningHub, quick: Path) -> None:
+def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
     put(hub, quick)
     hub.api().create_branch(DOUBLING, repo_type="kernel", branch="v2")
     (quick / "CARD.md").write_text("# Of an older version\n")
     result = put(hub, quick)
     assert result.main is None and result.note and "version 2" in result.note
+    hub.api().create_branch(DOUBLING, repo_type="kernel", branch="trial")
+    assert put(hub, quick, branch="trial").builds.removed == ()
+    assert "build.toml" in tree(hub, DOUBLING, "trial")
+
+    config = quick / "build.toml"
+    config.write_text(config.read_text().replace("version = 1", "version = 2"))
+    edit(quick / "build" / CUDA, "metadata.json", '"version": 1\n', '"version": 2\n')
+    result = put(hub, quick)
+    assert result.main and result.main.revision
+    assert not {path for path in tree(hub, DOUBLING, "v2") if not path.startswith((".", "build/"))}
 
 
 def test_a_signature_stays_while_what_it_signs_does(hub: RunningHub, quick: Path) -> None:
