@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import uuid
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import IO, Any
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
+_libc = ctypes.CDLL(None, use_errno=True)
 _READ_AHEAD = 4 << 20  # what is fetched at once from a store elsewhere; some would take 50 MB for every reader
 
 
@@ -20,6 +22,17 @@ def sync_directory(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sync_filesystem(path: Path) -> None:
+    """Make everything durable that was written to the file system of a directory: one wait, however many files."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if _libc.syncfs(descriptor):
+            error = ctypes.get_errno()
+            raise OSError(error, os.strerror(error), str(path))
     finally:
         os.close(descriptor)
 
@@ -54,11 +67,9 @@ class Blobs:
             path.unlink()
             return
         target = Path(key)
-        missing = [parent for parent in target.parents if not parent.exists()]
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
-        for parent in (target, *missing):
-            sync_directory(parent.parent)
+        sync_filesystem(target.parent)
 
     def size(self, name: str) -> int | None:
         """How many bytes are there, or None."""

@@ -28,7 +28,7 @@ import pygit2
 from pygit2.enums import FileMode, ObjectType, SortMode
 
 from kernel_builder.hub.server import names
-from kernel_builder.hub.server.blobs import sync_directory
+from kernel_builder.hub.server.blobs import sync_directory, sync_filesystem
 from kernel_builder.hub.server.refusals import (
     Refusal,
     bad_request,
@@ -40,8 +40,7 @@ from kernel_builder.hub.server.refusals import (
     no_revision,
 )
 
-# Durable before acknowledged; and a root that belongs to another user, as mounted volumes do, is the operator's choice.
-pygit2.settings.enable_fsync_gitdir(True)
+# A root that belongs to another user, as mounted volumes do, is the operator's choice.
 pygit2.settings.owner_validation = False
 
 ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
@@ -146,6 +145,7 @@ class Repository:
         """Show or hide it."""
         with self.locked():
             self._git.config["hub.private"] = private
+            sync_filesystem(self.path)
 
     # Refs
 
@@ -216,9 +216,11 @@ class Repository:
             if full not in self._git.references:
                 raise no_revision(self.repo_id, name)
             self._git.references.delete(full)
+            sync_filesystem(self.path)
 
     def _move(self, full: str, oid: str) -> None:
-        """Point a ref at an object. The caller holds the lock and has compared."""
+        """Point a ref at an object, durably. The caller holds the lock and has compared."""
+        sync_filesystem(self.path)  # what the ref will need is on the disk before the ref is
         try:
             self._git.references.create(full, oid, force=True)
         except (OSError, pygit2.GitError):
@@ -228,6 +230,7 @@ class Repository:
                 raise
             left.unlink()
             self._git.references.create(full, oid, force=True)
+        sync_filesystem(self.path)
 
     # Trees
 
@@ -542,10 +545,6 @@ class Repositories:
             repository = Repository(repo_id, staging)
             repository.set_private(private)
             repository.write_first_commit(author)
-            for file in ("config", "HEAD"):
-                with (staging / file).open("rb") as opened:
-                    os.fsync(opened.fileno())
-            sync_directory(staging)
             try:
                 staging.rename(path)
             except OSError:
