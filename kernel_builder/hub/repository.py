@@ -202,7 +202,7 @@ class Repository:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         with self._answers(f"commit to {branch}"):
-            self._choose_transfer(branch)
+            self._choose_transfer()
             additions = [
                 CommitOperationAdd(path, content.source if isinstance(content.source, bytes) else str(content.source))
                 for path, content in sorted(add.items())
@@ -234,7 +234,7 @@ class Repository:
             )
         return Commit(done.oid, done.commit_url, done.pr_url if create_pr else None)
 
-    def _choose_transfer(self, branch: str) -> None:
+    def _choose_transfer(self) -> None:
         """Keep the client from sending by Xet to a Hub that has none: it does so wherever it can itself."""
         from huggingface_hub import constants
 

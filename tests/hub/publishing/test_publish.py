@@ -200,6 +200,8 @@ def test_a_signature_stays_while_what_it_signs_does(hub: RunningHub, quick: Path
     edit(quick / "build" / CUDA, "__init__.py", "Doubling", "Twice")
     put(hub, quick)
     assert path not in tree(hub, DOUBLING, "v1")
+    (quick / path).write_text('{"of": "these bytes"}')
+    assert put(hub, quick).builds.sent == (path,)
 
 
 def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
