@@ -676,13 +676,8 @@ async def receive_large_file(
         with hub.large_files.receive(sha256, size) as incoming:
             async for block in blocks(request):
                 await to_thread.run_sync(incoming.write, block)
-
-            def keep() -> None:
-                with hub.keeping():
-                    incoming.keep()
-                    repository.own(sha256)
-
-            await to_thread.run_sync(keep)
+            await to_thread.run_sync(incoming.seal)
+            await to_thread.run_sync(hub.keep, repository, [incoming])
     request.app.state.measures.received(size)
     return Response(headers={"ETag": f'"{sha256}"'})
 
@@ -730,13 +725,14 @@ def duplicate_large_files(repo_id: RepoId, body: Duplicate, hub: TheHub, caller:
     source = hub.to_read(repo_id, caller)
     _kernels_only(body.target.type)
     target = hub.to_write(_split(body.target.name), caller)
-    failed = []
-    for file in body.files:
-        if source.owns(file.sha256):
-            with hub.keeping():
-                target.own(file.sha256)
-        else:
-            failed.append({"sha256": file.sha256, "error": f"{repo_id} has no such large file"})
+    known = [file.sha256 for file in body.files if source.owns(file.sha256)]
+    with hub.keeping():
+        target.own(known)
+    failed = [
+        {"sha256": file.sha256, "error": f"{repo_id} has no such large file"}
+        for file in body.files
+        if file.sha256 not in known
+    ]
     return {"success": not failed, "failed": failed}
 
 

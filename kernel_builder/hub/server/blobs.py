@@ -60,7 +60,10 @@ class Blobs:
         return self.staging / uuid.uuid4().hex
 
     def put(self, path: Path, name: str) -> None:
-        """Move a whole and synced file of `staging` here: by a rename on this machine, by one upload elsewhere."""
+        """Move a whole and synced file of `staging` here: by a rename on this machine, by one upload elsewhere.
+
+        Its name is durable after `sync`.
+        """
         key = f"{self._root}/{name}"
         if not self._local:
             self._fs.put_file(str(path), key)
@@ -69,7 +72,11 @@ class Blobs:
         target = Path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
-        sync_filesystem(target.parent)
+
+    def sync(self) -> None:
+        """Make the names of all that was put here durable."""
+        if self._local:
+            sync_filesystem(Path(self._root))
 
     def size(self, name: str) -> int | None:
         """How many bytes are there, or None."""

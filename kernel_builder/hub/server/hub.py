@@ -9,12 +9,13 @@ import os
 import secrets
 import time
 import uuid
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kernel_builder.hub.server import names
 from kernel_builder.hub.server.blobs import Blobs, sync_directory
-from kernel_builder.hub.server.large_files import LargeFiles
+from kernel_builder.hub.server.large_files import Incoming, LargeFiles
 from kernel_builder.hub.server.refusals import Refusal, no_repository, read_only, wrong_token
 from kernel_builder.hub.server.repositories import Repositories, Repository, file_lock
 from kernel_builder.hub.server.settings import Settings
@@ -89,6 +90,12 @@ class Hub:
     def keeping(self, *, alone: bool = False) -> AbstractContextManager[None]:
         """Held while a large file enters the store and is noted as a repository's own; alone, while unowned ones go."""
         return file_lock(self.root / "lock", "the store of large files", shared=not alone)
+
+    def keep(self, repository: Repository, incoming: Sequence[Incoming]) -> None:
+        """Store sealed files as large files of a repository, durably."""
+        with self.keeping():
+            self.large_files.adopt(incoming)
+            repository.own(file.sha256 for file in incoming)
 
     # The clients send a file to the address that they are given, without their token.
 

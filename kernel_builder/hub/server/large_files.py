@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import IO
 
@@ -19,16 +19,15 @@ from kernel_builder.hub.server.refusals import bad_request
 
 
 class Incoming:
-    """A file on its way in. Leaving the context without `keep` leaves nothing behind."""
+    """A file on its way in. Leaving the context before it was adopted leaves nothing behind."""
 
     def __init__(self, blobs: Blobs, sha256: str, size: int) -> None:
-        self._blobs = blobs
-        self._announced = sha256
-        self._size = size
+        self.sha256 = sha256
+        self.size = size
         self._hash = hashlib.sha256()
         self._received = 0
-        self._path = blobs.new()
-        self._file = self._path.open("xb")
+        self.path = blobs.new()
+        self._file = self.path.open("xb")
 
     def __enter__(self) -> Incoming:
         return self
@@ -39,31 +38,27 @@ class Incoming:
         try:
             self._file.close()
         finally:
-            self._path.unlink(missing_ok=True)
+            self.path.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
         """Take the next bytes."""
         self._received += len(data)
-        if self._received > self._size:
-            raise bad_request(
-                f"more than the announced {self._size} bytes came for {self._announced}; nothing was stored"
-            )
+        if self._received > self.size:
+            raise bad_request(f"more than the announced {self.size} bytes came for {self.sha256}; nothing was stored")
         self._hash.update(data)
         self._file.write(data)
 
-    def keep(self) -> None:
-        """Store the file, durably, if it is the one that was announced."""
-        if self._received != self._size:
+    def seal(self) -> None:
+        """End it: it is whole, it is what was announced, and it is on the disk."""
+        if self._received != self.size:
             raise bad_request(
-                f"{self._received} of the announced {self._size} bytes came for {self._announced}; nothing was stored"
+                f"{self._received} of the announced {self.size} bytes came for {self.sha256}; nothing was stored"
             )
-        if (found := self._hash.hexdigest()) != self._announced:
-            raise bad_request(
-                f"what came has the SHA-256 {found}, not the announced {self._announced}; nothing was stored"
-            )
+        if (found := self._hash.hexdigest()) != self.sha256:
+            raise bad_request(f"what came has the SHA-256 {found}, not the announced {self.sha256}; nothing was stored")
         self._file.flush()
         os.fsync(self._file.fileno())
-        self._blobs.put(self._path, _name(self._announced))
+        self._file.close()
 
 
 class LargeFiles:
@@ -75,6 +70,12 @@ class LargeFiles:
     def receive(self, sha256: str, size: int) -> Incoming:
         """Begin to take in a file with this digest and size."""
         return Incoming(self._blobs, names.sha256(sha256), size)
+
+    def adopt(self, incoming: Sequence[Incoming]) -> None:
+        """Take sealed files into the store, durably."""
+        for file in incoming:
+            self._blobs.put(file.path, _name(file.sha256))
+        self._blobs.sync()
 
     def size(self, sha256: str) -> int | None:
         """The size of a stored file, or None."""

@@ -131,7 +131,7 @@ def _repository(hub: Hub, repository: Repository, mend: bool, now: float) -> tup
                 )
             elif not repository.owns(sha256):
                 if mend:
-                    repository.own(sha256)
+                    repository.own([sha256])
                 found.append(Found(f"{repository.repo_id}: large file {sha256}", "was not noted as its own", mend))
         for marker in list(repository.large.iterdir()):
             if marker.name not in referenced and now - marker.stat().st_mtime > UNCOMMITTED_SECONDS:

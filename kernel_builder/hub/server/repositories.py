@@ -17,7 +17,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -309,9 +309,10 @@ class Repository:
         """Whether the large file was sent to this repository."""
         return (self.large / names.sha256(sha256)).exists()
 
-    def own(self, sha256: str) -> None:
-        """Note, durably, that the large file was sent to this repository."""
-        (self.large / names.sha256(sha256)).touch()
+    def own(self, sha256s: Iterable[str]) -> None:
+        """Note, durably, that the large files were sent to this repository."""
+        for sha256 in sha256s:
+            (self.large / names.sha256(sha256)).touch()
         sync_directory(self.large)
 
     def referenced(self) -> Iterator[LargeFile]:

@@ -283,7 +283,6 @@ def _assemble(hub: Hub, repo_id: str, files: list[File]) -> int:
     repository = hub.repositories.open(repo_id)
     limit = hub.settings.limits.file_bytes
     xorbs = hub.xorbs
-    written = 0
     with ExitStack() as opened:
         found: dict[str, Xorb] = {}
 
@@ -300,16 +299,17 @@ def _assemble(hub: Hub, repo_id: str, files: list[File]) -> int:
                     ) from None
             return found[name]
 
-        for file in files:
+        made = []
+        for file in {file.sha256: file for file in files}.values():
             if file.size > limit:
                 raise too_large(f"{file.size} bytes; this Hub takes files up to {limit}")
-            if not (repository.owns(file.sha256) and hub.large_files.size(file.sha256) == file.size):
-                with hub.large_files.receive(file.sha256, file.size) as incoming:
-                    for segment in file.segments:
-                        for data in xorb(segment.xorb).read(segment.start, segment.end):
-                            incoming.write(data)
-                    with hub.keeping():
-                        incoming.keep()
-                        repository.own(file.sha256)
-                written += file.size
-    return written
+            if repository.owns(file.sha256) and hub.large_files.size(file.sha256) == file.size:
+                continue
+            incoming = opened.enter_context(hub.large_files.receive(file.sha256, file.size))
+            for segment in file.segments:
+                for data in xorb(segment.xorb).read(segment.start, segment.end):
+                    incoming.write(data)
+            incoming.seal()
+            made.append(incoming)
+        hub.keep(repository, made)
+    return sum(incoming.size for incoming in made)
