@@ -101,10 +101,10 @@ class CheckError(KernelBuilderError):
 class HubError(KernelBuilderError):
     """A Hub refuses, lacks what is asked for, or cannot be reached."""
 
-    exit_code = 8
+    exit_code = 9
 
 
 class VerificationError(KernelBuilderError):
     """A published kernel is not what its digest, its signature or its source say, or a signature cannot be made."""
 
-    exit_code = 9
+    exit_code = 10
