@@ -13,6 +13,8 @@ from typing import IO, Any
 import fsspec  # type: ignore[import-untyped]
 from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-untyped]
 
+from kernel_builder.errors import ConfigError
+
 _libc = ctypes.CDLL(None, use_errno=True)
 _READ_AHEAD = 4 << 20  # what is fetched at once from a store elsewhere; some would take 50 MB for every reader
 
@@ -48,7 +50,14 @@ class Blobs:
     def __init__(self, url: str, staging: Path) -> None:
         self.staging = staging
         staging.mkdir(parents=True, exist_ok=True)
-        fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)  # others write there too
+        try:
+            fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)  # others write there too
+        except (ImportError, ValueError) as error:
+            raise ConfigError(
+                f"this store cannot be reached: {error}",
+                where=f"--large-files {url}",
+                hint="a directory, or a URL whose package for fsspec is installed: pip install s3fs for s3://",
+            ) from error
         self._fs: Any = fs
         self._root: str = str(root).rstrip("/")
         self._local = isinstance(fs, LocalFileSystem)
