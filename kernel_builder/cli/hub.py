@@ -145,7 +145,7 @@ def serve(
 def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
     """Find and mend what a crash left in ROOT, and name what a disk has lost.
 
-    Servers may go on running. The exit code is 0 when all is as it should be in the end, else 8.
+    Servers may go on running. The exit code is 0 when all is as it should be in the end, else 9.
     """
     _installed()
     from kernel_builder.hub.server.hub import Hub

@@ -20,7 +20,7 @@ import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
-from kernel_builder.errors import ConfigError, VerificationError
+from kernel_builder.errors import ConfigError, HubError, VerificationError
 from kernel_builder.hub.carry import export_kernel, import_kernel
 from kernel_builder.hub.server import mend, tokens
 from kernel_builder.hub.server.hub import Hub
@@ -197,7 +197,7 @@ def test_check_mends_what_was_left_and_names_what_was_lost(hub: RunningHub, tmp_
         file.write(b"damaged")
     command = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub", "check", "--root"]
     done = subprocess.run([*command, str(hub.root), "--digests"], capture_output=True, text=True, check=False)
-    assert done.returncode == 8 and "the disk has changed it" in done.stdout
+    assert done.returncode == HubError.exit_code and "the disk has changed it" in done.stdout
     assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/v1/build/{VARIANT}/table.bin").status_code == 404
     publish(hub, write_kernel(tmp_path / "three"))
     api = hub.api()
