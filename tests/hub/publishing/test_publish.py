@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -315,6 +316,25 @@ def test_cut_at_every_tenth_it_ends_the_same(
         done = put(hub, quick, f"org/cut-{tenth}")
         assert not done.kept
         assert tree(hub, f"org/cut-{tenth}", "v1") == wanted[0]
+
+
+def test_killed_at_any_moment_it_ends_the_same(hub: RunningHub, quick: Path) -> None:
+    def start(repo_id: str) -> subprocess.Popen[bytes]:
+        command = [BUILDER, "upload", quick, "--repo-id", repo_id, "--no-load", "--quiet"]
+        return subprocess.Popen(command, env=hub.environment)
+
+    began = time.monotonic()
+    assert start("org/whole").wait() == 0
+    seconds = time.monotonic() - began
+    for part in range(4, 8):  # before that it only reads
+        running = start("org/killed")
+        time.sleep(seconds * part / 8)
+        running.kill()
+        running.wait()
+    put(hub, quick, "org/killed")
+    assert tree(hub, "org/killed", "v1") == tree(hub, "org/whole", "v1")
+    assert tree(hub, "org/killed", "main").keys() == tree(hub, "org/whole", "main").keys()
+    assert commits(hub, "org/killed", "v1") == 2
 
 
 def test_equal_binaries_are_sent_once(hub: RunningHub, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
