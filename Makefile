@@ -11,7 +11,7 @@ KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --editable . --group test "$(TORCH)"
+	.venv/bin/python -m pip install --quiet --editable ".[hub]" --group test "$(TORCH)"
 	touch $@
 
 quickstart: .venv/ready

@@ -1,4 +1,5 @@
-"""Build kernels/rmsnorm for every variant of this platform, load it as anyone would, check it and time it.
+"""Build kernels/rmsnorm for every variant of this platform, publish it to a Hub of one's own, load it from there as
+anyone would, check it and time it.
 
 make quickstart
 """
@@ -9,19 +10,24 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "kernels" / "rmsnorm"
+BUILDER = Path(sys.executable).with_name("kernel-builder")
 
 
 def check_and_time() -> None:
     """Runs in a process of its own: load with the public client, compare with float64, time against eager PyTorch."""
     import torch
-    from kernels import get_local_kernel
+    from kernels import get_kernel
     from torch.utils.benchmark import Timer
 
-    kernel = get_local_kernel(PROJECT, backend="cpu")
+    kernel = get_kernel("kernels-community/rmsnorm", version=1, backend="cpu")
     result: dict[str, object] = {"module": kernel.__name__, "torch": torch.__version__, "shapes": []}
 
     def eager(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -57,22 +63,60 @@ def check_and_time() -> None:
     print(json.dumps(result))
 
 
+@contextmanager
+def own_hub() -> Iterator[dict[str, str]]:
+    """The environment that points the public clients to a Hub of this machine's own, which runs in the meantime."""
+    with tempfile.TemporaryDirectory() as directory:
+        command = [BUILDER, "hub", "serve", "--root", f"{directory}/hub", "--trust", "kernels-community", "--json"]
+        with Path(directory, "log").open("w+") as log:
+            hub = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            try:
+                assert hub.stdout is not None
+                ready = hub.stdout.readline()
+                if not ready:
+                    raise SystemExit("the Hub did not start:\n" + Path(log.name).read_text())
+                endpoint = json.loads(ready)["url"]
+                kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
+                yield {
+                    **kept,
+                    "HF_ENDPOINT": endpoint,
+                    "HF_HOME": f"{directory}/home",
+                    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+                    "HF_TOKEN": "any",  # writes to a Hub without tokens, which only this machine reaches
+                }
+            finally:
+                hub.terminate()
+                hub.wait()
+
+
+def answer_of(command: list[str | Path], environment: dict[str, str], failed: str) -> dict[str, Any]:
+    """What a command answers as JSON; ends with its words where it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
+    answer: dict[str, Any] = json.loads(done.stdout or "{}")
+    if done.returncode:
+        words = [answer.get(key) for key in ("where", "message", "output", "hint")]
+        raise SystemExit(f"{failed}:\n" + "\n".join(word for word in words if word))
+    return answer
+
+
 def main() -> None:
-    """Build, then print two small tables."""
+    """Build, publish and load, then print two small tables."""
     from rich.console import Console
     from rich.table import Column, Table
 
-    builder = Path(sys.executable).with_name("kernel-builder")
-    done = subprocess.run([builder, "build", PROJECT, "--json"], stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
-        answer = json.loads(done.stdout or "{}")
-        words = [answer.get(key) for key in ("where", "message", "output", "hint")]
-        raise SystemExit("the build failed:\n" + "\n".join(word for word in words if word))
-    summary = json.loads(done.stdout)
-
-    command = [sys.executable, __file__, "--check"]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    checked = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment).stdout)
+    summary = answer_of([BUILDER, "build", PROJECT, "--json"], dict(os.environ), "the build failed")
+    with own_hub() as environment:
+        upload: list[str | Path] = [
+            BUILDER,
+            "upload",
+            PROJECT,
+            "--repo-id",
+            "kernels-community/rmsnorm",
+            "--no-load",
+            "--json",
+        ]
+        published = answer_of(upload, environment, "the publication failed")
+        checked = answer_of([sys.executable, __file__, "--check"], environment, "the kernel could not be loaded")
 
     console = Console()
     table = Table(Column("variant", no_wrap=True), "size", "checks", title="kernels/rmsnorm/build")
@@ -86,7 +130,10 @@ def main() -> None:
         console.print(f"not built on this machine: {', '.join(elsewhere)}")
         console.print("(.venv/bin/kernel-builder list-variants kernels/rmsnorm says why, and what to do)\n")
 
-    title = f"loaded with the public client into Torch {checked['torch']}, on the CPU"
+    sent = published["builds"]
+    console.print(f"published to {published['url']}: {len(sent['sent'])} files, {sent['bytes'] / 2**20:.1f} MiB\n")
+
+    title = f'get_kernel("kernels-community/rmsnorm", version=1) over HTTP, Torch {checked["torch"]}, on the CPU'
     table = Table("rms_norm", "dtype", "error", "eager's error", "time", "speed", title=title)
     for row in checked["shapes"]:
         table.add_row(

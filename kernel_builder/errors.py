@@ -102,3 +102,15 @@ class MeasureError(KernelBuilderError):
     """Measuring cannot go on."""
 
     exit_code = 8
+
+
+class HubError(KernelBuilderError):
+    """A Hub refuses, lacks what is asked for, or cannot be reached."""
+
+    exit_code = 9
+
+
+class VerificationError(KernelBuilderError):
+    """A published kernel is not what its digest, its signature or its source say, or a signature cannot be made."""
+
+    exit_code = 10

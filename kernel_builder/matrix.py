@@ -184,6 +184,28 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
     return tuple(sorted(found, key=lambda variant: variant.name))
 
 
+@dataclass(frozen=True)
+class Share:
+    """What one runner builds of a project: the variants of one backend for one platform.
+
+    `backend` is None where the project is Python only and all of it is built at once, on any platform.
+    """
+
+    project: str
+    name: str
+    platform: str
+    backend: str | None
+
+
+def shares(directory: str, project: Project, *, whole: bool = False) -> tuple[Share, ...]:
+    """The parts of a project that runners can build apart, in a fixed order. `directory` is what they call it."""
+    offered = variants(project, whole=whole)
+    parts = {
+        (variant.platform or load().platforms[0], variant.backend if variant.platform else None) for variant in offered
+    }
+    return tuple(Share(directory, project.name, *part) for part in sorted(parts, key=str))
+
+
 def skipped_backends(project: Project) -> tuple[str, ...]:
     """The backends of a compiled project that this builder validates but cannot build."""
     if isinstance(project.framework, TorchNoarch):

@@ -31,6 +31,8 @@ from kernel_builder.plan import PlannedVariant, digest
 from kernel_builder.project import KernelDependency, Project
 from kernel_builder.sources import read_unchanged
 
+# The signature of a package's metadata, and with it of its digest, beside it.
+SIGNATURE = "metadata.json.sigstore"
 # Raise when a change here changes the files of a package for equal inputs.
 _RECIPE = 1
 
@@ -175,12 +177,13 @@ class TreeDigest:
 
 
 def hash_tree(directory: Path) -> TreeDigest:
-    """The digest of all files under `directory` but Python's bytecode, `metadata.json` included.
+    """The digest of all files under `directory` but Python's bytecode and a signature, `metadata.json` included.
 
-    Two packages have the same value when and only when they are equal to the bit.
+    Two packages have the same value when and only when they are equal to the bit, signed or not: no two signatures of
+    the same bytes are the same.
     """
     paths = (path.relative_to(directory) for path in directory.rglob("*") if path.is_file() and path.suffix != ".pyc")
-    names = sorted(path.as_posix() for path in paths if "__pycache__" not in path.parts)
+    names = sorted(path.as_posix() for path in paths if "__pycache__" not in path.parts and str(path) != SIGNATURE)
     files = {name: hashlib.sha256((directory / name).read_bytes()).hexdigest() for name in names}
     lines = "".join(f"{digest}  {path}\n" for path, digest in files.items())
     return TreeDigest(hashlib.sha256(lines.encode()).hexdigest(), files)

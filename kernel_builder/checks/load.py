@@ -32,7 +32,7 @@ def check(package: Package) -> Iterator[Finding]:
         raise NotApplicable("the package is not complete")
     if reason := _rejections(_variants(package.directory.parent))[variant.name]:
         raise NotApplicable(reason)
-    outcome, text = _probe("load", str(package.directory))
+    outcome, text = probe("load", str(package.directory))
     if outcome == "skipped":
         raise NotApplicable(text)
     if outcome == "failed":
@@ -54,11 +54,11 @@ def _rejections(variants: tuple[str, ...]) -> Mapping[str, str | None]:
 
     Asked once for all variants of a project: the client decides by the installed Torch, which takes seconds to import.
     """
-    answer = _probe("fits", *variants)
+    answer = probe("fits", *variants)
     return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"the client cannot be asked: {answer[1]}")
 
 
-def _probe(question: str, *arguments: str) -> Any:
+def probe(question: str, *arguments: str) -> Any:
     """Run `probe.py` in a fresh interpreter, away from the current directory and from the network.
 
     Returns:

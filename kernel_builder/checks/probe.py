@@ -2,17 +2,22 @@
 
     python -B -c "$(cat probe.py)" RESULT fits VARIANT...
     python -B -c "$(cat probe.py)" RESULT load DIRECTORY
+    python -B -c "$(cat probe.py)" RESULT describe DIRECTORY
 
 Writes JSON to the file RESULT: for `fits` why the client would not choose each variant on this machine, or null; for
-`load` an outcome (`loaded`, `skipped` or `failed`) and a text.
+`load` an outcome (`loaded`, `skipped` or `failed`) and a text; for `describe` an outcome, and where it is `loaded` what
+`kernel_builder.hub.api` needs of the module and of the operators that it registered.
 """
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 
 def _fits(names: list[str]) -> dict[str, str | None]:
@@ -37,7 +42,7 @@ def _backend(variant: str) -> str | None:
     return "cpu" if "cpu" in variant.split("-") else None
 
 
-def _load(directory: Path) -> tuple[str, str]:
+def _load(directory: Path) -> tuple[str, Any]:
     from kernels import Metadata, get_local_kernel
     from kernels.hf_hub import _get_hf_api
     from kernels.python_deps import validate_variant_dependencies
@@ -54,13 +59,74 @@ def _load(directory: Path) -> tuple[str, str]:
         except Exception as error:
             return "skipped", f"it depends on {dependency.repo_id}, which this machine does not have: {error}"
     try:
-        get_local_kernel(directory, backend=backend, trust_remote_code=True)
+        module = get_local_kernel(directory, backend=backend, trust_remote_code=True)
     except BaseException as error:
         return "failed", "".join(traceback.format_exception_only(type(error), error)).strip()
-    return "loaded", ""
+    return "loaded", module
+
+
+def _describe(directory: Path) -> tuple[str, Any]:
+    from kernels import Metadata
+
+    outcome, module = _load(directory)
+    if outcome != "loaded":
+        return outcome, module
+    members: dict[str, dict[str, str]] = {}
+    _members(module, "", members)
+    namespace = f"{Metadata.read_from_file(directory / 'metadata.json').id}::"
+    return "loaded", {"members": members, "ops": _schemas(namespace)}
+
+
+def _members(owner: ModuleType | type, prefix: str, found: dict[str, dict[str, str]]) -> None:
+    """Describes the public names of a module or class, and of the classes and own modules among them."""
+    listed = getattr(owner, "__all__", None) if isinstance(owner, ModuleType) else vars(owner)
+    for name in sorted(vars(owner) if listed is None else listed):
+        value = inspect.getattr_static(owner, name, None)
+        value = getattr(value, "__func__", value)
+        if listed is None or isinstance(owner, type):
+            foreign = isinstance(value, ModuleType) or getattr(value, "__module__", owner.__name__) != owner.__name__
+            if name.startswith("_") or (isinstance(owner, ModuleType) and foreign):
+                continue
+        if isinstance(value, ModuleType):
+            kind, signature = "module", ""
+        elif isinstance(value, type):
+            kind, signature = "class", ""
+        elif callable(value):
+            kind, signature = "function", _signature(value)
+        else:
+            kind, signature = "attribute", ""
+        summary = (
+            "" if kind == "attribute" else inspect.cleandoc(getattr(value, "__doc__", None) or "").partition("\n")[0]
+        )
+        found[prefix + name] = {"kind": kind, "signature": signature, "summary": summary}
+        if kind == "class" or (kind == "module" and value.__name__.startswith(f"{owner.__name__}.")):
+            _members(value, f"{prefix}{name}.", found)
+
+
+def _signature(function: Any) -> str:
+    try:
+        return str(inspect.signature(function))
+    except (TypeError, ValueError):
+        return "(...)"
+
+
+def _schemas(namespace: str) -> dict[str, str]:
+    try:
+        import torch
+    except ImportError:
+        return {}
+    schemas = [str(schema) for schema in torch._C._jit_get_all_schemas() if schema.name.startswith(namespace)]
+    return {text.partition("(")[0].removeprefix(namespace): text.removeprefix(namespace) for text in schemas}
 
 
 if __name__ == "__main__":
     result, question, *arguments = sys.argv[1:]
-    answer = _fits(arguments) if question == "fits" else _load(Path(arguments[0]))
+    answer: Any
+    if question == "fits":
+        answer = _fits(arguments)
+    elif question == "describe":
+        answer = _describe(Path(arguments[0]))
+    else:
+        outcome, told = _load(Path(arguments[0]))
+        answer = outcome, "" if outcome == "loaded" else told
     Path(result).write_text(json.dumps(answer), encoding="utf-8")

@@ -22,6 +22,11 @@ from kernel_builder.errors import BuildError, KernelBuilderError
 _COMMANDS = {
     "build": ("build", "build"),
     "build-and-copy": ("build", "build_and_copy"),
+    "upload": ("upload", "upload"),
+    "build-and-upload": ("upload", "build_and_upload"),
+    "verify": ("verify", "verify"),
+    "sign": ("sign", "sign"),
+    "hub": ("hub", "hub"),
     "list-variants": ("variants", "list_variants"),
     "check-config": ("check", "check_config"),
     "check-abi": ("check", "check_abi"),
@@ -87,7 +92,8 @@ class LazyGroup(click.Group):
     def _stop(self, ctx: click.Context, error: KernelBuilderError) -> NoReturn:
         command = self.get_command(ctx, ctx.invoked_subcommand or "")
         into_file = command is not None and any(option.name == "json_file" for option in command.params)
-        report_error(error, as_json="--json" in sys.argv and not into_file)
+        asked = {"--output-json"} if into_file else {"--json", "--output-json"}
+        report_error(error, as_json=not asked.isdisjoint(sys.argv))
         ctx.exit(error.exit_code)
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,8 @@ from kernel_builder.build import build as run_build
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
+
+    from kernel_builder.toolchain import Toolchains
 
 
 class _Lines(Listener):
@@ -74,7 +78,21 @@ class _Bar(Listener):
         self._progress.update(self._task, description=title, completed=done, total=total)
 
 
-def _print(summary: Summary) -> None:
+def run(request: Request, toolchains: Callable[..., Toolchains]) -> Summary:
+    """Build, and show how it goes along on stderr.
+
+    Args:
+        toolchains: Makes the toolchains, given where to show their downloads, as `progress`.
+    """
+    from kernel_builder.toolchain import shown
+
+    with ExitStack() as stack, ExitStack() as fetching:
+        listener = _Bar(stack, fetching) if sys.stderr.isatty() else _Lines()
+        return run_build(request, toolchains(progress=fetching.enter_context(shown(sys.stderr))), listener)
+
+
+def print_summary(summary: Summary) -> None:
+    """Print what a build did, for people."""
     rows = [("variant", "status", "size", "checks", "binary shared with")]
     for built in summary.packages:
         passed = f"{len(built.report.passed)} passed" if built.report else "passed"
@@ -155,30 +173,25 @@ def build(
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
     """
-    from kernel_builder.toolchain import Toolchains, compiler_cache, shown
+    from kernel_builder.toolchain import Toolchains, compiler_cache
 
-    with ExitStack() as stack, ExitStack() as fetching:
-        listener = _Bar(stack, fetching) if sys.stderr.isatty() else _Lines()
-        downloads = fetching.enter_context(shown(sys.stderr))
-        toolchains = Toolchains(cuda_home=cuda_home, cxx=cxx, offline=offline, progress=downloads, index_url=index_url)
-        summary = run_build(
-            Request(
-                directories=directories or (Path(),),
-                variants=variants,
-                backends=backends,
-                whole=whole,
-                out=out,
-                jobs=jobs,
-                compiler_cache=compiler_cache.find(sccache),
-                load=load,
-            ),
-            toolchains,
-            listener,
-        )
+    summary = run(
+        Request(
+            directories=directories or (Path(),),
+            variants=variants,
+            backends=backends,
+            whole=whole,
+            out=out,
+            jobs=jobs,
+            compiler_cache=compiler_cache.find(sccache),
+            load=load,
+        ),
+        partial(Toolchains, cuda_home=cuda_home, cxx=cxx, offline=offline, index_url=index_url),
+    )
     if as_json:
         click.echo(json.dumps(summary.as_dict(), indent=2))
     else:
-        _print(summary)
+        print_summary(summary)
 
 
 build_and_copy = click.Command(

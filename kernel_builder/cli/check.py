@@ -98,7 +98,7 @@ def check_abi(
 @_JSON
 def check_builds(directory: Path, as_json: bool) -> None:
     """Ask all checks about every package under DIR/build."""
-    _print_reports((checks.run(package) for package in _packages(directory)), as_json)
+    _print_reports((checks.run(package) for package in packages_of(directory)), as_json)
 
 
 @click.command()
@@ -111,7 +111,7 @@ def hash_builds(directory: Path, as_json: bool) -> None:
     """
     from kernel_builder.package import hash_tree
 
-    digests = {package.name: hash_tree(package) for package in _packages(directory)}
+    digests = {package.name: hash_tree(package) for package in packages_of(directory)}
     if as_json:
         click.echo(json.dumps({name: dataclasses.asdict(digest) for name, digest in digests.items()}))
         return
@@ -119,7 +119,7 @@ def hash_builds(directory: Path, as_json: bool) -> None:
         click.echo(f"{digest.value}  {name}")
 
 
-def _packages(directory: Path) -> list[Path]:
+def packages_of(directory: Path) -> list[Path]:
     """The packages of the project in `directory`, sorted by name.
 
     Raises:

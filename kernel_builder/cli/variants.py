@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -14,39 +15,54 @@ from kernel_builder.variant import this_platform
 
 
 @click.command()
-@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+@click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--arch", is_flag=True, help="Only variants for this machine's platform, and Python-only ones.")
 @click.option("--all", "whole", is_flag=True, help="The whole matrix, not only what the Hub asks for.")
 @click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to count with.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with what stands in the way of each.")
-def list_variants(directory: Path, arch: bool, whole: bool, cuda_home: Path | None, as_json: bool) -> None:
-    """List the variants that the project in DIR has to offer, and which of them this machine can build."""
+@click.option("--runners", is_flag=True, help="Print as JSON, on one line, what each of several runners is to build.")
+def list_variants(
+    directories: tuple[Path, ...], arch: bool, whole: bool, cuda_home: Path | None, as_json: bool, runners: bool
+) -> None:
+    """List the variants that the projects in DIR (default: here) have to offer, and which this machine can build.
+
+    With --runners, what is printed is the matrix of a GitHub workflow: one entry for each project, platform and
+    backend, to be built by `kernel-builder build PROJECT --backend BACKEND` on a runner of that platform.
+    """
     from kernel_builder.toolchain import Toolchains
 
+    found = [(directory, projects.read(directory)) for directory in directories or (Path(),)]
+    if runners:
+        parts = [part for directory, project in found for part in matrix.shares(str(directory), project, whole=whole)]
+        click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
+        return
     toolchains = Toolchains(cuda_home=cuda_home)
-    project = projects.read(directory)
     rows = []
-    for variant in matrix.variants(project, whole=whole):
-        if arch and variant.platform not in {None, this_platform()}:
-            continue
-        missing = obstacle(variant, toolchains)
-        rows.append(
-            {
-                "variant": variant.name,
-                "backend": variant.backend,
-                "platform": variant.platform,
-                "cuda": str(variant.cuda) if variant.cuda else None,
-                "buildable": missing is None,
-                "reason": missing.reason if missing else None,
-                "hint": missing.hint if missing else None,
-            }
-        )
+    for _, project in found:
+        for variant in matrix.variants(project, whole=whole):
+            if arch and variant.platform not in {None, this_platform()}:
+                continue
+            missing = obstacle(variant, toolchains)
+            rows.append(
+                {
+                    "project": project.name,
+                    "variant": variant.name,
+                    "backend": variant.backend,
+                    "platform": variant.platform,
+                    "cuda": str(variant.cuda) if variant.cuda else None,
+                    "buildable": missing is None,
+                    "reason": missing.reason if missing else None,
+                    "hint": missing.hint if missing else None,
+                }
+            )
     if as_json:
         click.echo(json.dumps(rows, indent=2))
         return
     for row in rows:
-        click.echo(row["variant"], nl=bool(row["buildable"]))
+        name = f"{row['project']}/{row['variant']}" if len(found) > 1 else row["variant"]
+        click.echo(name, nl=bool(row["buildable"]))
         if not row["buildable"]:
             click.secho(f"  (not here: {row['reason']}; {row['hint']})", fg="yellow")
-    for backend in matrix.skipped_backends(project):
-        click.secho(f"{backend}: not built by this builder", fg="yellow", err=True)
+    for _, project in found:
+        for backend in matrix.skipped_backends(project):
+            click.secho(f"{project.name}: {backend}: not built by this builder", fg="yellow", err=True)

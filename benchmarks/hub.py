@@ -1,0 +1,387 @@
+"""What our own Hub costs: every figure of docs/hub-figures.md, by the public clients over loopback.
+
+    .venv/bin/python benchmarks/hub.py --json benchmarks/results/hub.json --markdown docs/hub-figures.md
+
+Server and clients share this machine's cores. The large files are random bytes, which no transfer can compress.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import platform
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+from builder import Figure, builder_commit
+from kernels_data import Digest, DigestAlgorithm
+
+MB = 1_000_000
+BUILDER = Path(sys.executable).with_name("kernel-builder")
+KERNEL = "kernels-community/twice"
+BINARY = 20 * MB
+BINARIES = 100
+BINARY_OF_MANY = 2 * MB
+CLIENTS = 64
+HUGE = 2000 * MB
+MEMORY = 150 * MB
+REPEATS = 5
+
+
+def write_kernel(directory: Path, size: int) -> Path:
+    """A kernel in Python with one large file: what is measured is the way, not the kernel."""
+    variant = directory / "build" / "torch-cpu"
+    variant.mkdir(parents=True)
+    (variant / "__init__.py").write_text("def twice(x):\n    return x * 2\n\n\n__all__ = ['twice']\n")
+    write_random(variant / "table.so", size)
+    digest = Digest.hash_variant(DigestAlgorithm.SHA256, variant)
+    described = {
+        "id": "_twice",
+        "name": "twice",
+        "version": 1,
+        "license": "apache-2.0",
+        "python-depends": [],
+        "backend": {"type": "cpu"},
+        "digest": {"algorithm": "sha256", "files": dict(digest.files)},
+    }
+    (variant / "metadata.json").write_text(json.dumps(described))
+    return variant
+
+
+def write_random(path: Path, size: int) -> None:
+    """A file of random bytes, written in pieces."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        for start in range(0, size, 1 << 24):
+            file.write(os.urandom(min(1 << 24, size - start)))
+
+
+@contextmanager
+def served(root: Path) -> Iterator[tuple[str, int]]:
+    """A Hub: its address and its process."""
+    command = [
+        BUILDER,
+        "hub",
+        "serve",
+        "--root",
+        root,
+        "--trust",
+        "kernels-community",
+        "--log-level",
+        "warning",
+        "--json",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["url"], process.pid
+        finally:
+            process.terminate()
+
+
+def client(url: str, home: Path, code: str, **environment: str) -> dict[str, Any]:
+    """Run a program that uses the clients, in a fresh process; it prints one JSON object."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            **os.environ,
+            "HF_ENDPOINT": url,
+            "HF_HOME": str(home),
+            "HF_TOKEN": "any",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            **environment,
+        },
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+PUBLISH = """
+import json, time
+from huggingface_hub import HfApi
+api = HfApi()
+api.create_repo("{repo}", repo_type="kernel", exist_ok=True)
+api.create_branch("{repo}", branch="v1", repo_type="kernel", exist_ok=True)
+began = time.perf_counter()
+api.upload_folder(repo_id="{repo}", repo_type="kernel", revision="v1", folder_path="{folder}")
+print(json.dumps({{"seconds": time.perf_counter() - began}}))
+"""
+
+LOAD = """
+import json, time, torch, kernels
+began = time.perf_counter()
+kernels.get_kernel("{repo}", version=1)
+print(json.dumps({{"seconds": time.perf_counter() - began}}))
+"""
+
+
+def first_load(directory: Path) -> Figure:
+    """A load of a published kernel with an empty cache, beside a copy of its files."""
+    variant = write_kernel(directory / "kernel", BINARY)
+    loads, copies = [], []
+    with served(directory / "hub") as (url, _):
+        client(url, directory / "publisher", PUBLISH.format(repo=KERNEL, folder=directory / "kernel"))
+        for number in range(REPEATS):
+            loads.append(client(url, directory / f"home-{number}", LOAD.format(repo=KERNEL))["seconds"])
+            began = time.perf_counter()
+            shutil.copytree(variant, directory / f"copy-{number}")
+            copies.append(time.perf_counter() - began)
+    load, copy = statistics.median(loads), statistics.median(copies)
+    return Figure(
+        "first-load",
+        f"first `get_kernel` of a kernel of {BINARY // MB} MB in a fresh process, beside a plain copy of its files",
+        "-",
+        f"{load * 1000:.0f} ms, beside {copy * 1000:.0f} ms",
+        True,
+        (f"HF_ENDPOINT=URL python -c 'get_kernel(\"{KERNEL}\", version=1)'", "cp -r build/torch-cpu COPY"),
+        f"Median of {REPEATS}, each with an empty client cache, without the imports of torch and kernels.",
+        {"load-seconds": loads, "copy-seconds": copies, "bytes": BINARY},
+    )
+
+
+def publishing(directory: Path) -> Figure:
+    """A package of many binaries: the first time, and again when nothing has changed."""
+    for number in range(BINARIES):
+        write_random(directory / "kernel" / "build" / f"variant-{number:03}" / "kernel.abi3.so", BINARY_OF_MANY)
+    taken = {}
+    with served(directory / "hub") as (url, _):
+        for transfer, disabled in (("xet", "0"), ("lfs", "1")):
+            code = PUBLISH.format(repo=f"{KERNEL}-{transfer}", folder=directory / "kernel")
+            for when in ("first", "again"):
+                taken[f"{transfer}-{when}-seconds"] = client(
+                    url, directory / transfer, code, HF_HUB_DISABLE_XET=disabled
+                )["seconds"]
+    return Figure(
+        "publish",
+        f"publishing a package of {BINARIES} binaries, {BINARIES * BINARY_OF_MANY // MB} MB, in one commit",
+        "-",
+        f"{taken['xet-first-seconds']:.1f} s by Xet, {taken['lfs-first-seconds']:.1f} s by LFS; again, unchanged: "
+        f"{taken['xet-again-seconds']:.2f} s and {taken['lfs-again-seconds']:.2f} s",
+        True,
+        ("HfApi().upload_folder(repo_type='kernel', revision='v1', …)",),
+        "By `huggingface_hub` alone; what `kernel-builder upload` checks before is not in it.",
+        {**taken, "bytes": BINARIES * BINARY_OF_MANY},
+    )
+
+
+def _load_at_once(home: str, barrier: Any, results: Any) -> None:
+    from huggingface_hub import constants
+
+    constants.HF_HUB_CACHE = home  # an empty cache for each client
+    import kernels
+
+    barrier.wait()
+    began = time.perf_counter()
+    try:
+        kernels.get_kernel(KERNEL, version=1)
+        results.put(time.perf_counter() - began)
+    except Exception as error:
+        results.put(repr(error))
+
+
+def processor_seconds(pid: int) -> float:
+    """How long a process has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def at_once(directory: Path) -> Figure:
+    """Many clients load the same kernel at once, each into a cache of its own."""
+    write_kernel(directory / "kernel", BINARY // 10)
+    with served(directory / "hub") as (url, pid):
+        client(url, directory / "publisher", PUBLISH.format(repo=KERNEL, folder=directory / "kernel"))
+        # The clients are forks of a process that has imported everything: it is loading that is measured.
+        os.environ.update(HF_ENDPOINT=url, HF_HUB_DISABLE_PROGRESS_BARS="1")
+        import kernels  # noqa: F401
+        import torch  # noqa: F401
+
+        fork = multiprocessing.get_context("fork")
+        barrier, results = fork.Barrier(CLIENTS), fork.SimpleQueue()
+        clients = [
+            fork.Process(target=_load_at_once, args=(str(directory / f"home-{number}"), barrier, results))
+            for number in range(CLIENTS)
+        ]
+        before = processor_seconds(pid)
+        for one in clients:
+            one.start()
+        ended = [results.get() for _ in clients]
+        used, most = processor_seconds(pid) - before, peak(pid)
+        for one in clients:
+            one.join()
+    failed = [one for one in ended if isinstance(one, str)]
+    taken = sorted(one for one in ended if not isinstance(one, str))
+    p50, p99 = statistics.median(taken), taken[min(len(taken) - 1, round(0.99 * (len(taken) - 1)))]
+    return Figure(
+        "at-once",
+        f"{CLIENTS} clients that load a kernel of {BINARY // 10 // MB} MB at once",
+        "none fails",
+        f"p50 {p50:.2f} s, p99 {p99:.2f} s, {len(failed)} failed",
+        not failed,
+        (f'get_kernel("{KERNEL}", version=1) in {CLIENTS} processes, each with an empty cache',),
+        f"Clients and server share the cores; of the time until the last had ended the server computed {used:.1f} s; "
+        f"its peak memory was {most / MB:.0f} MB.",
+        {"seconds": taken, "failed": failed, "server-processor-seconds": used, "server-peak-bytes": most},
+    )
+
+
+def peak(pid: int) -> int:
+    """The most memory that a process has had since `forget`, in bytes."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"VmHWM:\s*(\d+) kB", status)
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def forget(pid: int) -> None:
+    """Begin to watch a process's memory from here."""
+    Path(f"/proc/{pid}/clear_refs").write_text("5")
+
+
+FETCH = """
+import json, hashlib, requests
+digest = hashlib.sha256()
+with requests.get("{url}/kernels/{repo}/resolve/v1/huge.so", stream=True) as response:
+    response.raise_for_status()
+    for block in response.iter_content(1 << 20):
+        digest.update(block)
+print(json.dumps({{"sha256": digest.hexdigest()}}))
+"""
+
+
+def memory(directory: Path) -> Figure:
+    """The server's memory while one huge file goes up, both ways, and comes down."""
+    write_random(directory / "kernel" / "huge.so", HUGE)
+    expected = subprocess.run(
+        ["sha256sum", directory / "kernel" / "huge.so"], stdout=subprocess.PIPE, text=True, check=True
+    ).stdout.split()[0]
+    peaks, seconds = {}, {}
+    with served(directory / "hub") as (url, pid):
+        peaks["idle"] = peak(pid)
+        for transfer, disabled in (("lfs", "1"), ("xet", "0")):
+            repo = f"{KERNEL}-{transfer}"
+            forget(pid)
+            code = PUBLISH.format(repo=repo, folder=directory / "kernel")
+            seconds[f"{transfer}-up"] = client(url, directory / "home", code, HF_HUB_DISABLE_XET=disabled)["seconds"]
+            peaks[f"{transfer}-up"] = peak(pid)
+        forget(pid)
+        began = time.perf_counter()
+        came = client(url, directory / "home", FETCH.format(url=url, repo=repo))["sha256"]
+        seconds["down"] = time.perf_counter() - began
+        peaks["down"] = peak(pid)
+    if came != expected:
+        raise RuntimeError(f"what came down has the SHA-256 {came}, not {expected}")
+    return Figure(
+        "memory",
+        f"the server's peak memory while a file of {HUGE // MB} MB goes up and comes down",
+        f"at most {MEMORY // MB} MB",
+        f"{peaks['lfs-up'] / MB:.0f} MB up by LFS, {peaks['xet-up'] / MB:.0f} MB up by Xet, "
+        f"{peaks['down'] / MB:.0f} MB down",
+        max(peaks.values()) <= MEMORY,
+        ("HfApi().upload_folder(…)", "GET /kernels/…/resolve/v1/huge.so"),
+        f"Resident, at its highest; {peaks['idle'] / MB:.0f} MB before the first request. "
+        f"{seconds['lfs-up']:.1f} s and {seconds['xet-up']:.1f} s up, {seconds['down']:.1f} s down, hashing included.",
+        {"peak-bytes": peaks, "seconds": seconds},
+    )
+
+
+MEASUREMENTS: dict[str, Callable[[Path], Figure]] = {
+    "first-load": first_load,
+    "publish": publishing,
+    "at-once": at_once,
+    "memory": memory,
+}
+
+
+def machine() -> dict[str, Any]:
+    """On what it is measured."""
+    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    packages = ("huggingface_hub", "hf_xet", "kernels", "torch", "fastapi", "uvicorn", "pygit2")
+    return {
+        "cpu": model[1] if model else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.platform()),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in packages},
+    }
+
+
+def verdict(figure: Figure) -> str:
+    """Whether a figure keeps to its target, where it has one."""
+    if figure.target == "-":
+        return "-"
+    return "met" if figure.met else "missed"
+
+
+def as_markdown(measured_on: dict[str, Any], figures: Sequence[Figure]) -> str:
+    """The table, for docs/hub-figures.md."""
+    spoken = ", ".join(f"{name} {measured_on[name]}" for name in list(measured_on)[3:])
+    lines = [
+        "# Figures of the Hub",
+        "",
+        "Written by `benchmarks/hub.py`, which has the exact way each is measured.",
+        "",
+        "    .venv/bin/python benchmarks/hub.py --json benchmarks/results/hub.json --markdown docs/hub-figures.md",
+        "",
+        "| figure | target | measured | |",
+        "| --- | --- | --- | --- |",
+        *(f"| {one.title} | {one.target} | {one.measured} | {verdict(one)} |" for one in figures),
+        "",
+        f"{measured_on['cpu']}, {measured_on['cores']} cores, {measured_on['system']}, {spoken}. One server process; "
+        "clients on the same machine, over loopback.",
+        "",
+    ]
+    for one in figures:
+        lines += [f"**{one.name}**: {one.title}", "", *(f"    {command}" for command in one.commands), ""]
+        loads = " and ".join(f"{load:.1f}" for load in one.load)
+        lines += [f"{one.note} Measured on {one.date[:10]}, at a load of {loads}.".strip(), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+@click.command()
+@click.option("--only", type=click.Choice(list(MEASUREMENTS)), multiple=True, help="Only this figure; may be repeated.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    help="Write all that was measured here; what is there of other figures is kept.",
+)
+@click.option("--markdown", type=click.Path(path_type=Path), help="Write the table here.")
+def main(only: tuple[str, ...], json_file: Path | None, markdown: Path | None) -> None:
+    """Measure what the Hub costs, in about two minutes on two cores; it needs 12 GB of disk for a while."""
+    figures: dict[str, Figure] = {}
+    if json_file and json_file.exists():
+        figures = {one["name"]: Figure(**one) for one in json.loads(json_file.read_text())["figures"]}
+    for name in only or tuple(MEASUREMENTS):
+        load = os.getloadavg()[0]
+        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        with tempfile.TemporaryDirectory(prefix="hub-figures-") as directory:
+            figure = MEASUREMENTS[name](Path(directory))
+        click.echo(f"{figure.name}: {figure.measured} ({figure.target}: {verdict(figure)})")
+        figures[name] = replace(figure, date=now, commit=builder_commit(), load=(load, os.getloadavg()[0]))
+    ordered = [figures[name] for name in MEASUREMENTS if name in figures]
+    if json_file:
+        json_file.write_text(
+            json.dumps({"machine": machine(), "figures": [asdict(figure) for figure in ordered]}, indent=2) + "\n"
+        )
+    if markdown:
+        markdown.write_text(as_markdown(machine(), ordered))
+
+
+if __name__ == "__main__":
+    main()

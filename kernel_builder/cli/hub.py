@@ -1,0 +1,301 @@
+"""`kernel-builder hub`: a Hub of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from kernel_builder.errors import ConfigError, HubError, KernelBuilderError
+
+if TYPE_CHECKING:
+    from kernel_builder.hub.carry import Carried
+
+PUBLIC_HUB = "https://huggingface.co"
+
+ROOT = click.option(
+    "--root",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=Path("hub"),
+    show_default=True,
+    help="The directory that holds the Hub.",
+)
+LARGE_FILES = click.option(
+    "--large-files",
+    metavar="URL",
+    help="Where large files are kept: a directory, or any store that fsspec reaches, e.g. s3://bucket/prefix.  "
+    "[default: ROOT/large]",
+)
+TOKEN_FILE = click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="The file of tokens, as `kernel-builder hub token add` writes it.",
+)
+
+
+_NEEDED = (
+    "fastapi",
+    "fsspec",
+    "jinja2",
+    "lz4",
+    "markdown_it",
+    "nh3",
+    "prometheus_client",
+    "pygit2",
+    "structlog",
+    "uvicorn",
+)
+
+
+def _installed() -> None:
+    """Name the extra that the server needs, before an import fails without one."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        raise KernelBuilderError(
+            f"the Hub needs {', '.join(missing)}, which is not installed",
+            hint="pip install 'torch-kernel-builder[hub]'",
+        )
+
+
+@click.group()
+def hub() -> None:
+    """A Hub of one's own, which the public clients cannot tell from the real one for kernels.
+
+    \b
+    kernel-builder hub serve --port 8000 --trust my-org
+    HF_ENDPOINT=http://127.0.0.1:8000 HF_TOKEN=any kernel-builder upload my-kernel
+    HF_ENDPOINT=http://127.0.0.1:8000 python -c '…get_kernel("my-org/my-kernel", version=1)'
+    """
+
+
+@hub.command()
+@ROOT
+@LARGE_FILES
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port; 0 takes a free one.")
+@TOKEN_FILE
+@click.option("--read-only", is_flag=True, help="Refuse every change.")
+@click.option("--trust", "trusted", multiple=True, metavar="ORG", help="Kernels of ORG load without trust_remote_code.")
+@click.option(
+    "--idle-timeout",
+    default=30.0,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    help="Seconds for which an upload may stop coming.",
+)
+@click.option(
+    "--max-file-size",
+    default=50_000,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The largest file, in MB.",
+)
+@click.option(
+    "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
+def serve(
+    root: Path,
+    large_files: str | None,
+    host: str,
+    port: int,
+    token_file: Path | None,
+    read_only: bool,
+    trusted: tuple[str, ...],
+    idle_timeout: float,
+    max_file_size: int,
+    log_level: str,
+    as_json: bool,
+) -> None:
+    """Serve the Hub in ROOT until a signal ends it.
+
+    Without --token-file any token may write, and only this machine is listened to. The address is printed on stdout
+    when the Hub listens; the log goes to stderr.
+    """
+    _installed()
+    from kernel_builder.hub.server.serve import serve as run
+    from kernel_builder.hub.server.settings import Limits, Settings
+
+    def ready(url: str) -> None:
+        click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
+
+    settings = Settings(
+        root=root.resolve(),
+        large_files=large_files,
+        token_file=token_file,
+        read_only=read_only,
+        trusted=frozenset(trusted),
+        limits=Limits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
+    )
+    run(settings, host=host, port=port, log_level=log_level, ready=ready)
+
+
+@hub.command()
+@ROOT
+@LARGE_FILES
+@click.option("--digests", is_flag=True, help="Read every large file and compare its SHA-256 with its name.")
+@click.option("--dry-run", is_flag=True, help="Only say what is to be mended.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
+    """Find and mend what a crash left in ROOT, and name what a disk has lost.
+
+    Servers may go on running. The exit code is 0 when all is as it should be in the end, else 9.
+    """
+    _installed()
+    from kernel_builder.hub.server.hub import Hub
+    from kernel_builder.hub.server.mend import check as look
+    from kernel_builder.hub.server.settings import Settings
+
+    if not (root / "repositories").is_dir():
+        raise ConfigError("there is no Hub", where=str(root), hint="kernel-builder hub serve --root ROOT makes one")
+    found = []
+    for finding in look(Hub(Settings(root.resolve(), large_files)), digests=digests, mend=not dry_run):
+        found.append(finding)
+        if not as_json:
+            click.echo(f"{finding.where}: {finding.what}", nl=False)
+            click.secho("  (mended)" if finding.mended else "", fg="green")
+    if as_json:
+        click.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    lost = sum(not finding.mended for finding in found)
+    if not as_json:
+        click.echo(f"{len(found)} found, {len(found) - lost} mended")
+    if lost:
+        sys.exit(HubError.exit_code)
+
+
+@hub.command("export")
+@click.argument("repo_id", metavar="REPO")
+@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--branch", "branches", multiple=True, help="Only this branch; may be given more than once.")
+@click.option("--endpoint", metavar="URL", help="The Hub to read from.  [default: $HF_ENDPOINT, or the public Hub]")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
+    """Write the kernel REPO to the file ARCHIVE, to be carried where its Hub cannot be reached.
+
+    Every file is compared with what the Hub says it is, and every variant with its own digest.
+    """
+    from kernel_builder.hub.carry import export_kernel
+
+    done = export_kernel(repo_id, archive, endpoint=endpoint, branches=branches, progress=_say)
+    _carried(done, f"{archive}: {repo_id}", as_json)
+
+
+@hub.command("import")
+@click.argument("source", metavar="ARCHIVE|REPO")
+@click.option("--from", "origin", metavar="URL", help="The Hub that has REPO.  [default: the public Hub]")
+@click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
+@click.option("--repo-id", help="The repository to publish to.  [default: the same as it was]")
+@click.option("--private", is_flag=True, help="Make the repository private, if it is not there yet.")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def import_(
+    source: str, origin: str | None, endpoint: str | None, repo_id: str | None, private: bool, as_json: bool
+) -> None:
+    """Publish an exported kernel, or the kernel REPO of another Hub, to the Hub at --endpoint.
+
+    Nothing is sent before every digest has been compared. Each branch that differs gets one commit. REPO is read
+    without a token; export it first where it needs one.
+    """
+    import tempfile
+
+    from kernel_builder.hub.carry import export_kernel, import_kernel
+
+    endpoint = endpoint or os.environ.get("HF_ENDPOINT")
+    if not endpoint:
+        raise ConfigError(
+            "expected the Hub to publish to",
+            where="--endpoint",
+            hint="--endpoint http://127.0.0.1:8000, or set HF_ENDPOINT",
+        )
+    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
+        archive = Path(source)
+        if not archive.is_file():
+            archive = Path(temporary) / "kernel.tar"
+            # The token that we have is for the Hub that we publish to, and no other Hub's business.
+            export_kernel(source, archive, endpoint=origin or PUBLIC_HUB, anonymous=True, progress=_say)
+        done = import_kernel(archive, repo_id=repo_id, endpoint=endpoint, private=private, progress=_say)
+    _carried(done, f"{endpoint}: {done.repo_id}", as_json)
+
+
+@hub.command()
+@click.argument("repo_id", metavar="REPO")
+@click.argument("number", type=click.IntRange(min=1))
+@click.option("--endpoint", metavar="URL", help="The Hub.  [default: $HF_ENDPOINT, or the public Hub]")
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> None:
+    """Merge the pull request NUMBER of the kernel REPO into the branch that it was made for."""
+    from kernel_builder.hub.merge import merge_pull_request
+
+    commit = merge_pull_request(repo_id, number, endpoint=endpoint)
+    click.echo(json.dumps({"commit": commit}) if as_json else f"{repo_id}: pull request {number} is merged ({commit})")
+
+
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+def _carried(done: Carried, what: str, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps({**asdict(done), "branches": dict(done.branches)}, indent=2))
+    else:
+        click.echo(f"{what}: {', '.join(sorted(done.branches))}; {done.files} contents, {done.size / 1e6:.1f} MB")
+
+
+def _token_file(path: Path | None) -> Path:
+    if path is None:
+        raise ConfigError("expected the file of tokens", where="--token-file", hint="--token-file hub-tokens.json")
+    return path
+
+
+@hub.group()
+def token() -> None:
+    """Who may read and write: tokens, kept as hashes."""
+
+
+@token.command()
+@click.argument("name")
+@click.option("--read", multiple=True, metavar="ORG", help="See ORG's private kernels; '*' for every organisation.")
+@click.option("--write", multiple=True, metavar="ORG", help="Publish in ORG; '*' for every organisation.")
+@TOKEN_FILE
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def add(name: str, read: tuple[str, ...], write: tuple[str, ...], token_file: Path | None, as_json: bool) -> None:
+    """Add a token, and print it: this is the only time it can be seen."""
+    _installed()
+    from kernel_builder.hub.server import tokens
+
+    secret = tokens.add(_token_file(token_file), name, read=read, write=write)
+    click.echo(json.dumps({"name": name, "token": secret}) if as_json else secret)
+
+
+@token.command("remove")
+@click.argument("name")
+@TOKEN_FILE
+def remove(name: str, token_file: Path | None) -> None:
+    """Remove a token; running servers refuse it from then on."""
+    _installed()
+    from kernel_builder.hub.server import tokens
+
+    tokens.remove(_token_file(token_file), name)
+
+
+@token.command("list")
+@TOKEN_FILE
+@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+def list_tokens(token_file: Path | None, as_json: bool) -> None:
+    """List the tokens and their scopes."""
+    _installed()
+    from kernel_builder.hub.server import tokens
+
+    found = tokens.TokenFile(_token_file(token_file)).tokens()
+    if as_json:
+        click.echo(json.dumps([{"name": item.name, "scopes": dict(item.scopes)} for item in found], indent=2))
+        return
+    for item in found:
+        click.echo(
+            f"{item.name}  {', '.join(f'{organization}: {scope}' for organization, scope in item.scopes.items())}"
+        )

@@ -1,0 +1,75 @@
+"""`kernel-builder verify`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kernel_builder.errors import VerificationError
+
+if TYPE_CHECKING:
+    from kernel_builder.hub.verify import Verdict
+
+
+@click.command()
+@click.argument("name", metavar="REPO[@REVISION]")
+@click.option(
+    "--source",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="The project of the kernel: build it again, from nothing, and compare the bytes.",
+)
+@click.option(
+    "--signer",
+    "signers",
+    multiple=True,
+    metavar="URI",
+    help="A workflow whose signatures count; may be repeated. [default: those that the public client trusts]",
+)
+@click.option("--require-signature", is_flag=True, help="Fail if a variant has no signature.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def verify(name: str, source: Path | None, signers: tuple[str, ...], require_signature: bool, as_json: bool) -> None:
+    """Download a published kernel and check that it is what it says it is.
+
+    Every file is compared with the digest in its metadata, the signature is checked as the public client does, and the
+    provenance is shown. With --source, each variant that this machine can build is built again at the commit that it
+    names, with an empty cache, and compared byte by byte.
+
+    \b
+    kernel-builder verify kernels-community/rmsnorm@v1
+    kernel-builder verify kernels-community/rmsnorm@v1 --source kernels/rmsnorm
+    """
+    from kernel_builder.hub.verify import verify as check
+    from kernel_builder.toolchain import shown
+
+    with shown(sys.stderr) as progress:
+        found = check(name, source=source, signers=signers, require_signature=require_signature, progress=progress)
+    if as_json:
+        click.echo(json.dumps(found.as_dict(), indent=2))
+    else:
+        click.echo(f"{found.repo_id} at {found.revision}")
+        for verdict in found.variants:
+            _print(verdict)
+    if not found.ok:
+        sys.exit(VerificationError.exit_code)
+
+
+def _print(verdict: Verdict) -> None:
+    good = click.style("good", fg="green") if verdict.ok else click.style("WRONG", fg="red")
+    click.echo(f"{good}  {verdict.variant}")
+    click.echo(f"  digest      {'; '.join(verdict.digest) or 'every file is as listed'}")
+    click.echo(f"  signature   {verdict.signature}")
+    for part, what in (("kernel", "sources"), ("kernel-builder", "builder")):
+        click.echo(f"  {what:<10}  {_state(verdict.provenance.get(part) or {})}")
+    if verdict.rebuilt is not None:
+        click.echo(f"  built again {verdict.rebuilt}{': ' if verdict.differing else ''}{', '.join(verdict.differing)}")
+
+
+def _state(state: Mapping[str, Any]) -> str:
+    words = [str(state[key]) for key in ("version", "commit") if state.get(key)]
+    return " ".join(words + ["with uncommitted changes"] * bool(state.get("dirty"))) or "not named"

@@ -1,0 +1,182 @@
+"""The card of a published kernel: the project's `CARD.md`, and after it what the packages themselves tell.
+
+The same project, packages and branch give the same card, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kernel_builder import __version__
+from kernel_builder.errors import ConfigError, VariantError
+from kernel_builder.hub import measurements
+from kernel_builder.hub.api import Api
+from kernel_builder.hub.measurements import RESULTS, Measurement
+from kernel_builder.hub.packages import Package
+from kernel_builder.project import Project
+from kernel_builder.variant import Noarch, StableAbi, Variant
+
+# Parts the author's words from ours, so that a card that was published once can be published again.
+_MARK = "<!-- What follows is written by kernel-builder. -->"
+
+
+def render(
+    project: Project,
+    repo_id: str,
+    packages: Mapping[str, Package],
+    api: Api,
+) -> str:
+    """The text of `README.md`.
+
+    Args:
+        packages: Every package on the branch of the builds, by variant.
+        api: What users of the module see.
+
+    Raises:
+        ConfigError: If the front matter of `CARD.md`, or `README.md` where there is no card, is not YAML.
+    """
+    import yaml
+    from huggingface_hub import RepoCard
+
+    files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]
+    text = files[0].read_text(encoding="utf-8") if files else f"# {project.name}\n"
+    try:
+        card = RepoCard(text if text.startswith("---") else f"---\n{{}}\n---\n{text}")
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(
+            f"its front matter cannot be read: {str(error).splitlines()[0]}",
+            where=str(files[0]),
+            hint="expected YAML between two lines of `---`",
+        ) from error
+    front: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
+    front.setdefault("library_name", "kernels")
+    front.setdefault("license", project.license)
+    front["tags"] = list(dict.fromkeys([*(front.get("tags") or []), "kernel"]))
+    body = card.text.partition(_MARK)[0].strip()
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip()}\n---",
+        body,
+        _MARK,
+        *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
+        _api(api),
+        _variants(packages),
+        *_speed(measurements.find(project)),
+        _build(project, repo_id, packages),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _usage(project: Project, repo_id: str) -> str:
+    load = f'{project.python_name} = get_kernel("{repo_id}", version={project.version})'
+    return f"## Use\n\n```python\nfrom kernels import get_kernel\n\n{load}\n```"
+
+
+def _api(api: Api) -> str:
+    lines = ["## API"]
+    for name, member in sorted(api.members.items()):
+        if member.kind == "function":
+            shown = f"{name}{member.signature}"
+        elif member.kind in ("class", "module"):
+            shown = f"{member.kind} {name}"
+        else:
+            continue
+        lines.append(f"\n```python\n{shown}\n```" + (f"\n\n{member.summary}" if member.summary else ""))
+    if api.ops:
+        schemas = "\n".join(schema for _, schema in sorted(api.ops.items()))
+        lines.append(f"\nOperators, under `torch.ops.<id of the variant>`:\n\n```\n{schemas}\n```")
+    return "\n".join(lines)
+
+
+def _variants(packages: Mapping[str, Package]) -> str:
+    rows = ["| variant | Torch | CUDA | capabilities | size |", "| --- | --- | --- | --- | --- |"]
+    for name, package in sorted(packages.items()):
+        torch, cuda = _needs(name)
+        archs = ", ".join(package.archs) or "-"
+        rows.append(f"| `{name}` | {torch} | {cuda} | {archs} | {package.size / 1024:.0f} KiB |")
+    return "## Variants\n\n" + "\n".join(rows)
+
+
+def _needs(name: str) -> tuple[str, str]:
+    """The Torch and the CUDA that a variant is for, in words."""
+    try:
+        variant = Variant.parse(name)
+    except VariantError:
+        return "-", "-"
+    if isinstance(variant.framework, Noarch):
+        return "any", "any" if variant.backend == "cuda" else "-"
+    torch = str(variant.framework.release)
+    if isinstance(variant.framework, StableAbi):
+        torch += " and later"
+    return torch, f"{variant.cuda} and later {variant.cuda.major}.x" if variant.cuda else "-"
+
+
+def _speed(runs: Sequence[Measurement]) -> Iterator[str]:
+    """A section for the measurements of the project, none where it has none."""
+    if not runs:
+        return
+    lines = ["## Speed"]
+    for run in runs:
+        if run.plot:
+            lines += ["", f"![Measured speed: {run.name}]({RESULTS}/{run.plot.name})"]
+        if run.data:
+            device, command = run.told("device"), run.told("command")
+            measured = f"Measured{f' on {device}' if device else ''}{f' by `{command}`' if command else ''}"
+            lines += ["", f"{measured}; all figures are in [{run.data.name}]({RESULTS}/{run.data.name})."]
+    yield "\n".join(lines)
+
+
+def _build(project: Project, repo_id: str, packages: Mapping[str, Package]) -> str:
+    builds: dict[tuple[str, ...], list[str]] = {}
+    for name, package in sorted(packages.items()):
+        builds.setdefault((*_origin(package), package.compiler or "-"), []).append(name)
+    lines = [f"## Build\n\nLicence: {project.license}."]
+    for label, address in (("Upstream", project.upstream), ("Source", project.source)):
+        if address:
+            lines.append(f"{label}: <{address}>.")
+    lines += [
+        "",
+        "| variants | sources | builder | host compiler |",
+        "| --- | --- | --- | --- |",
+        *(f"| {_list(names)} | {' | '.join(origin)} |" for origin, names in builds.items()),
+    ]
+    dirty = [name for name, package in sorted(packages.items()) if package.is_dirty]
+    if dirty:
+        lines += ["", f"Built from sources, or by a builder, with uncommitted changes: {_list(dirty)}."]
+    lines += [
+        "",
+        "With the sources of that commit, that builder and that compiler, every file is the same to the bit. To build",
+        "them again and compare:",
+        "",
+        "```",
+        *_origin_commands(project, packages),
+        f"kernel-builder verify {repo_id}@v{project.version} --source .",
+        "```",
+    ]
+    return "\n".join(lines)
+
+
+def _origin(package: Package) -> tuple[str, str]:
+    """Where a package comes from: the commit of its sources, and its builder."""
+    builder = package.origin("kernel-builder")
+    made = " ".join(word for word in (builder.get("version"), _commit(builder)) if word)
+    return _commit(package.origin("kernel")) or "-", made or "-"
+
+
+def _commit(state: Mapping[str, Any]) -> str:
+    if not state.get("commit"):
+        return ""
+    return f"`{state['commit'][:12]}`" + (" with changes" if state.get("dirty") else "")
+
+
+def _origin_commands(project: Project, packages: Mapping[str, Package]) -> Iterator[str]:
+    commits = {package.origin("kernel").get("commit") for package in packages.values()} - {None}
+    if project.source:
+        yield f"git clone {project.source} {project.name} && cd {project.name}"
+    if len(commits) == 1:
+        yield f"git checkout {commits.pop()}"
+    yield f"pip install torch-kernel-builder=={__version__}"
+
+
+def _list(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)

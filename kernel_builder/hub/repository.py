@@ -1,0 +1,314 @@
+"""A repository of type `kernel` on a Hub, through `huggingface_hub`: endpoint and token as its own tools find them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from packaging.version import Version
+
+from kernel_builder.errors import HubError
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+_TYPE = "kernel"
+_WRITES_KERNELS = Version("2.3")
+_STALE = (409, 412)  # what Hubs say to a commit whose parent is no longer the head of the branch
+
+
+class Conflict(HubError):
+    """The branch has moved since it was read, or is being written by another; nothing has been committed."""
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file of a revision. `sha256` is that of a large file's content, `blob` the git object of any other."""
+
+    size: int
+    blob: str
+    sha256: str | None
+
+
+class Content:
+    """What a file of the repository is to hold, read once and hashed as the Hub does.
+
+    Args:
+        source: The file that has it, or the bytes.
+    """
+
+    def __init__(self, source: Path | bytes) -> None:
+        sha256 = hashlib.sha256()
+        self.source = source
+        self.size = len(source) if isinstance(source, bytes) else source.stat().st_size
+        blob = hashlib.sha1(b"blob %d\0" % self.size)
+        with io.BytesIO(source) if isinstance(source, bytes) else source.open("rb") as file:
+            while block := file.read(1 << 20):
+                sha256.update(block)
+                blob.update(block)
+        self.sha256 = sha256.hexdigest()
+        self.blob = blob.hexdigest()
+
+    def is_in(self, remote: RemoteFile | None) -> bool:
+        """Whether a file of the repository holds this."""
+        if remote is None or remote.size != self.size:
+            return False
+        return remote.sha256 == self.sha256 if remote.sha256 is not None else remote.blob == self.blob
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A commit that has been made. `pull_request` is the address of the request that it opened, if it did."""
+
+    revision: str
+    url: str
+    pull_request: str | None
+
+
+class Repository:
+    """The repository `repo_id`, which need not exist.
+
+    Every method raises `HubError` where the Hub refuses or cannot be reached.
+
+    Args:
+        repo_id: Organisation or user, and name: `kernels-community/rmsnorm`.
+        endpoint: Address of the Hub. None: `$HF_ENDPOINT`, else huggingface.co.
+        token: None: the one that `hf auth login` or `$HF_TOKEN` has left.
+    """
+
+    def __init__(self, repo_id: str, *, endpoint: str | None = None, token: str | None = None) -> None:
+        from huggingface_hub import HfApi
+        from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+        try:
+            validate_repo_id(repo_id)
+            if repo_id.count("/") != 1:
+                raise HFValidationError(f"{repo_id!r} has no organisation")
+        except HFValidationError as error:
+            raise HubError(
+                f"is not the name of a repository: {error}",
+                where=repr(repo_id),
+                hint="give it as ORGANISATION/NAME: --repo-id, or [general.hub] repo-id in build.toml",
+            ) from error
+        self.repo_id = repo_id
+        self.api: HfApi = HfApi(endpoint=endpoint, token=token, library_name="kernel-builder")
+
+    @property
+    def url(self) -> str:
+        """The address of the repository's page."""
+        return f"{self.api.endpoint}/kernels/{self.repo_id}"
+
+    def require_write(self) -> None:
+        """Refuse to go on where every write would be refused, after the work: without a token, or by an old client."""
+        import huggingface_hub
+
+        version = Version(huggingface_hub.__version__)
+        if version < _WRITES_KERNELS:
+            raise HubError(
+                f"huggingface_hub {version} does not commit to repositories of type `kernel`",
+                where=self.repo_id,
+                hint=f"pip install 'huggingface_hub>={_WRITES_KERNELS}'",
+            )
+        if not self.api.token and not huggingface_hub.get_token():
+            raise HubError(
+                "there is no token to write with",
+                where=self.api.endpoint,
+                hint="`hf auth login`, or set HF_TOKEN to a token that may write to the organisation",
+            )
+
+    def is_private(self) -> bool | None:
+        """Whether only its members see the repository; None where there is none, or none that this token may see."""
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        with self._answers("look at the repository"):
+            try:
+                return bool(self.api.repo_info(self.repo_id, repo_type=_TYPE).private)
+            except RepositoryNotFoundError:
+                return None
+
+    def branches(self) -> Mapping[str, str]:
+        """Branches and the commits they are at; none where there is no repository."""
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        with self._answers("list its branches"):
+            try:
+                refs = self.api.list_repo_refs(self.repo_id, repo_type=_TYPE)
+            except RepositoryNotFoundError:
+                return {}
+        return {branch.name: branch.target_commit for branch in refs.branches}
+
+    def files(self, revision: str) -> Mapping[str, RemoteFile]:
+        """Every file of a revision, by path."""
+        from huggingface_hub.hf_api import RepoFile
+
+        with self._answers(f"list the files of {revision}"):
+            tree = self.api.list_repo_tree(self.repo_id, recursive=True, revision=revision, repo_type=_TYPE)
+            return {
+                entry.path: RemoteFile(entry.size, entry.blob_id, entry.lfs.sha256 if entry.lfs else None)
+                for entry in tree
+                if isinstance(entry, RepoFile)
+            }
+
+    def download(self, revision: str, patterns: Sequence[str], into: Path | None = None) -> Path:
+        """The files of a revision that match, in a directory: `into`, or one of the Hub's own cache."""
+        with self._answers(f"download from {revision}"):
+            return Path(
+                str(
+                    self.api.snapshot_download(
+                        self.repo_id,
+                        repo_type=_TYPE,
+                        revision=revision,
+                        allow_patterns=list(patterns),
+                        local_dir=into,
+                    )
+                )
+            )
+
+    def create(self, *, private: bool) -> None:
+        """Make the repository, if it is not there."""
+        with self._answers("create the repository"):
+            self.api.create_repo(self.repo_id, repo_type=_TYPE, private=private, exist_ok=True)
+
+    def create_branch(self, name: str) -> None:
+        """Make a branch at the head of `main`, if it is not there."""
+        with self._answers(f"create the branch {name}"):
+            self.api.create_branch(self.repo_id, repo_type=_TYPE, branch=name, exist_ok=True)
+
+    def commit(
+        self,
+        branch: str,
+        parent: str,
+        *,
+        add: Mapping[str, Content],
+        delete: Sequence[str],
+        message: str,
+        description: str = "",
+        create_pr: bool = False,
+    ) -> Commit:
+        """Send files and make one commit of all of them, or none.
+
+        Equal contents are sent once, and contents that an earlier attempt has brought there are not sent again.
+
+        Raises:
+            Conflict: If `parent` is not the head of the branch any more.
+        """
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        with self._answers(f"commit to {branch}"):
+            self._choose_transfer()
+            additions = [
+                CommitOperationAdd(path, content.source if isinstance(content.source, bytes) else str(content.source))
+                for path, content in sorted(add.items())
+            ]
+            for addition in additions:
+                if addition.upload_info.sha256.hex() != add[addition.path_in_repo].sha256:
+                    raise HubError(
+                        "has changed since it was checked; nothing has been published",
+                        where=str(add[addition.path_in_repo].source),
+                        hint="is a build running? run the same command again when it has ended",
+                    )
+            self.api.preupload_lfs_files(
+                self.repo_id,
+                _one_of_each(additions),
+                repo_type=_TYPE,
+                revision=branch,
+                create_pr=create_pr,
+                free_memory=False,
+            )
+            done = self.api.create_commit(
+                self.repo_id,
+                [*additions, *(CommitOperationDelete(path, is_folder=False) for path in sorted(delete))],
+                repo_type=_TYPE,
+                revision=branch,
+                parent_commit=parent,
+                commit_message=message,
+                commit_description=description,
+                create_pr=create_pr,
+            )
+        return Commit(done.oid, done.commit_url, done.pr_url if create_pr else None)
+
+    def _choose_transfer(self) -> None:
+        """Keep the client from sending by Xet to a Hub that has none: it does so wherever it can itself."""
+        from huggingface_hub import constants
+
+        if not constants.HF_HUB_DISABLE_XET and not self._has_xet:
+            constants.HF_HUB_DISABLE_XET = True
+
+    @cached_property
+    def _has_xet(self) -> bool:
+        from huggingface_hub.utils import build_hf_headers, get_session
+
+        route = f"{self.api.endpoint}/api/{_TYPE}s/{self.repo_id}/xet-write-token/main"
+        answer = get_session().get(route, headers=build_hf_headers(token=self.api.token))
+        return bool(answer.status_code == 200)
+
+    @contextmanager
+    def _answers(self, doing: str) -> Iterator[None]:
+        """Turns what the Hub's client raises into errors that say what to do."""
+        from huggingface_hub.errors import (
+            HfHubHTTPError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+
+        network: type[Exception] = HfHubHTTPError.__bases__[
+            0
+        ]  # of the HTTP library that this version of the client is built on
+        where = f"{self.repo_id} on {self.api.endpoint}"
+        try:
+            yield
+        except RepositoryNotFoundError as error:
+            raise HubError(
+                f"cannot {doing}: there is no such repository, or the token may not see it",
+                where=where,
+                hint="check the name, and the token with `hf auth whoami`",
+            ) from error
+        except RevisionNotFoundError as error:
+            raise HubError(f"cannot {doing}: there is no such revision", where=where) from error
+        except HfHubHTTPError as error:
+            raise _refused(error.response.status_code, error, doing, where) from error
+        except (network, ConnectionError, LocalEntryNotFoundError, RuntimeError, ValueError) as error:
+            cause = error.__cause__ or error
+            status = getattr(getattr(cause, "response", None), "status_code", None)
+            if status is not None:
+                raise _refused(status, cause, doing, where) from error
+            raise HubError(
+                f"cannot {doing}: {_first_line(cause)}",
+                where=where,
+                hint="run the same command again: what has arrived is kept, and nothing is published by halves",
+            ) from error
+
+
+def _one_of_each(additions: Sequence[CommitOperationAdd]) -> list[CommitOperationAdd]:
+    """The additions without those whose content another one has."""
+    return list({addition.upload_info.sha256: addition for addition in reversed(additions)}.values())
+
+
+def _refused(status: int, error: BaseException, doing: str, where: str) -> HubError:
+    said = getattr(error, "server_message", None) or _first_line(error)
+    if status in _STALE:
+        return Conflict(
+            f"cannot {doing}: {said}",
+            where=where,
+            hint="another publisher was at it; run the same command again",
+        )
+    hint = {
+        401: "the token is not valid here: `hf auth login`, or set HF_TOKEN",
+        403: "use a token that may write to this organisation, or --create-pr",
+        413: "the Hub does not take files of this size",
+        507: "the Hub has no space left; what has arrived is kept, run the same command again when there is some",
+    }.get(status, "run the same command again: what has arrived is kept" if status >= 500 else None)
+    return HubError(f"cannot {doing}: {said} (status {status})", where=where, hint=hint)
+
+
+def _first_line(error: BaseException) -> str:
+    text = re.sub(r"\s*\(Request ID:[^)]*\)\.?", "", str(error)).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,49 @@
+"""What a running Hub counts, in Prometheus' format."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+
+class Measures:
+    """Requests, bytes and time of one server."""
+
+    def __init__(self) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter(
+            "hub_requests", "Requests answered", ["method", "route", "status"], registry=self._registry
+        )
+        self._seconds = Histogram(
+            "hub_request_seconds",
+            "Time until the answer was sent",
+            ["method", "route"],
+            registry=self._registry,
+            buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120),
+        )
+        self._active = Gauge("hub_requests_active", "Requests at work", registry=self._registry)
+        self._received = Counter(
+            "hub_large_file_bytes_received", "Bytes of large files stored", registry=self._registry
+        )
+        self._sent = Counter("hub_file_bytes_sent", "Bytes of files asked for", registry=self._registry)
+
+    def began(self) -> None:
+        """A request came."""
+        self._active.inc()
+
+    def ended(self, method: str, route: str, status: int, seconds: float) -> None:
+        """A request was answered."""
+        self._active.dec()
+        self._requests.labels(method, route, str(status)).inc()
+        self._seconds.labels(method, route).observe(seconds)
+
+    def received(self, size: int) -> None:
+        """A large file was stored."""
+        self._received.inc(size)
+
+    def sent(self, size: int) -> None:
+        """A file, or a range of one, goes out."""
+        self._sent.inc(size)
+
+    def text(self) -> bytes:
+        """Everything, as Prometheus reads it."""
+        return generate_latest(self._registry)

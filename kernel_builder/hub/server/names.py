@@ -1,0 +1,64 @@
+"""What may be the name of a repository, a ref or a path. Nothing else ever reaches the file system."""
+
+from __future__ import annotations
+
+import re
+
+from kernel_builder.hub.server.refusals import bad_request
+
+_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
+_REF_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.+@-]{0,198}[A-Za-z0-9_+-])?")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\\]")
+
+MAX_PATH = 1024
+MAX_DEPTH = 32
+
+
+def repo_id(organization: str, name: str) -> str:
+    """`organization/name`, if both are names that the Hub allows."""
+    for what, part in (("organization", organization), ("repository name", name)):
+        if not _PART.fullmatch(part) or ".." in part or "--" in part:
+            raise bad_request(
+                f"{what} {part[:100]!r} is not allowed: letters, digits, '_', and '.' or '-' inside, at most 96 of them"
+            )
+        if part.lower().endswith((".git", ".lock")):
+            raise bad_request(f"{what} {part!r} may not end in .git or .lock")
+    return f"{organization}/{name}"
+
+
+def ref_name(name: str) -> str:
+    """The short name of a branch or tag, e.g. `v1` or `fix/tail`."""
+    parts = name.split("/")
+    if (
+        len(name) > 200
+        or ".." in name
+        or name.upper() == "HEAD"
+        or not all(_REF_PART.fullmatch(part) and not part.endswith(".lock") for part in parts)
+        or parts[0] == "refs"
+    ):
+        raise bad_request(f"{name[:100]!r} cannot be the name of a branch or tag; expected one like 'v1'")
+    return name
+
+
+def path(value: str) -> str:
+    """A path inside a repository: relative, in plain parts, with no way out."""
+    parts = value.split("/")
+    if (
+        not value
+        or len(value.encode("utf-8", "surrogatepass")) > MAX_PATH
+        or len(parts) > MAX_DEPTH
+        or _CONTROL.search(value)
+        or any(part in {"", ".", ".."} or part.lower() == ".git" or len(part.encode()) > 255 for part in parts)
+    ):
+        raise bad_request(
+            f"path {value[:100]!r} is not allowed: expected a relative path without '.', '..', '.git' or empty parts"
+        )
+    return value
+
+
+def sha256(value: object) -> str:
+    """A SHA-256 in lower-case hex."""
+    if not isinstance(value, str) or not _SHA256.fullmatch(value):
+        raise bad_request(f"{str(value)[:100]!r} is not a SHA-256: expected 64 lower-case hex digits")
+    return value

@@ -1,0 +1,72 @@
+"""Projects with packages, built once and copied."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import kernels_data
+import pytest
+
+from kernel_builder.build import Request, build
+from kernel_builder.toolchain import Toolchains
+
+from ...conftest import CPU, PROJECTS
+from ..conftest import RunningHub
+
+
+@pytest.fixture(scope="session")
+def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    root = tmp_path_factory.mktemp("built")
+    cache = root / "cache"
+    cache.mkdir()
+    shared = Toolchains().store.root
+    shared.mkdir(parents=True, exist_ok=True)
+    (cache / "toolchains").symlink_to(shared, target_is_directory=True)
+    made: dict[str, Path] = {}
+
+    def build_once(project: str, *variants: str) -> Path:
+        if project not in made:
+            made[project] = root / project
+            shutil.copytree(PROJECTS / project, made[project], ignore=shutil.ignore_patterns("build"))
+            build(Request((made[project],), variants=variants, load=False), Toolchains(cache=cache))
+        return made[project]
+
+    return build_once
+
+
+@pytest.fixture
+def scale(_built: Callable[..., Path], tmp_path: Path) -> Path:
+    """A compiled project with a package for the CPU of this machine."""
+    return Path(shutil.copytree(_built("stable-scale", CPU), tmp_path / "stable-scale"))
+
+
+@pytest.fixture
+def doubling(_built: Callable[..., Path], tmp_path: Path) -> Path:
+    """A project in Python with packages for CPU and CUDA."""
+    return Path(shutil.copytree(_built("python-only"), tmp_path / "python-only"))
+
+
+def edit(package: Path, name: str, before: str, after: str) -> None:
+    """Change a file of a package, and bring its digest up to date."""
+    file = package / name
+    text = file.read_text()
+    assert before in text
+    file.write_text(text.replace(before, after))
+    described = json.loads((package / "metadata.json").read_text())
+    computed = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, package)
+    described["digest"]["files"] = dict(sorted(computed.files.items()))
+    (package / "metadata.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
+
+
+def tree(hub: RunningHub, repo_id: str, revision: str) -> dict[str, str]:
+    """Path -> content's hash, of every file of a revision, as the public client lists them."""
+    entries = hub.api().list_repo_tree(repo_id, recursive=True, revision=revision, repo_type="kernel")
+    return {e.path: e.lfs.sha256 if e.lfs else e.blob_id for e in entries if hasattr(e, "blob_id")}
+
+
+def commits(hub: RunningHub, repo_id: str, revision: str) -> int:
+    """How many commits a branch has."""
+    return len(hub.api().list_repo_commits(repo_id, repo_type="kernel", revision=revision))

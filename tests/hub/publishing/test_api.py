@@ -1,0 +1,123 @@
+"""What a package offers its users, read from its files and told by the module itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.hub import api
+
+MODULE = """
+from typing import Optional
+
+import torch as _torch
+
+from . import layers
+from .ops import gelu, relu as relu_
+
+__all__ = ["gelu", "layers", "relu_", "EPSILON"]
+EPSILON = 1e-6
+"""
+OPS = '''
+"""Operators."""
+
+import torch
+
+
+def gelu(x: torch.Tensor, /, factor: float = 0.5, *more: int, approximate: str = "none", **rest) -> torch.Tensor:
+    """Returns gelu.
+
+    More.
+    """
+
+
+def relu(x, out=None):
+    """Returns relu."""
+'''
+LAYERS = '''
+"""Layers."""
+
+from torch import nn
+
+
+class GELU(nn.Module):
+    """A layer."""
+
+    has_backward = True
+
+    def forward(self, x):
+        """Applies it."""
+
+    def _hidden(self):
+        pass
+
+
+def _also_hidden():
+    pass
+'''
+
+
+def package(root: Path, ops: str = OPS, module: str = MODULE) -> Path:
+    root.mkdir(parents=True)
+    for name, text in (("__init__", module), ("ops", ops), ("layers", LAYERS)):
+        (root / f"{name}.py").write_text(text)
+    return root
+
+
+def test_names_and_how_they_are_called(tmp_path: Path) -> None:
+    read = api.read(package(tmp_path / "torch-cuda"))
+    calls = {name: (member.kind, member.call) for name, member in read.members.items()}
+    assert calls == {
+        "EPSILON": ("attribute", ""),
+        "gelu": ("function", "(x, /, factor=0.5, *more, approximate='none', **rest)"),
+        "layers": ("module", ""),
+        "layers.GELU": ("class", ""),
+        "layers.GELU.forward": ("function", "(self, x)"),
+        "layers.GELU.has_backward": ("attribute", ""),
+        "relu_": ("function", "(x, out=None)"),
+    }
+    assert read.members["gelu"].summary == "Returns gelu."
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ("out=None", "out=None, inplace=False", ["relu_(x, out=None) becomes relu_(x, out=None, inplace=False)"]),
+        ('"none"', "'none'", []),
+        ("factor: float = 0.5", "factor: 'float' = 0.50", []),
+        ("(x, out=None)", "(y, out=None)", ["relu_(x, out=None) becomes relu_(y, out=None)"]),
+        ("*more: int, ", "*, ", None),
+    ],
+)
+def test_differences_are_what_a_caller_can_tell(
+    tmp_path: Path, before: str, after: str, told: list[str] | None
+) -> None:
+    older = api.read(package(tmp_path / "older"))
+    newer = api.read(package(tmp_path / "newer", OPS.replace(before, after)))
+    differences = older.differences(newer)
+    assert list(differences) == told if told is not None else len(differences) == 1
+    assert not older.differences(older)
+
+
+def test_a_name_that_goes_and_one_that_comes(tmp_path: Path) -> None:
+    older = api.read(package(tmp_path / "older"))
+    newer = api.read(package(tmp_path / "newer", module=MODULE.replace('"EPSILON"', '"EPS"')))
+    assert set(older.differences(newer)) == {"attribute EPS is new", "attribute EPSILON is gone"}
+
+
+def test_packages_of_older_builders_have_a_directory_with_everything(tmp_path: Path) -> None:
+    flat = api.read(package(tmp_path / "flat" / "torch-cuda"))
+    nested = tmp_path / "nested" / "torch-cuda"
+    package(nested / "my_kernel")
+    assert api.read(nested) == flat
+
+
+def test_the_files_tell_what_the_loaded_module_tells(scale: Path) -> None:
+    (built,) = (scale / "build").iterdir()
+    read, loaded = api.read(built), api.loaded(built)
+    assert loaded is not None
+    assert read.ops == loaded.ops == {"scaled": "scaled(Tensor input, float factor) -> Tensor"}
+    assert list(read.members) == list(loaded.members) == ["scaled"]
+    assert read.members["scaled"].signature == loaded.members["scaled"].signature
+    assert read.members["scaled"].summary == loaded.members["scaled"].summary

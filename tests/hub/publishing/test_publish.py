@@ -1,0 +1,354 @@
+"""Publishing to a real Hub, and loading from it with the unmodified client."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import CommitOperationAdd
+
+from kernel_builder.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
+from kernel_builder.hub.publish import Published, Request, publish
+
+from ..conftest import RunningHub
+from .conftest import commits, edit, tree
+
+REPO = "kernels-community/stable-scale"
+DOUBLING = "org/python-only"
+CUDA, CPU = "torch-cuda", "torch-cpu"
+BUILDER = str(Path(sys.executable).with_name("kernel-builder"))
+
+
+def put(hub: RunningHub, project: Path, repo_id: str = DOUBLING, **options: object) -> Published:
+    """Publish packages that need not be loaded again."""
+    given = {"repo_id": repo_id, "endpoint": hub.url, "token": "any", "load": False, **options}
+    return publish(Request(project, **given))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def quick(doubling: Path) -> Path:
+    """A project with a single package, which this machine cannot load."""
+    shutil.rmtree(doubling / "build" / CPU)
+    return doubling
+
+
+def test_what_is_published_is_what_the_client_loads(hub: RunningHub, scale: Path) -> None:
+    (scale / "CARD.md").write_text("---\nlibrary_name: kernels\nwidget: kept\n---\n\n# Scale\n\nMy own words.\n")
+    results, docs = scale.parent / "benchmarks/results", scale.parent / "docs/kernels"
+    for directory in (results, docs, scale.parent / ".git"):
+        directory.mkdir(parents=True)
+    measured = {"device": "H100", "command": "kernel-builder benchmark ."}
+    (results / "stable-scale.h100.json").write_text(json.dumps(measured))
+    (docs / "stable-scale.h100.svg").write_text("<svg xmlns='http://www.w3.org/2000/svg'/>")
+    command = [BUILDER, "upload", scale, "--repo-id", REPO, "--output-json"]
+    first = json.loads(subprocess.run(command, env=hub.environment, check=True, stdout=subprocess.PIPE).stdout)
+    assert first["created"] and first["variants"] == [path.name for path in (scale / "build").iterdir()]
+    assert len(first["builds"]["sent"]) == 5 and first["builds"]["revision"]
+
+    on_main = tree(hub, REPO, "main")
+    assert {"README.md", "build.toml", "scale/scale.h", "torch-ext/stable_scale/__init__.py"} < set(on_main)
+    assert {f"benchmarks/results/stable-scale.h100.{ending}" for ending in ("json", "svg")} < set(on_main)
+    assert not any(path.startswith("build/") for path in on_main)
+    assert all(path.startswith("build/") for path in tree(hub, REPO, "v1") if path != ".gitattributes")
+
+    program = f"import torch; from kernels import get_kernel; k = get_kernel('{REPO}', version=1, backend='cpu')"
+    program += "; print(k.scaled(torch.ones(2), 3.0).tolist())"
+    command = [sys.executable, "-c", program]
+    loaded = subprocess.run(command, env=hub.environment, capture_output=True, text=True, check=False)
+    assert loaded.stdout.strip() == "[3.0, 3.0]", loaded.stderr
+
+    card = Path(hub.api().hf_hub_download(REPO, "README.md", repo_type="kernel", local_dir=scale.parent)).read_text()
+    for words in (
+        "widget: kept",
+        "license: apache-2.0",
+        "My own words.",
+        'stable_scale = get_kernel("kernels-community/stable-scale", version=1)',
+        "scaled(input: torch.Tensor, factor: float) -> torch.Tensor",
+        "scaled(Tensor input, float factor) -> Tensor",
+        "| `torch-stable-abi210-cpu-x86_64-linux` | 2.10 and later | - |",
+        "![Measured speed: stable-scale.h100](benchmarks/results/stable-scale.h100.svg)",
+        "Measured on H100 by `kernel-builder benchmark .`",
+        "GCC",
+        f"kernel-builder verify {REPO}@v1 --source .",
+    ):
+        assert words in card, words
+
+    (scale / "CARD.md").unlink()
+    (scale / "README.md").write_text(card)
+    again = put(hub, scale, REPO)
+    assert again.builds.sent == () and again.main and again.main.sent == () and not again.main.removed
+    assert commits(hub, REPO, "v1") == 2  # the Hub's own, and ours
+
+
+def test_built_and_published_at_once(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
+    shutil.rmtree(doubling / "build")
+    command = [BUILDER, "build-and-upload", doubling, "--repo-id", "org/", "--no-load", "--json"]
+    environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
+    done = json.loads(subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE).stdout)
+    assert (done["repo-id"], done["variants"]) == (DOUBLING, [CPU, CUDA])
+    assert tree(hub, DOUBLING, "v1").keys() > {f"build/{name}/metadata.json" for name in (CPU, CUDA)}
+
+
+def test_variants_are_kept_or_pruned(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
+    put(hub, doubling)
+    cuda = shutil.move(doubling / "build" / CUDA, tmp_path / "aside")
+    result = put(hub, doubling)
+    assert (result.kept, result.removed) == ((CUDA,), ()) and not result.builds.sent
+    result = put(hub, doubling, prune=True)
+    assert (result.kept, result.removed) == ((), (CUDA,))
+    assert {path.split("/")[1] for path in tree(hub, DOUBLING, "v1") if path.startswith("build/")} == {CPU}
+    shutil.move(cuda, doubling / "build" / CUDA)
+
+
+def test_no_variant_is_left_with_another_api(hub: RunningHub, doubling: Path) -> None:
+    put(hub, doubling)
+    before = tree(hub, DOUBLING, "v1")
+    for name in (CPU, CUDA):
+        edit(doubling / "build" / name, "__init__.py", "def doubled(x: torch.Tensor)", "def doubled(y: torch.Tensor)")
+        edit(doubling / "build" / name, "__init__.py", "ops.doubled(x)", "ops.doubled(y)")
+    aside = shutil.move(doubling / "build" / CUDA, doubling / "aside")
+    with pytest.raises(HubError) as raised:
+        put(hub, doubling)
+    assert f"{CUDA}:\n    doubled(x) becomes doubled(y)" in str(raised.value)
+    assert "version = 2" in str(raised.value.hint)
+    assert tree(hub, DOUBLING, "v1") == before
+    shutil.move(aside, doubling / "build" / CUDA)
+    assert put(hub, doubling).api_changes == ("doubled(x) becomes doubled(y)",)
+
+
+def test_packages_of_another_tool_count(hub: RunningHub, quick: Path) -> None:
+    put(hub, quick)
+    older = {"build/torch-rocm/python_only/__init__.py": (quick / "build" / CUDA / "__init__.py").read_bytes()}
+
+    def bring(content: bytes) -> None:
+        operations = [CommitOperationAdd(path, content) for path in older]
+        hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="By others")
+
+    bring(next(iter(older.values())))
+    edit(quick / "build" / CUDA, "__init__.py", "Doubling in", "Doubled by")
+    result = put(hub, quick)
+    assert result.kept == ("torch-rocm",) and result.builds.revision
+    bring(next(iter(older.values())).replace(b"def doubled(x: torch.Tensor)", b"def doubled(x: torch.Tensor, y=1)"))
+    with pytest.raises(HubError, match=r"torch-rocm:\n    doubled\(x, y=1\) becomes doubled\(x\)"):
+        put(hub, quick)
+
+
+def test_packages_of_two_apis_are_not_published(hub: RunningHub, quick: Path) -> None:
+    shutil.copytree(quick / "build" / CUDA, quick / "build" / "torch-xpu")
+    edit(quick / "build/torch-xpu", "metadata.json", '"cuda"', '"xpu"')
+    with pytest.raises(KernelBuilderError, match=r"do not pass their checks|is not that of"):
+        put(hub, quick)
+
+
+def test_two_publishers_at_once_both_end_up_on_the_branch(hub: RunningHub, doubling: Path) -> None:
+    other = Path(shutil.copytree(doubling, doubling.with_name("other")))
+    shutil.rmtree(doubling / "build" / CUDA)
+    shutil.rmtree(other / "build" / CPU)
+    command = [BUILDER, "upload", "--repo-id", DOUBLING, "--no-load"]
+    running = [subprocess.Popen([*command, project], env=hub.environment) for project in (doubling, other)]
+    assert [process.wait() for process in running] == [0, 0]
+    assert {path.split("/")[1] for path in tree(hub, DOUBLING, "v1") if path.startswith("build/")} == {CPU, CUDA}
+
+
+def test_pull_requests_leave_the_branches_alone(hub: RunningHub, quick: Path) -> None:
+    put(hub, quick)
+    before = tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")
+    edit(quick / "build" / CUDA, "__init__.py", "Doubling in Python", "Doubling")
+    (quick / "torch-ext/python_only/__init__.py").write_text((quick / "build" / CUDA / "__init__.py").read_text())
+    result = put(hub, quick, create_pr=True)
+    assert result.builds.pull_request and result.main and result.main.pull_request
+    assert (tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")) == before
+    assert result.builds.revision
+    assert tree(hub, DOUBLING, result.builds.revision) != before[0]
+
+
+def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
+    put(hub, quick)
+    hub.api().create_branch(DOUBLING, repo_type="kernel", branch="v2")
+    (quick / "CARD.md").write_text("# Of an older version\n")
+    result = put(hub, quick)
+    assert result.main is None and result.note and "version 2" in result.note
+    hub.api().create_branch(DOUBLING, repo_type="kernel", branch="trial")
+    assert put(hub, quick, branch="trial").builds.removed == ()
+    assert "build.toml" in tree(hub, DOUBLING, "trial")
+
+    config = quick / "build.toml"
+    config.write_text(config.read_text().replace("version = 1", "version = 2"))
+    edit(quick / "build" / CUDA, "metadata.json", '"version": 1\n', '"version": 2\n')
+    result = put(hub, quick)
+    assert result.main and result.main.revision
+    assert not {path for path in tree(hub, DOUBLING, "v2") if not path.startswith((".", "build/"))}
+
+
+def test_a_signature_stays_while_what_it_signs_does(hub: RunningHub, quick: Path) -> None:
+    put(hub, quick)
+    path = f"build/{CUDA}/metadata.json.sigstore"
+    hub.api().create_commit(
+        DOUBLING, [CommitOperationAdd(path, b"{}")], repo_type="kernel", revision="v1", commit_message="Sign"
+    )
+    put(hub, quick)
+    assert path in tree(hub, DOUBLING, "v1")
+    edit(quick / "build" / CUDA, "__init__.py", "Doubling", "Twice")
+    put(hub, quick)
+    assert path not in tree(hub, DOUBLING, "v1")
+    (quick / path).write_text('{"of": "these bytes"}')
+    assert put(hub, quick).builds.sent == (path,)
+
+
+def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
+    result = put(hub, quick, dry_run=True)
+    assert result.created and result.builds.sent and result.main and result.main.sent
+    assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"branch": "main"}, ConfigError, "builds are on the branch of their version"),
+        ({"branch": "v2"}, ConfigError, "the project is version 1"),
+        ({"repo_id": "../etc/passwd"}, HubError, "is not the name of a repository"),
+        ({"repo_id": "nobody"}, HubError, "has no organisation"),
+        ({"repo_id": None}, ConfigError, "there is no repository to publish to"),
+    ],
+)
+def test_what_is_asked_for_is_checked_first(
+    hub: RunningHub, quick: Path, options: dict[str, Any], error: type[KernelBuilderError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        put(hub, quick, **options)
+
+
+def test_a_tampered_package_is_not_published(hub: RunningHub, quick: Path) -> None:
+    with (quick / "build" / CUDA / "__init__.py").open("a") as file:
+        file.write("# once more\n")
+    with pytest.raises(CheckError, match=r"torch-cuda/__init__.py: has another SHA-256"):
+        put(hub, quick)
+    assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
+
+
+def test_a_package_of_another_version_is_not_published(hub: RunningHub, quick: Path) -> None:
+    config = quick / "build.toml"
+    config.write_text(config.read_text().replace("version = 1", "version = 2"))
+    with pytest.raises(PackageError, match=r"`version` is 1, in build.toml it is 2"):
+        put(hub, quick)
+
+
+def test_who_may_not_write_is_told_so(start_hub: Callable[..., RunningHub], quick: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens.json"
+
+    def token(scope: str, organisation: str) -> str:
+        command = [BUILDER, "hub", "token", "add", f"{organisation}.{scope[2:]}", scope, organisation]
+        return subprocess.run([*command, "--token-file", tokens], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+    reader, stranger, writer = token("--read", "org"), token("--write", "other"), token("--write", "org")
+    hub = start_hub("--token-file", str(tokens))
+    for secret in (reader, stranger, "unknown"):
+        with pytest.raises(HubError) as raised:
+            put(hub, quick, token=secret.strip())
+        assert raised.value.hint and "token" in raised.value.hint
+    assert put(hub, quick, token=writer.strip()).builds.revision
+    environment = {k: v for k, v in hub.environment.items() if k != "HF_TOKEN"}
+    command = [BUILDER, "upload", str(quick), "--repo-id", DOUBLING]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == HubError.exit_code and "hf auth login" in done.stderr
+
+
+class Cable:
+    """A connection to a Hub that is cut for good after some bytes from the client."""
+
+    def __init__(self, hub: RunningHub, limit: int | None) -> None:
+        self.port = int(hub.url.rpartition(":")[2])
+        self.limit, self.sent = limit, 0
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self.listening.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self.listening.accept()
+                hub = socket.create_connection(("127.0.0.1", self.port))
+            except OSError:
+                return
+            for source, target, counted in ((client, hub, True), (hub, client, False)):
+                threading.Thread(target=self._carry, args=(source, target, counted), daemon=True).start()
+
+    def _carry(self, source: socket.socket, target: socket.socket, counted: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 14):
+                if counted:
+                    self.sent += len(data)
+                if self.limit is not None and self.sent > self.limit:
+                    break
+                target.sendall(data)
+        for end in (source, target):
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+
+def test_cut_at_every_tenth_it_ends_the_same(
+    start_hub: Callable[..., RunningHub], quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # before the client tries again
+    large = quick / "build" / CUDA / "table.py"
+    large.write_text("".join(f"# {number:0100}\n" for number in range(15_000)))
+    edit(quick / "build" / CUDA, "table.py", "#", "#")
+    whole = start_hub(root=tmp_path / "whole")
+    cable = Cable(whole, None)
+    put(whole, quick, endpoint=cable.url)
+    wanted = tree(whole, DOUBLING, "v1"), tree(whole, DOUBLING, "main")
+    hub = start_hub(root=tmp_path / "cut")
+    for tenth in range(1, 10):
+        broken = Cable(hub, cable.sent * tenth // 10)
+        with pytest.raises(KernelBuilderError):
+            put(hub, quick, f"org/cut-{tenth}", endpoint=broken.url)
+        done = put(hub, quick, f"org/cut-{tenth}")
+        assert not done.kept
+        assert tree(hub, f"org/cut-{tenth}", "v1") == wanted[0]
+
+
+def test_killed_at_any_moment_it_ends_the_same(hub: RunningHub, quick: Path) -> None:
+    def start(repo_id: str) -> subprocess.Popen[bytes]:
+        command = [BUILDER, "upload", quick, "--repo-id", repo_id, "--no-load", "--quiet"]
+        return subprocess.Popen(command, env=hub.environment)
+
+    began = time.monotonic()
+    assert start("org/whole").wait() == 0
+    seconds = time.monotonic() - began
+    for part in range(4, 8):  # before that it only reads
+        running = start("org/killed")
+        time.sleep(seconds * part / 8)
+        running.kill()
+        running.wait()
+    put(hub, quick, "org/killed")
+    assert tree(hub, "org/killed", "v1") == tree(hub, "org/whole", "v1")
+    assert tree(hub, "org/killed", "main").keys() == tree(hub, "org/whole", "main").keys()
+    assert commits(hub, "org/killed", "v1") == 2
+
+
+def test_equal_binaries_are_sent_once(hub: RunningHub, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
+    package = quick / "build" / CUDA
+    for name in ("one.py", "two.py"):
+        (package / name).write_text("".join(f"# {number:0100}\n" for number in range(15_000)))
+    edit(package, "one.py", "#", "#")
+    assert put(hub, quick).builds.bytes < 2_000_000
+    requests = [json.loads(line) for line in hub.log.read_text().splitlines() if line.startswith("{")]
+    assert sum(request.get("method") == "PUT" for request in requests) == 1
+
+
+def test_a_hub_that_is_not_there(quick: Path) -> None:
+    with pytest.raises(HubError, match="cannot look at the repository") as raised:
+        publish(Request(quick, repo_id=DOUBLING, endpoint="http://127.0.0.1:9", token="any", load=False))
+    assert raised.value.hint and "same command again" in raised.value.hint

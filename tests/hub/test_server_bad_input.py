@@ -1,0 +1,339 @@
+"""What clients should not send: each is an answer that says why, and the Hub goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import socket
+import struct
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import pytest
+import requests
+import schemathesis
+from huggingface_hub import CommitOperationAdd
+from huggingface_hub.errors import HfHubHTTPError
+from hypothesis import HealthCheck, given, settings, strategies
+
+from tests.hub.conftest import RunningHub
+from tests.hub.kernel import write_kernel
+
+KERNEL = "kernels-community/twice"
+TOKEN = {"Authorization": "Bearer any"}
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
+    """One Hub for all examples, with a kernel in it."""
+    from tests.hub.conftest import running_hub
+
+    with running_hub(tmp_path_factory.mktemp("fuzzed"), "--idle-timeout", "5") as hub:
+        api = hub.api()
+        api.create_repo(KERNEL, repo_type="kernel")
+        folder = write_kernel(tmp_path_factory.mktemp("kernel"))
+        api.upload_folder(repo_id=KERNEL, folder_path=folder, repo_type="kernel")
+        yield hub
+
+
+@schemathesis.serializer("application/x-ndjson")
+def commit_lines(context: object, value: object) -> bytes:
+    """What is generated for the body of a commit, as lines that may or may not be some."""
+    return f'{{"key": "header", "value": {{"summary": "s"}}}}\n{value}'.encode("utf-8", "surrogatepass")
+
+
+def test_the_routes_by_their_own_description(fuzzed: RunningHub) -> None:
+    description = schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
+    known = {"organization": "kernels-community", "name": "twice", "revision": "main"}
+    tried: list[str] = []
+
+    def one_route(operation: Any) -> None:
+        @given(case=operation.as_strategy(), exists=strategies.booleans())
+        @settings(
+            max_examples=10, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True, database=None
+        )
+        def send(case: schemathesis.Case, exists: bool) -> None:
+            if exists:  # a kernel that is there, half of the time
+                case.path_parameters.update({key: known[key] for key in known.keys() & case.path_parameters.keys()})
+            response = case.call(headers=TOKEN)
+            assert response.status_code not in {500, 502, 504}, (response.text, case.as_curl_command())
+            if response.status_code >= 400 and case.method != "HEAD":
+                assert response.headers["x-error-message"], case.as_curl_command()
+
+        send()
+        tried.append(operation.label)
+
+    for found in description.get_all_operations():
+        one_route(found.ok())
+    assert len(tried) > 30
+
+
+def test_the_fuzzed_hub_is_still_whole(fuzzed: RunningHub) -> None:
+    assert requests.get(f"{fuzzed.url}/health").json()["status"] == "ok"
+    metrics = requests.get(f"{fuzzed.url}/metrics").text
+    assert 'hub_requests_total{method="GET",route="/health",status="200"}' in metrics
+    assert '"request failed"' not in fuzzed.log.read_text()
+    lines = [json.loads(line) for line in fuzzed.log.read_text().splitlines()]
+    assert all({"event", "level", "timestamp"} <= line.keys() for line in lines)
+
+
+def target(url: str) -> tuple[str, int]:
+    parts = urlsplit(url)
+    return str(parts.hostname), int(parts.port or 0)
+
+
+def upload_address(hub: RunningHub, data: bytes) -> str:
+    sha256 = hashlib.sha256(data).hexdigest()
+    answer = requests.post(
+        f"{hub.url}/kernels/{KERNEL}.git/info/lfs/objects/batch",
+        json={"operation": "upload", "objects": [{"oid": sha256, "size": len(data)}]},
+        headers=TOKEN,
+    )
+    return str(answer.json()["objects"][0]["actions"]["upload"]["href"])
+
+
+def begin(url: str, method: str, length: int, body: bytes) -> socket.socket:
+    """Send the head of a request and the beginning of its body."""
+    parts = urlsplit(url)
+    connection = socket.create_connection(target(url))
+    head = (
+        f"{method} {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
+        f"Authorization: Bearer any\r\nContent-Length: {length}\r\n\r\n"
+    )
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_connection_cut_at_every_tenth_of_an_upload(hub: RunningHub) -> None:
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    data = os.urandom(3_000_000)
+    address = upload_address(hub, data)
+    lines = [{"key": "header", "value": {"summary": "cut"}}]
+    lines += [
+        {"key": "file", "value": {"path": f"{n}", "content": "x" * 20_000, "encoding": "utf-8"}} for n in range(20)
+    ]
+    commit = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    for tenth in range(10):
+        begin(address, "PUT", len(data), data[: len(data) * tenth // 10]).close()
+        commits = f"{hub.url}/api/kernels/{KERNEL}/commit/main"
+        begin(commits, "POST", len(commit), commit[: len(commit) * tenth // 10]).close()
+    assert until(lambda: not list((hub.root / "incoming").iterdir()))
+    assert not [path for path in (hub.root / "large").rglob("*") if path.is_file()]
+    assert len(hub.api().list_repo_commits(KERNEL, repo_type="kernel")) == 1
+    assert requests.put(address, data=data).ok
+    wrong = requests.put(upload_address(hub, b"announced"), data=b"sent here")
+    assert wrong.status_code == 400 and "not the announced" in wrong.text
+    assert requests.put(address.replace("size=3000000", "size=3000001"), data=data).status_code == 403
+    hub.api().create_commit(
+        KERNEL, [CommitOperationAdd("x.so", data)], commit_message="whole", repo_type="kernel"
+    )  # what arrived is not sent again
+
+
+def test_a_flood_of_half_open_uploads_is_in_nobodys_way(start_hub: Callable[..., RunningHub]) -> None:
+    hub = start_hub("--idle-timeout", "3")
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    address = upload_address(hub, bytes(1_000_000))
+    with ExitStack() as opened:
+        flood = [opened.enter_context(begin(address, "PUT", 1_000_000, b"half")) for _ in range(300)]
+        for _ in range(100):
+            opened.enter_context(socket.create_connection(target(hub.url))).sendall(b"GET / HT")
+        api.create_commit(KERNEL, [CommitOperationAdd("a", b"a")], commit_message="a", repo_type="kernel")
+        statuses = []
+        for connection in flood:
+            connection.settimeout(20)
+            statuses.append(int(connection.recv(64).split()[1]))
+    assert set(statuses) == {408, 503}
+    assert not list((hub.root / "incoming").iterdir())
+    large = CommitOperationAdd("b.so", os.urandom(1_000_000))
+    api.create_commit(KERNEL, [large], commit_message="b", repo_type="kernel")
+    status = Path(f"/proc/{hub.process.pid}/status").read_text()
+    found = re.search(r"VmHWM:\s*(\d+) kB", status)
+    assert found and int(found[1]) < 150_000
+
+
+def record(*parts: bytes) -> bytes:
+    return b"".join(parts).ljust(48, b"\0")
+
+
+def shard(xorb: bytes, chunks: tuple[int, int], size: int, sha256: bytes) -> bytes:
+    """One file of one range of one xorb, as the clients describe it."""
+    end = record(b"\xff" * 32)
+    words = b"".join(sha256[start : start + 8][::-1] for start in range(0, 32, 8))
+    return b"".join(
+        [
+            record(b"HFRepoMetaData\0".ljust(32, b"\1"), struct.pack("<QQ", 2, 0)),
+            record(bytes(32), struct.pack("<II", 1 << 30, 1)),
+            record(xorb, struct.pack("<IIII", 0, size, *chunks)),
+            record(words),
+            end,
+            end,
+        ]
+    )
+
+
+def test_xorbs_and_shards_that_are_none(hub: RunningHub) -> None:
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    granted = requests.get(f"{hub.url}/api/kernels/{KERNEL}/xet-write-token/main", headers=TOKEN).json()
+    data = b"what a chunk holds"
+    chunk = b"\0" + len(data).to_bytes(3, "little") + b"\0" + len(data).to_bytes(3, "little") + data
+    sha256 = hashlib.sha256(data).digest()
+
+    def post(path: str, body: bytes, token: str = granted["accessToken"]) -> int:
+        headers = {"Authorization": f"Bearer {token}"}
+        return requests.post(f"{granted['casUrl']}/v1/{path}", data=body, headers=headers).status_code
+
+    name = "11" * 32
+    whole = shard(b"\x11" * 32, (0, 1), len(data), sha256)
+    assert post("shards", whole) == 400  # no such xorb
+    assert post(f"xorbs/default/{name}", chunk) == 200
+    assert post("shards", whole) == 200
+    assert post("shards", whole, "no token") == 401
+    assert post("shards", whole, granted["accessToken"][:-1]) == 401
+    assert post("xorbs/default/..%2f..%2fx", chunk) == 400
+    wrong = hashlib.sha256(b"other").digest()
+    assert post("shards", shard(b"\x11" * 32, (0, 1), len(data), wrong)) == 400
+    assert post("shards", shard(b"\x11" * 32, (0, 9), len(data), wrong)) == 400
+    assert post("shards", shard(b"\x11" * 32, (0, 1), 2**32 - 1, wrong)) == 400
+    for scheme in (1, 2, 7):  # not what LZ4 makes, and not a compression at all
+        assert post(f"xorbs/default/{name}", chunk[:4] + bytes([scheme]) + chunk[5:]) == 200
+        assert post("shards", shard(b"\x11" * 32, (0, 1), len(data), wrong)) == 400
+    for size in range(0, len(whole) - 48, 7):
+        assert post("shards", whole[:size]) == 400
+    assert requests.get(f"{hub.url}/health").ok
+    assert not list((hub.root / "incoming").iterdir())
+
+
+NAMES = ["..", ".", "a..b", "-a", "a--b", "a.git", "a/b", "..%2f..", "a\0b", "é", "x" * 97, "", "CON ", "a\\b"]
+PATHS = ["../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/x", "a//b", "./a", "a\0b", "a\\b", "x" * 300, "d/" * 40]
+REFS = [
+    "..",
+    "../../x",
+    "refs/heads/../../x",
+    "a..b",
+    "a.lock",
+    "a b",
+    "a~1",
+    "-a",
+    "x" * 201,
+    "HEAD",
+    "@{0}",
+    "v1^{tree}",
+]
+
+
+def test_no_name_leads_out_of_the_root(hub: RunningHub, tmp_path: Path) -> None:
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+
+    def all_files() -> set[str]:
+        return {str(path) for path in tmp_path.rglob("*") if "lock" not in path.name and "/objects/" not in str(path)}
+
+    before = all_files()
+    for name in NAMES:
+        for body in ({"name": name, "organization": "ours"}, {"name": "x", "organization": name}):
+            answer = requests.post(f"{hub.url}/api/repos/create", json={**body, "type": "kernel"}, headers=TOKEN)
+            assert answer.status_code == 400 or (not name and body["organization"] == ""), (name, answer.text)
+            requests.delete(f"{hub.url}/api/repos/delete", json={**body, "type": "kernel"}, headers=TOKEN)
+    requests.delete(f"{hub.url}/api/repos/delete", json={"name": "x", "type": "kernel"}, headers=TOKEN)
+    (tmp_path / "hub/repositories/user").rmdir()  # an empty organisation is the caller's own
+    api = f"{hub.url}/api/kernels/{KERNEL}"
+    for path in PATHS:
+        for line in (
+            {"key": "file", "value": {"path": path, "content": "x"}},
+            {"key": "deletedFile", "value": {"path": path}},
+            {"key": "lfsFile", "value": {"path": path, "oid": "0" * 64, "algo": "sha256", "size": 1}},
+        ):
+            lines = json.dumps({"key": "header", "value": {"summary": "s"}}) + "\n" + json.dumps(line)
+            answer = requests.post(f"{api}/commit/main", data=lines, headers=TOKEN)
+            assert answer.status_code in {400, 404}, (path, answer.text)
+        assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/{quote(path, safe='')}").status_code in {400, 404}
+    for ref in REFS:
+        branch = requests.post(f"{api}/branch/{quote(ref, safe='')}", json={}, headers=TOKEN)
+        assert branch.status_code == 400 or ref == "..", ref  # `..` is taken out of the address by the client
+        assert requests.post(f"{api}/tag/main", json={"tag": ref}, headers=TOKEN).status_code == 400, ref
+        assert requests.get(f"{api}/revision/{quote(ref, safe='')}").status_code == 404 or ref == "..", ref
+    assert all_files() == before
+
+
+def test_limits_and_nonsense_have_reasons(start_hub: Callable[..., RunningHub]) -> None:
+    hub = start_hub("--max-file-size", "120")
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+
+    def commit(content: bytes, path: str) -> None:
+        api.create_commit(KERNEL, [CommitOperationAdd(path, content)], commit_message="m", repo_type="kernel")
+
+    with pytest.raises(HfHubHTTPError, match=r"a metadata\.json has at most"):
+        commit(b" " * 100_000_000, "build/torch-cpu/metadata.json")
+    with pytest.raises(HfHubHTTPError, match="takes files up to 120000000"):
+        commit(bytes(121_000_000), "x.so")
+    with pytest.raises(HfHubHTTPError, match="both a file and a folder"):
+        api.create_commit(
+            KERNEL,
+            [CommitOperationAdd("a", b"a"), CommitOperationAdd("a/b", b"b")],
+            commit_message="m",
+            repo_type="kernel",
+        )
+    with pytest.raises(HfHubHTTPError, match="holds kernels"):
+        api.create_repo(KERNEL, repo_type="model")
+    commits = f"{hub.url}/api/kernels/{KERNEL}/commit/main"
+    header = b'{"key": "header", "value": {"summary": "s"}}\n'
+    for body, status in (
+        (b"\xff\xfe\x00" * 1000, 400),
+        (b"[" * 100_000, 400),
+        (b'{"key": "file"}\n', 400),
+        (b'{"key": "file", "value": {"path": "a", "content": "x"}}\n', 400),
+        (header + b'{"key": "file", "value": {"path": "a", "content": "?", "encoding": "base64"}}\n', 400),
+        (header + b'{"key": "rename", "value": {"path": "a"}}\n', 400),
+        (header + b'{"key": "file", "value": {"path": "a", "content": "' + b"x" * 20_000_000, 413),
+        (header, 200),
+    ):
+        answer = requests.post(commits, data=body, headers=TOKEN)
+        assert answer.status_code == status and (status == 200 or answer.json()["error"]), (body[:60], answer.text)
+    assert requests.post(f"{hub.url}/api/repos/create", data=b" " * 9_000_000, headers=TOKEN).status_code == 413
+    for raw in (
+        os.urandom(5000),
+        b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: nonsense\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+    ):
+        with socket.create_connection(target(hub.url)) as connection:
+            connection.sendall(raw)
+    with socket.create_connection(target(hub.url)) as connection:
+        connection.sendall(b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 200_000)
+    assert requests.get(f"{hub.url}/health").ok
+
+
+def test_ranges_and_conditions(hub: RunningHub) -> None:
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    large = os.urandom(2_500_000)
+    files = [CommitOperationAdd("large.so", large), CommitOperationAdd("small", b"0123456789")]
+    api.create_commit(KERNEL, files, commit_message="m", repo_type="kernel")
+    for path, data in (("large.so", large), ("small", b"0123456789")):
+        url = f"{hub.url}/kernels/{KERNEL}/resolve/main/{path}"
+        whole = requests.get(url)
+        assert whole.content == data and whole.headers["X-Linked-Size"] == str(len(data))
+        for asked, expected in (("0-0", data[:1]), ("5-", data[5:]), ("-3", data[-3:]), ("2-99999999", data[2:])):
+            part = requests.get(url, headers={"Range": f"bytes={asked}"})
+            assert (part.status_code, part.content) == (206, expected)
+        assert requests.get(url, headers={"Range": f"bytes={len(data)}-"}).status_code == 416
+        assert requests.get(url, headers={"Range": "bytes=1-0, 4-9"}).status_code == 200
+        assert requests.get(url, headers={"If-None-Match": whole.headers["ETag"]}).status_code == 304
+        assert requests.get(url, headers={"Range": "bytes=1-2", "If-Range": '"other"'}).content == data
+        head = requests.head(url)
+        assert head.headers["Content-Length"] == str(len(data)) and not head.content

@@ -1,0 +1,313 @@
+"""What the Hub keeps, from whom, and what is left of it when things go wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import requests
+from huggingface_hub import CommitOperationAdd
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+
+from kernel_builder.errors import ConfigError, HubError, VerificationError
+from kernel_builder.hub.carry import export_kernel, import_kernel
+from kernel_builder.hub.server import mend, tokens
+from kernel_builder.hub.server.hub import Hub
+from kernel_builder.hub.server.settings import Settings
+from tests.hub.conftest import RunningHub
+from tests.hub.kernel import VARIANT, write_kernel
+
+KERNEL = "kernels-community/twice"
+
+
+def publish(hub: RunningHub, directory: Path, token: str | None = "any", repo_id: str = KERNEL, **options: bool) -> str:
+    api = hub.api(token)
+    api.create_repo(repo_id, repo_type="kernel", exist_ok=True, **options)
+    api.create_branch(repo_id, branch="v1", repo_type="kernel", exist_ok=True)
+    return api.upload_folder(repo_id=repo_id, folder_path=directory, repo_type="kernel", revision="v1").oid
+
+
+# Permissions
+
+
+def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    writer = tokens.add(file, "ci", read=(), write=("ours",))
+    reader = tokens.add(file, "desk", read=("ours",), write=())
+    other = tokens.add(file, "guest", read=(), write=("theirs",))
+    assert writer not in file.read_text() and file.stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match="already"):
+        tokens.add(file, "ci", read=("x",), write=())
+    hub = start_hub("--token-file", str(file))
+    kernel = write_kernel(tmp_path / "one")
+    publish(hub, kernel, writer, "ours/open")
+    publish(hub, kernel, writer, "ours/secret", private=True)
+
+    assert hub.api(reader).whoami()["orgs"][0]["roleInOrg"] == "read"
+    assert hub.api(None).repo_exists("ours/open", repo_type="kernel")
+    assert hub.api(reader).repo_exists("ours/secret", repo_type="kernel")
+    for token in (None, other):
+        with pytest.raises(RepositoryNotFoundError):
+            hub.api(token).list_repo_refs("ours/secret", repo_type="kernel")
+        assert not hub.api(token).file_exists("ours/secret", "README.md", repo_type="kernel")
+    assert "ours/secret" not in requests.get(f"{hub.url}/").text
+
+    add = [CommitOperationAdd("a", b"a")]
+    for token, message in ((reader, "may only read ours"), (other, "no write scope for ours"), (None, "needs a token")):
+        with pytest.raises(HfHubHTTPError, match=message):
+            hub.api(token).create_commit("ours/open", add, commit_message="no", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError, match="no write scope for ours"):
+        hub.api(other).create_repo("ours/new", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError, match="Invalid user token"):
+        hub.api("hf_wrong").whoami()
+
+    # Knowing the digest of what others keep private is not enough to read it.
+    sha256 = hashlib.sha256((kernel / "build" / VARIANT / "table.bin").read_bytes()).hexdigest()
+    hub.api(other).create_repo("theirs/copy", repo_type="kernel")
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize 1280000\n".encode()
+    with pytest.raises(HfHubHTTPError, match="was not sent to theirs/copy"):
+        hub.api(other).create_commit(
+            "theirs/copy", [CommitOperationAdd("x", pointer)], commit_message="steal", repo_type="kernel"
+        )
+
+    tokens.remove(file, "ci")
+    with pytest.raises(HfHubHTTPError, match="401"):
+        hub.api(writer).create_commit("ours/open", add, commit_message="no", repo_type="kernel")
+
+
+def test_what_listens_to_others_needs_tokens_and_the_server_its_extra() -> None:
+    code = "from kernel_builder.cli import main; main()"
+    command = [sys.executable, "-c", code, "hub", "serve", "--host", "0.0.0.0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == ConfigError.exit_code and "without tokens" in done.stderr
+    command[2] = f"import sys; sys.modules['pygit2'] = None; {code}"
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "torch-kernel-builder[hub]" in done.stderr
+
+
+def test_read_only_and_foreign_pages(start_hub: Callable[..., RunningHub]) -> None:
+    hub = start_hub("--read-only")
+    with pytest.raises(HfHubHTTPError, match="read-only"):
+        hub.api().create_repo(KERNEL, repo_type="kernel")
+    # A page in somebody's browser that has its own name lead to loopback.
+    assert requests.get(f"{hub.url}/api/kernels", headers={"Host": "evil.example"}).status_code == 400
+
+
+# Crashes
+
+
+def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
+    start_hub: Callable[..., RunningHub], tmp_path: Path
+) -> None:
+    """Publishers go on while the Hub is killed and started again; what they were told is in the history."""
+    hub = start_hub()
+    port = hub.url.rpartition(":")[2]
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    acknowledged: dict[str, bytes] = {}
+    stop = threading.Event()
+
+    def go_on(number: int) -> None:
+        step = 0
+        while not stop.is_set():
+            step += 1
+            path, data = f"{number}-{step}.bin", os.urandom(200_000)
+            try:
+                _send(hub.url, path, data)
+                acknowledged[path] = data
+            except (requests.RequestException, AssertionError):
+                time.sleep(0.05)
+
+    threads = [threading.Thread(target=go_on, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(3):
+        time.sleep(random.uniform(0.2, 0.8))
+        hub.process.send_signal(signal.SIGKILL)
+        hub.process.wait()
+        hub = start_hub("--port", port)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert len(acknowledged) > 10
+    files = {item.path for item in hub.api().list_repo_tree(KERNEL, repo_type="kernel")}
+    assert files.issuperset(acknowledged)
+    for path, data in list(acknowledged.items())[-5:]:
+        assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/{path}").content == data
+    hub.stop()
+    checked = Hub(Settings(hub.root))
+    found = list(mend.check(checked, digests=True, now=time.time() + 3600))
+    assert all(item.mended for item in found), found
+    assert not list(mend.check(checked, digests=True, now=time.time() + 3600))
+    assert not list((hub.root / "incoming").iterdir())
+
+
+def _send(url: str, path: str, data: bytes) -> None:
+    """Publish one large file, as the client does, without its retries."""
+    sha256 = hashlib.sha256(data).hexdigest()
+    headers = {"Authorization": "Bearer any"}
+    batch = requests.post(
+        f"{url}/kernels/{KERNEL}.git/info/lfs/objects/batch",
+        json={"operation": "upload", "objects": [{"oid": sha256, "size": len(data)}]},
+        headers=headers,
+        timeout=10,
+    )
+    assert batch.ok
+    requests.put(batch.json()["objects"][0]["actions"]["upload"]["href"], data=data, timeout=10).raise_for_status()
+    lines = [
+        {"key": "header", "value": {"summary": path}},
+        {"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": sha256, "size": len(data)}},
+    ]
+    body = "".join(json.dumps(line) + "\n" for line in lines)
+    requests.post(f"{url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=10).raise_for_status()
+
+
+def test_check_mends_what_was_left_and_names_what_was_lost(hub: RunningHub, tmp_path: Path) -> None:
+    commit = publish(hub, write_kernel(tmp_path / "one"))
+    repository = hub.root / "repositories" / f"{KERNEL}.git"
+    (hub.root / "incoming" / "half").write_bytes(b"half")
+    (repository.parent / ".new-1").mkdir()
+    (repository / "refs/heads/v1.lock").touch()
+    orphan = hub.root / "large" / "00" / "00" / ("0" * 64)
+    orphan.parent.mkdir(parents=True)
+    orphan.touch()
+    # A lock that a killed server left is in nobody's way.
+    assert publish(hub, write_kernel(tmp_path / "two", factor=5)) != commit
+    assert not list(mend.check(Hub(Settings(hub.root))))  # too new: a server may be at it
+    (repository / "refs/heads/v1.lock").touch()
+    checked = Hub(Settings(hub.root))
+    found = list(mend.check(checked, now=time.time() + 3600))
+    assert sorted(item.where.rpartition("/")[2] for item in found) == sorted(
+        ["half", ".new-1", "v1.lock", f"large file {'0' * 64}"]
+    )
+    assert not list(mend.check(checked, now=time.time() + 3600))
+
+    table = next(path for path in (hub.root / "large").rglob("*") if path.is_file() and path.stat().st_size > 1000)
+    with table.open("r+b") as file:
+        file.write(b"damaged")
+    command = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub", "check", "--root"]
+    done = subprocess.run([*command, str(hub.root), "--digests"], capture_output=True, text=True, check=False)
+    assert done.returncode == HubError.exit_code and "the disk has changed it" in done.stdout
+    assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/v1/build/{VARIANT}/table.bin").status_code == 404
+    publish(hub, write_kernel(tmp_path / "three"))
+    api = hub.api()
+    again = [CommitOperationAdd("again", bytes(range(256)) * 5000 + b"!")]
+    api.create_commit(KERNEL, again, commit_message="again", repo_type="kernel", revision="v1")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 4 MB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip("a small disk can be mounted by root only")
+    yield disk
+    subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_full_disk_is_a_clear_error_and_the_hub_goes_on(
+    start_hub: Callable[..., RunningHub], small_disk: Path, tmp_path: Path
+) -> None:
+    hub = start_hub(root=small_disk / "hub")
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    large = os.urandom(6_000_000)
+    with pytest.raises(HfHubHTTPError, match="no space left"):
+        api.create_commit(KERNEL, [CommitOperationAdd("x.so", large)], commit_message="large", repo_type="kernel")
+    with pytest.raises(requests.HTTPError, match="507"):  # the disk is full while the file comes
+        _send(hub.url, "x.so", large)
+    assert not list((hub.root / "incoming").iterdir())
+    api.create_commit(KERNEL, [CommitOperationAdd("small", b"fits")], commit_message="fits", repo_type="kernel")
+
+
+# Stores
+
+
+def test_large_files_in_an_object_store(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    """S3's protocol, by a server of its own."""
+    boto = pytest.importorskip("botocore.session")
+    server = pytest.importorskip("moto.server")
+    endpoint = server.ThreadedMotoServer(port=0, ip_address="127.0.0.1")
+    endpoint.start()
+    try:
+        host, port = endpoint.get_host_and_port()
+        url = f"http://{host}:{port}"
+        keys = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+        client = boto.get_session().create_client(
+            "s3", endpoint_url=url, region_name="us-east-1", aws_access_key_id="a", aws_secret_access_key="b"
+        )
+        client.create_bucket(Bucket="kernels")
+        store = {**keys, "AWS_ENDPOINT_URL": url, "FSSPEC_S3_ENDPOINT_URL": url}
+        hub = start_hub("--large-files", "s3://kernels/large", **store)
+        other = start_hub("--large-files", "s3://kernels/large", **store)
+        publish(hub, write_kernel(tmp_path / "one"))
+        got = requests.get(
+            f"{other.url}/kernels/{KERNEL}/resolve/v1/build/{VARIANT}/table.bin", headers={"Range": "bytes=255-257"}
+        )
+        assert (got.status_code, got.content) == (206, b"\xff\x00\x01")
+        assert not (hub.root / "large").exists()
+        listed = client.list_objects_v2(Bucket="kernels")["Contents"]
+        assert any(item["Key"].startswith("large/") for item in listed)
+    finally:
+        endpoint.stop()
+
+
+# Into and out of an air gap
+
+
+def test_export_and_import(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    inside, outside = start_hub(root=tmp_path / "inside"), start_hub(root=tmp_path / "outside")
+    publish(outside, write_kernel(tmp_path / "one"))
+    archive = tmp_path / "twice.tar"
+    assert set(export_kernel(KERNEL, archive, endpoint=outside.url).branches) == {"main", "v1"}
+    first = archive.read_bytes()
+    export_kernel(KERNEL, archive, endpoint=outside.url, anonymous=True)
+    assert archive.read_bytes() == first
+    carried = import_kernel(archive, endpoint=inside.url, token="any")
+    assert import_kernel(archive, endpoint=inside.url, token="any").branches == carried.branches
+    for revision in ("main", "v1"):
+        trees = [
+            {
+                item.path: item.blob_id
+                for item in hub.api().list_repo_tree(KERNEL, repo_type="kernel", revision=revision, recursive=True)
+                if hasattr(item, "blob_id")
+            }
+            for hub in (inside, outside)
+        ]
+        assert trees[0] == trees[1]
+
+    command = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub", "import", KERNEL, "--json"]
+    options = ["--from", outside.url, "--endpoint", inside.url, "--repo-id", "ours/copy", "--private"]
+    done = subprocess.run([*command, *options], env=inside.environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(json.loads(done.stdout)["branches"]) == {"main", "v1"}
+    assert inside.api().repo_info("ours/copy", repo_type="kernel").private
+
+    api = outside.api()
+    changed = CommitOperationAdd(f"build/{VARIANT}/__init__.py", b"def twice(x):\n    return x * 3\n")
+    api.create_commit(KERNEL, [changed], commit_message="after the digest", repo_type="kernel", revision="v1")
+    with pytest.raises(VerificationError, match="not what its metadata says"):
+        export_kernel(KERNEL, tmp_path / "never.tar", endpoint=outside.url)
+    assert not (tmp_path / "never.tar").exists()
+
+    tampered = tmp_path / "tampered.tar"
+    tampered.write_bytes(first.replace(b"return x * 2", b"return x * 3"))
+    shutil.copyfile(archive, cut := tmp_path / "cut.tar")
+    os.truncate(cut, len(first) // 2)
+    empty = start_hub(root=tmp_path / "empty")
+    for wrong in (tampered, cut):
+        with pytest.raises(VerificationError):
+            import_kernel(wrong, endpoint=empty.url, token="any")
+    assert not empty.api().repo_exists(KERNEL, repo_type="kernel")
