@@ -12,22 +12,22 @@ import pytest
 from kernel_builder.measure.results import Report
 from tests.conftest import ROOT
 
-SCRIPT = ROOT / "benchmarks" / "kernels.py"
+SCRIPT = ROOT / "benchmarks" / "kernel_page.py"
 
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kernels_page", SCRIPT)
+    spec = importlib.util.spec_from_file_location("kernel_page", SCRIPT)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
-    sys.modules["kernels_page"] = module
+    sys.modules["kernel_page"] = module
     spec.loader.exec_module(module)
     return module
 
 
 def test_the_page_is_what_the_results_give() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, ""), f"run benchmarks/kernels.py; not as it must be: {done.stdout}"
+    assert (done.returncode, done.stdout) == (0, ""), f"run benchmarks/kernel_page.py; not as it must be: {done.stdout}"
 
 
 def test_targets_name_the_worst_shape(script: ModuleType, report: Report) -> None:

@@ -1,7 +1,7 @@
 """What the kernels reach: docs/kernels.md and its pictures, from what `kernel-builder benchmark --json` measured.
 
-    .venv/bin/python benchmarks/kernels.py            writes them
-    .venv/bin/python benchmarks/kernels.py --check    names those that are not as they must be
+    .venv/bin/python benchmarks/kernel_page.py            writes them
+    .venv/bin/python benchmarks/kernel_page.py --check    names those that are not as they must be
 
 The results are benchmarks/results/<kernel>.<machine>.json; each holds the command that made it.
 """
@@ -31,7 +31,7 @@ ODD = {(1, 4096, hidden) for hidden in (1000, 1152, 4097, 5120, 7168)} | {(1, 13
 INTRODUCTION = """\
 # Figures of the kernels
 
-Written by `benchmarks/kernels.py` from the results in [benchmarks/results](../benchmarks/results), which
+Written by `benchmarks/kernel_page.py` from the results in [benchmarks/results](../benchmarks/results), which
 `kernel-builder benchmark` measured. In the tables are microseconds of one call, and in brackets the share that it
 reaches of the speed of a copy: as fast as a copy of as many bytes as the operation must read and write, on the same
 machine, in the same rounds, is 1.00. A kernel that reads and writes each byte once can hardly be faster.
@@ -49,7 +49,7 @@ Known to be off in the results of 2026-11-21, and changed since: the driver's co
 others at 3.0, so the shares of the rows of 968 and 1342 MB are a quarter too high. In the backward of `geglu_pair` it
 was not `torch.compile` that was wrong: Liger's gradient, checked before it, is written over the inputs. What a call
 costs the host was measured in series of 50 calls after a rest, where `F.rms_norm` took 21 us; in longer series on such
-a machine it takes 10 to 12.
+a machine it takes 10 to 12. adaln has changed since it was measured, and has no results yet.
 """
 
 
