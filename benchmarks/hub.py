@@ -242,8 +242,8 @@ def at_once(directory: Path) -> Figure:
         f"p50 {p50:.2f} s, p99 {p99:.2f} s, {len(failed)} failed",
         not failed,
         (f'get_kernel("{KERNEL}", version=1) in {CLIENTS} processes, each with an empty cache',),
-        f"Clients and server share the cores: the clients computed {theirs:.1f} s, the server {used:.1f} s. Its peak memory "
-        f"was {most / MB:.0f} MB.",
+        f"Clients and server share the cores: the clients computed {theirs:.1f} s, the server {used:.1f} s. "
+        f"Its peak memory was {most / MB:.0f} MB.",
         {
             "seconds": taken,
             "failed": failed,
