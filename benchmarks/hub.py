@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import platform
 import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -180,6 +181,12 @@ def publishing(directory: Path) -> Figure:
     )
 
 
+def children_seconds() -> float:
+    """How long the processes that we started, and that have ended, computed."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def _load_at_once(home: str, barrier: Any, results: Any) -> None:
     from huggingface_hub import constants
 
@@ -217,13 +224,14 @@ def at_once(directory: Path) -> Figure:
             fork.Process(target=_load_at_once, args=(str(directory / f"home-{number}"), barrier, results))
             for number in range(CLIENTS)
         ]
-        before = processor_seconds(pid)
+        before, theirs = processor_seconds(pid), children_seconds()
         for one in clients:
             one.start()
         ended = [results.get() for _ in clients]
         used, most = processor_seconds(pid) - before, peak(pid)
         for one in clients:
             one.join()
+        theirs = children_seconds() - theirs
     failed = [one for one in ended if isinstance(one, str)]
     taken = sorted(one for one in ended if not isinstance(one, str))
     p50, p99 = statistics.median(taken), taken[min(len(taken) - 1, round(0.99 * (len(taken) - 1)))]
@@ -234,9 +242,15 @@ def at_once(directory: Path) -> Figure:
         f"p50 {p50:.2f} s, p99 {p99:.2f} s, {len(failed)} failed",
         not failed,
         (f'get_kernel("{KERNEL}", version=1) in {CLIENTS} processes, each with an empty cache',),
-        f"Clients and server share the cores; of the time until the last had ended the server computed {used:.1f} s; "
-        f"its peak memory was {most / MB:.0f} MB.",
-        {"seconds": taken, "failed": failed, "server-processor-seconds": used, "server-peak-bytes": most},
+        f"Clients and server share the cores: the clients computed {theirs:.1f} s, the server {used:.1f} s. "
+        f"Its peak memory was {most / MB:.0f} MB.",
+        {
+            "seconds": taken,
+            "failed": failed,
+            "server-processor-seconds": used,
+            "clients-processor-seconds": theirs,
+            "server-peak-bytes": most,
+        },
     )
 
 

@@ -31,7 +31,7 @@ def times(rows: Sequence[Row]) -> Table:
     table = [["shape", "MB", COPY, *names, "best peer / ours"]]
     table[0][4:4] = ["95%", "GB/s"]
     for row in rows:
-        cells = [shape_name(row.place.shape), _figures(row.bytes / 1e6)]
+        cells = [shape_name(row.place.shape), _figures(row.bytes / 1e6) if row.bytes else "-"]
         cells.append(_figures(row.times[COPY].median * 1e6) if COPY in row.times else "-")
         for name in names:
             if name in row.times:

@@ -26,6 +26,7 @@ Run = Callable[[], float]
 _cuda: Any = torch.cuda  # typed in some releases only
 
 _TIMES_THE_CACHE = 4
+_HOST_CALLS = 300
 MOST_SETS = 512
 """Of small tensors even as many do not fill a cache; then a series takes each of them once, after a flush."""
 
@@ -191,12 +192,13 @@ def host_series(call: Call, device: str) -> Run:
     """How to run a series of calls, of which the host's part is timed; the device must be done sooner than the host."""
 
     def run() -> float:
-        number = 50  # fewer launches than a queue holds, so that the host never waits for the device
         if device == "cuda":
             _cuda.synchronize()
-        started = time.perf_counter()
-        for _ in range(number):
+        for _ in range(20):  # the first ones after a rest take longer
             call()
-        return (time.perf_counter() - started) / number
+        started = time.perf_counter()
+        for _ in range(_HOST_CALLS):
+            call()
+        return (time.perf_counter() - started) / _HOST_CALLS
 
     return run

@@ -21,13 +21,13 @@ from tests.hub.kernel import VARIANT, write_kernel
 KERNEL = "kernels-community/twice"
 
 
-def publish(hub: RunningHub, directory: Path, branch: str = "v1") -> str:
+def publish(hub: RunningHub, directory: Path, branch: str = "v1", repo_id: str = KERNEL) -> str:
     """What a publisher does, with the client's own calls."""
     api = hub.api()
-    api.create_repo(KERNEL, repo_type="kernel", exist_ok=True)
-    api.create_branch(KERNEL, branch=branch, repo_type="kernel", exist_ok=True)
+    api.create_repo(repo_id, repo_type="kernel", exist_ok=True)
+    api.create_branch(repo_id, branch=branch, repo_type="kernel", exist_ok=True)
     return api.upload_folder(
-        repo_id=KERNEL, folder_path=directory, repo_type="kernel", revision=branch, commit_message=f"{branch}"
+        repo_id=repo_id, folder_path=directory, repo_type="kernel", revision=branch, commit_message=f"{branch}"
     ).oid
 
 
@@ -47,6 +47,7 @@ def python(hub: RunningHub, code: str, home: Path, **environment: str) -> str:
 def test_a_published_kernel_loads_through_the_client_and_then_without_a_hub(hub: RunningHub, tmp_path: Path) -> None:
     publish(hub, write_kernel(tmp_path / "one"))
     publish(hub, write_kernel(tmp_path / "two", version=2, factor=3), branch="v2")
+    publish(hub, write_kernel(tmp_path / "three", repo_id="strangers/twice", factor=4), repo_id="strangers/twice")
     home = tmp_path / "home"
     code = f"""
 import torch
@@ -57,10 +58,16 @@ print(get_kernel("{KERNEL}", version=1).twice(torch.ones(1)).item())
 print(get_kernel("{KERNEL}", version=2).twice(torch.ones(1)).item())
 print(has_kernel("{KERNEL}", version=1))
 print([variant.variant.variant_str for variant in get_kernel_variants("{KERNEL}", version=1)])
+try:
+    get_kernel("strangers/twice", version=1)
+except ValueError as error:
+    print(error)
+print(get_kernel("strangers/twice", version=1, trust_remote_code=True).twice(torch.ones(1)).item())
 """
     answer = python(hub, code + more, home).split("\n")
     assert answer[:3] == ["2.0", "3.0", "True"]
     assert VARIANT in answer[3]
+    assert "not from a trusted publisher" in answer[4] and answer[5] == "4.0"
     # What get_kernel needs without a Hub: the branch under its name, and the whole of it.
     python(
         hub,
@@ -69,22 +76,6 @@ print([variant.variant.variant_str for variant in get_kernel_variants("{KERNEL}"
     )
     hub.kill()
     assert python(hub, code, home, HF_HUB_OFFLINE="1") == "2.0\n"
-
-
-def test_an_organisation_that_is_not_trusted_needs_the_users_word(
-    start_hub: Callable[..., RunningHub], tmp_path: Path
-) -> None:
-    hub = start_hub()
-    publish(hub, write_kernel(tmp_path / "one"))
-    code = f"""
-from kernels import get_kernel
-try:
-    get_kernel("{KERNEL}", version=1)
-except ValueError as error:
-    print(error)
-get_kernel("{KERNEL}", version=1, trust_remote_code=True)
-"""
-    assert "not from a trusted publisher" in python(hub, code, tmp_path / "home")
 
 
 def test_kernels_command_line(hub: RunningHub, tmp_path: Path) -> None:

@@ -66,7 +66,8 @@ def set_up_logs(level: str) -> None:
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, shown],
         )
     )
-    for name in ("kernel_builder.hub", "uvicorn"):
+    logging.captureWarnings(True)
+    for name in ("kernel_builder.hub", "uvicorn", "py.warnings"):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.propagate = False

@@ -164,6 +164,22 @@ __device__ __forceinline__ void round_all(float (&values)[kWidth]) {
   decode_all(encode_all<T, kWidth>(values).elements, values);
 }
 
+// sum += product * factor, in one step or in two.
+template <typename T, int kWidth>
+__device__ __forceinline__ void add_gated(float (&product)[kWidth], const float (&factor)[kWidth], bool stepwise,
+                                          float (&sum)[kWidth]) {
+  if (stepwise) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) product[j] *= factor[j];
+    round_all<T>(product);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum[j] += product[j];
+  } else {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sum[j] = fmaf(product[j], factor[j], sum[j]);
+  }
+}
+
 // Division by a number that is known before the launch. Of numbers below 2^31, as both are.
 class Divider {
  public:

@@ -83,16 +83,7 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
         decode_all(vectors[r][i].elements, sum);
         decode_all(branch[r][i].elements, product);
         decode_all(gate[i].values, factor);
-        if constexpr (kStepwise) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) product[j] *= factor[j];
-          round_all<T>(product);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) sum[j] += product[j];
-        } else {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) sum[j] += product[j] * factor[j];
-        }
+        add_gated<T>(product, factor, kStepwise, sum);
         vectors[r][i] = encode_all<T>(sum);
         if (there && (i < kLast || whole)) store_once(static_cast<T*>(problem.sum) + index_of(r, i), vectors[r][i]);
       }
@@ -295,11 +286,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
         float branch[kWidth], gate[kWidth];
         decode_all(load<T, kWidth>(branch_row + column).elements, branch);
         load_modulation<T, kWidth>(problem.gate, span, column, gate);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) branch[j] = __fmul_rn(branch[j], gate[j]);
-        if (problem.stepwise) round_all<T>(branch);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) x[j] += branch[j];
+        add_gated<T>(branch, gate, problem.stepwise, x);
         const auto rounded = encode_all<T>(x);
         store(sum_row + column, rounded);
         decode_all(rounded.elements, x);

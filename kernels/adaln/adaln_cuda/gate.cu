@@ -55,22 +55,6 @@ Tiles tiles_of(int64_t hidden, int width) {
   return {columns, kThreads / columns, static_cast<unsigned>(in_a_row)};
 }
 
-// sum += product * factor, in one step or in two.
-template <typename T, int kWidth>
-__device__ __forceinline__ void add_gated(float (&product)[kWidth], const float (&factor)[kWidth], bool stepwise,
-                                          float (&sum)[kWidth]) {
-  if (stepwise) {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) product[j] *= factor[j];
-    round_all<T>(product);
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) sum[j] += product[j];
-  } else {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) sum[j] += product[j] * factor[j];
-  }
-}
-
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ GateLines problem, Tiles tiles) {
   wait_for_previous();

@@ -1,7 +1,7 @@
 """What the kernels reach: docs/kernels.md and its pictures, from what `kernel-builder benchmark --json` measured.
 
-    .venv/bin/python benchmarks/kernels.py            writes them
-    .venv/bin/python benchmarks/kernels.py --check    names those that are not as they must be
+    .venv/bin/python benchmarks/kernel_page.py            writes them
+    .venv/bin/python benchmarks/kernel_page.py --check    names those that are not as they must be
 
 The results are benchmarks/results/<kernel>.<machine>.json; each holds the command that made it.
 """
@@ -9,7 +9,7 @@ The results are benchmarks/results/<kernel>.<machine>.json; each holds the comma
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,12 +25,13 @@ PICTURES = ROOT / "docs" / "kernels"
 KERNELS = ("rmsnorm", "geglu", "adaln", "rope3d")
 MACHINES = {"h100": "H100", "cpu": "CPU"}
 LARGE = 16e6
-TUNED_FOR_NOBODY = {(1, 4096, hidden) for hidden in (1000, 1152, 4097, 5120, 7168)} | {(1, 131072, 64)}
+# Off the sizes that anyone tunes for.
+ODD = {(1, 4096, hidden) for hidden in (1000, 1152, 4097, 5120, 7168)} | {(1, 131072, 64), (1, 5, 17, 23, 20, 72)}
 
 INTRODUCTION = """\
 # Figures of the kernels
 
-Written by `benchmarks/kernels.py` from the results in [benchmarks/results](../benchmarks/results), which
+Written by `benchmarks/kernel_page.py` from the results in [benchmarks/results](../benchmarks/results), which
 `kernel-builder benchmark` measured. In the tables are microseconds of one call, and in brackets the share that it
 reaches of the speed of a copy: as fast as a copy of as many bytes as the operation must read and write, on the same
 machine, in the same rounds, is 1.00. A kernel that reads and writes each byte once can hardly be faster.
@@ -43,6 +44,12 @@ machine, in the same rounds, is 1.00. A kernel that reads and writes each byte o
 - A call follows the last one at once. A kernel that lets the next begin while it ends gains from that, as in a model.
 - All implementations take turns, and each time is the median of the rounds. Ratios are medians of the ratios of rounds.
 - `torch.compile` compiles for each shape by itself.
+
+Known to be off in the results of 2026-11-21, and changed since: the driver's copies of 484 and 671 MB ran at 2.4 TB/s,
+others at 3.0, so the shares of the rows of 968 and 1342 MB are a quarter too high. In the backward of `geglu_pair` it
+was not `torch.compile` that was wrong: Liger's gradient, checked before it, is written over the inputs. What a call
+costs the host was measured in series of 50 calls after a rest, where `F.rms_norm` took 21 us; in longer series on such
+a machine it takes 10 to 12. adaln has changed since it was measured, and has no results yet.
 """
 
 
@@ -67,9 +74,14 @@ def results() -> dict[str, dict[str, Report]]:
 
 
 def rows_of(report: Report | None, *operations: str, passes: str = "forward") -> list[Row]:
-    """The rows of some operations, with times."""
+    """The rows of some operations, at the sizes of models."""
     rows = report.rows if report else []
-    return [r for r in rows if r.place.operation in operations and r.place.passes == passes and OURS in r.times]
+    return [r for r in rows if r.place.operation in operations and r.place.passes == passes and not odd(r)]
+
+
+def odd(row: Row) -> bool:
+    """Whether it is about sizes that nobody tunes for, a single row among them."""
+    return row.place.shape in ODD or all(size == 1 for size in row.place.shape[:2])
 
 
 def share(row: Row) -> float:
@@ -82,72 +94,77 @@ def over(row: Row, *peers: str) -> float:
     return min(row.ratios[name].median for name in names if name in row.ratios)
 
 
+def beside(peer: str) -> Callable[[Row], float]:
+    """That peer beside ours."""
+    return lambda row: over(row, peer)
+
+
+def above(least: float, rows: Sequence[Row]) -> list[Row]:
+    """The rows that move more bytes, and those without a time, of which that is not known."""
+    return [row for row in rows if row.bytes > least or not row.times]
+
+
 def at_least(
-    what: str, wanted: float, rows: Sequence[Row], values: Sequence[float], mean: bool = False
+    what: str, wanted: float, rows: Sequence[Row], value: Callable[[Row], float], *, mean: bool = False
 ) -> Iterator[Target]:
-    """That each value, or their geometric mean, is no less than it should be."""
-    if not values:
+    """That the value of each row, or their geometric mean, is no less than it should be."""
+    timed = [row for row in rows if OURS in row.times]
+    if not rows:
         return
-    if mean:
-        found = geometric_mean(values)
-        yield Target(what, f"at least {wanted}", f"{found:.3f}", found >= wanted)
-        return
-    least = min(range(len(values)), key=values.__getitem__)
-    where = shape_name(rows[least].place.shape)
-    missed = sum(value < wanted for value in values)
-    of = f", {missed} of {len(values)} below" if missed else ""
-    yield Target(what, f"at least {wanted}", f"{values[least]:.3f} at {where}{of}", not missed)
+    lacking = f", {len(rows) - len(timed)} of {len(rows)} without a time" if len(timed) < len(rows) else ""
+    if not timed:
+        yield Target(what, f"at least {wanted}", lacking.removeprefix(", "), False)
+    elif mean:
+        found = geometric_mean(map(value, timed))
+        yield Target(what, f"at least {wanted}", f"{found:.3f}{lacking}", found >= wanted and not lacking)
+    else:
+        least = min(timed, key=value)
+        where = f"{least.place.operation} {shape_name(least.place.shape)}"
+        missed = sum(value(row) < wanted for row in timed)
+        below = f", {missed} of {len(timed)} below" if missed else ""
+        yield Target(
+            what, f"at least {wanted}", f"{value(least):.3f} at {where}{below}{lacking}", not missed and not lacking
+        )
 
 
 def targets(found: dict[str, dict[str, Report]]) -> Iterator[Target]:
     """What was aimed at, and what was reached."""
     gpu, cpu = found.get("h100", {}), found.get("cpu", {})
     norm = rows_of(gpu.get("rmsnorm"), "rms_norm", "add_rms_norm")
-    tuned = [row for row in norm if row.place.shape not in TUNED_FOR_NOBODY and row.place.shape[1] > 1]
-    yield from at_least("rms_norm, add_rms_norm: best peer / ours, each shape", 0.98, tuned, [over(r) for r in tuned])
-    yield from at_least("the same, geometric mean", 1.03, tuned, [over(row) for row in tuned], mean=True)
-    large = [row for row in tuned if row.bytes > LARGE]
-    yield from at_least("the same: share of a copy above 16 MB", 1.0, large, [share(row) for row in large])
-    geglu = [row for row in rows_of(gpu.get("geglu"), "geglu", "geglu, tanh", "geglu_pair, tanh") if row.bytes > LARGE]
-    yield from at_least("geglu, both forms: share of a copy", 1.0, geglu, [share(row) for row in geglu])
-    compiled = [row for row in geglu if "compile" in row.ratios]
-    yield from at_least(
-        "the same: torch.compile / ours, geometric mean",
-        1.0,
-        compiled,
-        [over(r, "compile") for r in compiled],
-        mean=True,
-    )
+    yield from at_least("rms_norm, add_rms_norm: best peer / ours, each shape", 0.98, norm, over)
+    yield from at_least("the same, geometric mean", 1.03, norm, over, mean=True)
+    yield from at_least("the same: share of a copy above 16 MB", 1.0, above(LARGE, norm), share)
+    geglu = above(LARGE, rows_of(gpu.get("geglu"), "geglu", "geglu, tanh", "geglu_pair, tanh"))
+    yield from at_least("geglu, both forms: share of a copy", 1.0, geglu, share)
+    yield from at_least("the same: torch.compile / ours, geometric mean", 1.0, geglu, beside("compile"), mean=True)
     adaln = gpu.get("adaln")
-    ada = [row for row in rows_of(adaln, "ada_layer_norm", "ada_rms_norm") if row.bytes > LARGE / 2]
-    yield from at_least("ada_layer_norm, ada_rms_norm: share of a copy", 0.97, ada, [share(row) for row in ada])
-    fused = [row for row in rows_of(adaln, "gate_residual_ada_norm") if row.bytes > LARGE / 2]
-    yield from at_least("gate_residual_ada_norm: share of a copy", 0.95, fused, [share(row) for row in fused])
-    rope = [row for row in rows_of(gpu.get("rope3d"), "rope3d") if row.bytes > LARGE]
-    yield from at_least("rope3d, q and k: share of a copy", 1.0, rope, [share(row) for row in rope])
-    yield from at_least(
-        "the same: torch.compile with ready-made tables / ours", 1.0, rope, [over(row, "compile") for row in rope]
-    )
+    ada = above(LARGE / 2, rows_of(adaln, "ada_layer_norm", "ada_rms_norm"))
+    yield from at_least("ada_layer_norm, ada_rms_norm: share of a copy", 0.97, ada, share)
+    fused = above(LARGE / 2, rows_of(adaln, "gate_residual_ada_norm"))
+    yield from at_least("gate_residual_ada_norm: share of a copy", 0.95, fused, share)
+    rope = above(LARGE, rows_of(gpu.get("rope3d"), "rope3d"))
+    yield from at_least("rope3d, q and k: share of a copy", 1.0, rope, share)
+    yield from at_least("the same: torch.compile with ready-made tables / ours", 1.0, rope, beside("compile"))
     both = rows_of(gpu.get("rmsnorm"), "rms_norm", passes="forward + backward")
-    yield from at_least("rms_norm, forward + backward: share of a copy", 0.90, both, [share(row) for row in both])
-    back = [row for report in gpu.values() for row in report.rows if row.place.passes == "backward" and row.times]
-    yield from at_least("backward of the others: share of a copy", 0.85, back, [share(row) for row in back])
-    others = [row for row in norm if row not in tuned]
-    yield from at_least(
-        "rms_norm at shapes that nobody tunes for: best peer / ours", 0.9, others, [over(r) for r in others]
-    )
+    yield from at_least("rms_norm, forward + backward: share of a copy", 0.90, both, share)
+    back = [row for report in gpu.values() for row in report.rows if row.place.passes == "backward"]
+    yield from at_least("backward of the others: share of a copy", 0.85, back, share)
+    others = [row for report in gpu.values() for row in report.rows if odd(row) and row.place.passes == "forward"]
+    yield from at_least("all, at sizes that nobody tunes for: best peer / ours", 0.9, others, over)
     for passes, most in (("forward", 8), ("forward + backward", 120)):
         hosts = [host for report in gpu.values() for host in report.hosts if host.place.passes == passes]
-        if hosts:
-            worst = max(hosts, key=lambda host: host.times[OURS].median)
+        timed = [host for host in hosts if OURS in host.times]
+        if timed:
+            worst = max(timed, key=lambda host: host.times[OURS].median)
             cost = worst.times[OURS].median * 1e6
-            measured = f"{cost:.1f} us, of {worst.place.operation}"
-            yield Target(f"cost for the host, {passes}", f"at most {most} us", measured, cost <= most)
-    on_cpu = [row for report in cpu.values() for row in report.rows if row.times]
+            lacking = f", {len(hosts) - len(timed)} of {len(hosts)} without a time" if len(timed) < len(hosts) else ""
+            measured = f"{cost:.1f} us, of {worst.place.operation}{lacking}"
+            yield Target(f"cost for the host, {passes}", f"at most {most} us", measured, cost <= most and not lacking)
+    on_cpu = [row for report in cpu.values() for row in report.rows]
     for peer, wanted in (("eager", 2.0), ("compile", 1.0)):
-        rows = [row for row in on_cpu if peer in row.ratios]
+        rows = [row for row in on_cpu if peer in row.ratios or OURS in row.faults]
         what = f"on the CPU: {peer} / ours, geometric mean over dtypes and passes"
-        yield from at_least(what, wanted, rows, [over(row, peer) for row in rows], mean=True)
+        yield from at_least(what, wanted, rows, beside(peer), mean=True)
 
 
 def page(found: dict[str, dict[str, Report]]) -> str:
