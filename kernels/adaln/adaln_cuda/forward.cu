@@ -1,8 +1,7 @@
 // Modulated norms, with and without a gated branch that is added before, on CUDA.
 //
 // Reads:    x and the branch, each once from memory: a row stays in registers between its sums and its result. Rows
-// that
-//           are too long for that, or lie unfavourably, are read again. Parameters and modulations from the
+//           that are too long for that, or lie unfavourably, are read again. Parameters and modulations from the
 //           processor's cache, once for the rows that a thread has at a time.
 // Writes:   `normed`, and `sum` when there is a branch.
 // Must not: allocate, synchronize, or use another stream than the one given.
@@ -292,7 +291,7 @@ class EitherRow {
 // Rows of any length, wherever they lie, with modulations and parameters of any types: a block for each.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Forward problem) {
-  constexpr int kAtOnce = kWidth == 1 ? 4 : 1;  // loads on their way
+  constexpr int kAtOnce = kWidth == 1 ? 2 : 1;
   __shared__ Moments of_warps[kWarp];
   const int64_t hidden = problem.hidden;
   const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = blockDim.x * kWidth;
