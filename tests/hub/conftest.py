@@ -41,6 +41,14 @@ class RunningHub:
         self.process.wait(timeout=20)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def xet_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Lets the client's Xet remember what it sent to these Hubs in a directory of its own, not in the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
+        yield
+
+
 _number = count()
 
 

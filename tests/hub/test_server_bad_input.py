@@ -132,9 +132,11 @@ def test_a_connection_cut_at_every_tenth_of_an_upload(hub: RunningHub) -> None:
         begin(address, "PUT", len(data), data[: len(data) * tenth // 10]).close()
         commits = f"{hub.url}/api/kernels/{KERNEL}/commit/main"
         begin(commits, "POST", len(commit), commit[: len(commit) * tenth // 10]).close()
+        begin(f"{hub.url}/api/kernels/{KERNEL}/paths-info/main", "POST", 100, b"p" * 10 * tenth).close()
     assert until(lambda: not list((hub.root / "incoming").iterdir()))
     assert not [path for path in (hub.root / "large").rglob("*") if path.is_file()]
     assert len(hub.api().list_repo_commits(KERNEL, repo_type="kernel")) == 1
+    assert "error" not in hub.log.read_text()
     assert requests.put(address, data=data).ok
     wrong = requests.put(upload_address(hub, b"announced"), data=b"sent here")
     assert wrong.status_code == 400 and "not the announced" in wrong.text

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,9 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     assert writer not in file.read_text() and file.stat().st_mode & 0o077 == 0
     with pytest.raises(ConfigError, match="already"):
         tokens.add(file, "ci", read=("x",), write=())
+    with ThreadPoolExecutor(8) as at_once:
+        list(at_once.map(lambda number: tokens.add(file, f"t{number}", read=("x",), write=()), range(20)))
+    assert len(tokens.TokenFile(file).tokens()) == 23
     hub = start_hub("--token-file", str(file))
     kernel = write_kernel(tmp_path / "one")
     publish(hub, kernel, writer, "ours/open")

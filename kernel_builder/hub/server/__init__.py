@@ -2,13 +2,19 @@
 
 names.py         what may be a repository, a ref, a path
 refusals.py      every answer that is a refusal, in the clients' own terms
+settings.py      how a Hub was started: where, for whom, how much
 tokens.py        who may do what
+blobs.py         named bytes, wherever fsspec reaches
 large_files.py   large files, named by their SHA-256
 repositories.py  git repositories: refs, trees, commits
-receive.py       bodies as they stream in: limits, time-outs, digests
+hub.py           all of these together
+receive.py       bodies as they stream in: limits, time-outs
+content.py       the bytes of a file as an answer
 api.py           the routes of the clients
 xet.py           the upload protocol of newer clients
 pages.py         the pages for people
-serve.py         sockets, logs, metrics
+measures.py      what a running Hub counts
+app.py           refusals, logs and measures around the routes
+serve.py         sockets and the form of the log
 mend.py          what `hub check` finds and mends
 """

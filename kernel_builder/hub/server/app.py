@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.middleware.trustedhost import TrustedHostMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -62,6 +62,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
+    app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(OSError, _fail)
     app.add_exception_handler(pygit2.GitError, _fail)
     app.add_exception_handler(Exception, _fail)
@@ -97,6 +98,10 @@ async def _refuse_invalid(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
     return _answer(bad_request(f"{where}: {first['msg']}"))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return _answer(bad_request("the connection was cut before the end of the body"))  # for the log; nobody reads it
 
 
 async def _fail(request: Request, error: Exception) -> Response:

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from filelock import FileLock
+
 from kernel_builder.errors import ConfigError
 from kernel_builder.hub.server import names
 from kernel_builder.hub.server.refusals import Refusal, forbidden, no_token, wrong_token
@@ -124,8 +126,13 @@ def _read(path: Path) -> tuple[Token, ...]:
         ) from error
 
 
-def _write(path: Path, tokens: tuple[Token, ...]) -> None:
+def _alone(path: Path) -> FileLock:
+    """Held while the file is read and written again: of two who change it at once, neither is lost."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path.with_name(f".{path.name}.lock"))
+
+
+def _write(path: Path, tokens: tuple[Token, ...]) -> None:
     staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     content = {"tokens": [{"name": t.name, "sha256": t.sha256, "scopes": dict(t.scopes)} for t in tokens]}
     with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
@@ -141,13 +148,6 @@ def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...])
     Raises:
         ConfigError: The file has a token of this name, or a name or scope is not allowed.
     """
-    tokens = _read(path) if path.exists() else ()
-    if any(token.name == name for token in tokens):
-        raise ConfigError(
-            f"there is a token {name!r} already",
-            where=str(path),
-            hint=f"kernel-builder hub token remove {name} --token-file {path}",
-        )
     if not read and not write:
         raise ConfigError(
             "a token needs a scope", where="--read, --write", hint="--write ORG, --read ORG, or --read '*'"
@@ -160,7 +160,15 @@ def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...])
                 raise ConfigError(refusal.message, where="name or scope") from None
     token = f"hf_{secrets.token_urlsafe(32)}"
     scopes = {**dict.fromkeys(read, "read"), **dict.fromkeys(write, "write")}
-    _write(path, (*tokens, Token(name, hashlib.sha256(token.encode()).hexdigest(), scopes)))
+    with _alone(path):
+        tokens = _read(path) if path.exists() else ()
+        if any(known.name == name for known in tokens):
+            raise ConfigError(
+                f"there is a token {name!r} already",
+                where=str(path),
+                hint=f"kernel-builder hub token remove {name} --token-file {path}",
+            )
+        _write(path, (*tokens, Token(name, hashlib.sha256(token.encode()).hexdigest(), scopes)))
     return token
 
 
@@ -170,8 +178,9 @@ def remove(path: Path, name: str) -> None:
     Raises:
         ConfigError: There is no token of this name.
     """
-    tokens = _read(path)
-    kept = tuple(token for token in tokens if token.name != name)
-    if len(kept) == len(tokens):
-        raise ConfigError(f"there is no token {name!r}", where=str(path), hint="kernel-builder hub token list")
-    _write(path, kept)
+    with _alone(path):
+        tokens = TokenFile(path).tokens()
+        kept = tuple(token for token in tokens if token.name != name)
+        if len(kept) == len(tokens):
+            raise ConfigError(f"there is no token {name!r}", where=str(path), hint="kernel-builder hub token list")
+        _write(path, kept)

@@ -25,7 +25,10 @@ constexpr int kMostWarps = 16;  // of a row that registers hold
 constexpr int kMostRows = 15;   // of a block at a time: there are so many barriers
 constexpr int kMostKinds = 3;   // of sums
 // Of what is on its way to a processor, where more was measured to be slower.
-constexpr int kRingBytes = 52 * 1024;
+constexpr int kRingBytes = 56 * 1024;
+
+// What sums between warps take, at most.
+constexpr int kStaticBytes = 1024;
 
 // Threads of a block, at most: a branch takes more registers.
 template <bool kBranch>
@@ -455,25 +458,39 @@ CommonType common_type(const Backward& problem) {
   return common;
 }
 
+// The most shared memory that a block may have on the current device.
+int64_t most_shared_bytes() {
+  int device, bytes;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  const auto attribute = cudaDevAttrMaxSharedMemoryPerBlockOptin;
+  return cudaDeviceGetAttribute(&bytes, attribute, device) == cudaSuccess ? bytes : 0;
+}
+
 Layout layout_of(const Backward& problem) {
   const int64_t hidden = problem.hidden;
   const bool branch = problem.grad_branch != nullptr;
   const int bytes = static_cast<int>(bytes_of(problem.type)), width = kVectorBytes / bytes;
   const int most = branch ? kMostThreads<true> : kMostThreads<false>;
-  if (hidden % width != 0 || hidden > int64_t{2} * width * most) return {width, 0, 0};
+  const Layout none{width, 0, 0};
+  if (hidden % width != 0 || hidden > int64_t{2} * width * most) return none;
   const auto threads = [](int64_t vectors, int loads) {
     return static_cast<int>((vectors + loads * kWarp - 1) / (loads * kWarp) * kWarp);
   };
   Layout layout{width, threads(hidden / width, 2), 0};
-  if (hidden / width < layout.group) return {width, 0, 0};
+  int loads = 2;
+  if (hidden / width < layout.group) return none;
   if (width == 8 && common_type(problem).type() == problem.type) {
     // Where vectors of half the width leave fewer threads without one.
     const int narrow = threads(hidden / 4, 3);
-    if (narrow <= most && hidden / 4 >= 2 * narrow && 33 * narrow < 40 * layout.group) layout = {4, narrow, 0};
+    if (narrow <= most && hidden / 4 >= 2 * narrow && 33 * narrow < 40 * layout.group) {
+      layout = {4, narrow, 0};
+      loads = 3;
+    }
   }
   const int slots = layout.width == 4 || branch ? kStages<4, true> : kStages<8, false>;
-  const auto rows = static_cast<int>(kRingBytes / (hidden * bytes * (branch ? 4 : 2) * slots));
-  layout.rows = std::max(1, std::min({rows, most / layout.group, kMostRows}));
+  const int row_bytes = layout.group * loads * layout.width * bytes * (branch ? 4 : 2) * slots;
+  if (row_bytes + kStaticBytes > most_shared_bytes()) return none;
+  layout.rows = std::max(1, std::min({kRingBytes / row_bytes, most / layout.group, kMostRows}));
   return layout;
 }
 
@@ -484,7 +501,8 @@ cudaError_t launch_ring(const Ring& problem, const Layout& layout, int64_t block
   const size_t slots = sizeof(T) * kWidth * kStages<kWidth, kBranch> * kLoads * (kBranch ? 4 : 2) * threads;
   const size_t sums = layout.rows > 1 ? sizeof(float) * layout.rows * problem.hidden : 0;
   const size_t shared = std::max(slots, sums);
-  constexpr size_t kUsual = 48 * 1024;  // beyond, it has to be asked for
+  // Beyond what every kernel may have, it has to be asked for. The sums between warps count as well.
+  constexpr size_t kUsual = 48 * 1024 - kStaticBytes;
   if (shared > kUsual) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));

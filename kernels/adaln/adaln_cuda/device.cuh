@@ -168,7 +168,7 @@ __device__ __forceinline__ void round_all(float (&values)[kWidth]) {
 template <typename T, int kWidth>
 __device__ __forceinline__ void add_gated(float (&product)[kWidth], const float (&factor)[kWidth], bool stepwise,
                                           float (&sum)[kWidth]) {
-  if (stepwise) {
+  if (stepwise && !std::is_same_v<T, float>) {
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) product[j] *= factor[j];
     round_all<T>(product);

@@ -1,8 +1,7 @@
 // Modulated norms, with and without a gated branch that is added before, on CUDA.
 //
 // Reads:    x and the branch, each once from memory: a row stays in registers between its sums and its result. Rows
-// that
-//           are too long for that, or lie unfavourably, are read again. Parameters and modulations from the
+//           that are too long for that, or lie unfavourably, are read again. Parameters and modulations from the
 //           processor's cache, once for the rows that a thread has at a time.
 // Writes:   `normed`, and `sum` when there is a branch.
 // Must not: allocate, synchronize, or use another stream than the one given.
@@ -244,7 +243,7 @@ struct Moments {
 
   __device__ __forceinline__ void add(const Moments& other) {
     const float both = count + other.count, away = other.mean - mean;
-    const float share = both > 0.0f ? other.count / both : 0.0f;
+    const float share = both > 0.0f ? __fdividef(other.count, both) : 0.0f;
     squares += other.squares + away * away * count * share;
     mean += away * share;
     count = both;
@@ -265,9 +264,34 @@ struct Moments {
   }
 };
 
+// A parameter, or the row of a modulation, of the type of the rows, T, or float32; or none.
+class EitherRow {
+ public:
+  __device__ __forceinline__ explicit EitherRow(const Parameter& parameter)
+      : data_(parameter.data), type_(parameter.type) {}
+  __device__ __forceinline__ EitherRow(const Modulation& modulation, int64_t span)
+      : data_(modulation.rows.data), type_(modulation.type) {
+    if (data_ != nullptr) start_ = modulation.rows.offset(span);
+  }
+
+  // The elements from `column` on, or `otherwise` where there is none.
+  template <typename T, int kWidth>
+  __device__ __forceinline__ void load(int64_t column, float otherwise, float (&values)[kWidth]) const {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = otherwise;
+    if (data_ != nullptr) load_either<T, kWidth>(data_, type_, start_ + column, values);
+  }
+
+ private:
+  const void* data_;
+  Type type_;
+  int64_t start_ = 0;
+};
+
 // Rows of any length, wherever they lie, with modulations and parameters of any types: a block for each.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Forward problem) {
+  constexpr int kAtOnce = kWidth == 1 ? 2 : 1;
   __shared__ Moments of_warps[kWarp];
   const int64_t hidden = problem.hidden;
   const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = blockDim.x * kWidth;
@@ -276,16 +300,17 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
     const T* x_row = row_of<T>(problem.x, row);
     const T* branch_row = problem.branch.data == nullptr ? nullptr : row_of<T>(problem.branch, row);
     T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
+    const EitherRow gate_row(problem.gate, span);
     // Sums of differences from the thread's first element.
     float first = 0.0f, sum = 0.0f, squares = 0.0f, count = 0.0f;
-#pragma unroll kWidth == 1 ? 4 : 1
+#pragma unroll kAtOnce
     for (int64_t column = first_column; column < hidden; column += step) {
       float x[kWidth];
       decode_all(load<T, kWidth>(x_row + column).elements, x);
       if (branch_row != nullptr) {
         float branch[kWidth], gate[kWidth];
         decode_all(load<T, kWidth>(branch_row + column).elements, branch);
-        load_modulation<T, kWidth>(problem.gate, span, column, gate);
+        gate_row.load<T>(column, 0.0f, gate);
         add_gated<T>(branch, gate, problem.stepwise, x);
         const auto rounded = encode_all<T>(x);
         store(sum_row + column, rounded);
@@ -315,14 +340,16 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
       rstd = rsqrtf(moments.squares / static_cast<float>(hidden) + problem.eps);
     }
     T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
-#pragma unroll kWidth == 1 ? 2 : 1
+    const EitherRow scale_row(problem.scale, span), shift_row(problem.shift, span);
+    const EitherRow weight_row(problem.weight), bias_row(problem.bias);
+#pragma unroll kAtOnce
     for (int64_t column = first_column; column < hidden; column += step) {
       float x[kWidth], scale[kWidth], shift[kWidth], weight[kWidth], bias[kWidth];
       decode_all(load<T, kWidth>(x_row + column).elements, x);
-      load_modulation<T, kWidth>(problem.scale, span, column, scale);
-      load_modulation<T, kWidth>(problem.shift, span, column, shift);
-      load_parameter<T, kWidth>(problem.weight, column, 1.0f, weight);
-      load_parameter<T, kWidth>(problem.bias, column, 0.0f, bias);
+      scale_row.load<T>(column, 0.0f, scale);
+      shift_row.load<T>(column, 0.0f, shift);
+      weight_row.load<T>(column, 1.0f, weight);
+      bias_row.load<T>(column, 0.0f, bias);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         x[j] = (x[j] - mean) * rstd * weight[j] + bias[j];
@@ -434,7 +461,10 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
     return problem.branch.data == nullptr ? launch_typed<T, false>(rows, common.type(), problem.stepwise, stream)
                                           : launch_typed<T, true>(rows, common.type(), problem.stepwise, stream);
   }
-  const Shape shape = long_shape(problem.hidden, vectors ? kWidth : 1);
+  // Some vectors for each thread, so that the sums between threads are the lesser part of the work.
+  constexpr int64_t kLoads = 16;
+  const int64_t warps = (problem.hidden / (vectors ? kWidth : 1) + kLoads * kWarp - 1) / (kLoads * kWarp);
+  const Shape shape{static_cast<int>(std::min<int64_t>(warps * kWarp, kLongBlock)), 1, 0};
   const unsigned blocks = blocks_for(problem.rows, shape);
   if (vectors) {
     forward_long_kernel<T, kWidth><<<blocks, shape.block(), 0, stream>>>(problem);

@@ -15,7 +15,7 @@ namespace adaln {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kBackwardBlocks = 3;  // on a processor at a time, as `partial_sums` counts them
+constexpr int kBackwardBlocks = 3;  // on a processor at a time, or more with fewer threads
 // Rows of a thread at a time, so that enough loads are on their way. Backward, a block runs for longer, and sums take
 // registers.
 constexpr int kRows = 4, kBackwardRows = 2;
@@ -261,7 +261,8 @@ int partial_sums(const GateBackward& problem, int64_t* parts) {
   if (error != cudaSuccess) return error;
   const Tiles tiles = tiles_of(problem.hidden, kVectorBytes / static_cast<int>(bytes_of(problem.type)));
   const int64_t at_once = static_cast<int64_t>(tiles.rows) * kBackwardRows, groups = problem.sums.groups;
-  const int64_t blocks = std::max<int64_t>(1, kBackwardBlocks * processors / tiles.in_a_row);
+  const int on_processor = kBackwardBlocks * kThreads / (tiles.columns * tiles.rows);
+  const int64_t blocks = std::max<int64_t>(1, static_cast<int64_t>(on_processor) * processors / tiles.in_a_row);
   const int64_t most = (problem.rows / groups + at_once - 1) / at_once;
   *parts = std::max<int64_t>(1, std::min(blocks / groups, most));
   return cudaSuccess;
