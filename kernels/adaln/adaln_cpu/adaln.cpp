@@ -175,20 +175,51 @@ INLINE float sum_of(int64_t count, Term term) {
   return (first + second) + (third + fourth);
 }
 
+INLINE float mean_of(const float* values, int64_t count) {
+  return sum_of(count, [=](int64_t i) ALWAYS_INLINE { return values[i]; }) / static_cast<float>(count);
+}
+
+INLINE float squares_of(const float* values, float mean, int64_t count) {
+  return sum_of(count, [=](int64_t i) ALWAYS_INLINE { return (values[i] - mean) * (values[i] - mean); });
+}
+
+// Sums over a chunk: of squares of x, of slopes, and of their products, where x is counted from the mean.
+struct Products {
+  float squares, slopes, products;
+};
+
+INLINE Products products_of(const float* x, const float* slope, float mean, int64_t count) {
+  const int64_t part = count / 2;
+  float squares = 0.0f, slopes = 0.0f, products = 0.0f;
+  float more_squares = 0.0f, more_slopes = 0.0f, more_products = 0.0f;
+#pragma omp simd reduction(+ : squares, slopes, products, more_squares, more_slopes, more_products)
+  for (int64_t i = 0; i < part; ++i) {
+    const float value = x[i] - mean, other = x[i + part] - mean;
+    squares += value * value;
+    slopes += slope[i];
+    products += slope[i] * value;
+    more_squares += other * other;
+    more_slopes += slope[i + part];
+    more_products += slope[i + part] * other;
+  }
+  if (count % 2 != 0) {
+    const float value = x[count - 1] - mean;
+    squares += value * value;
+    slopes += slope[count - 1];
+    products += slope[count - 1] * value;
+  }
+  return {squares + more_squares, slopes + more_slopes, products + more_products};
+}
+
 // The mean of a row and the squares of the deviations from it, from those of its chunks.
 class Moments {
  public:
-  // Returns the mean of the chunk, from which its deviations were taken; zero when it is not centered.
-  INLINE float add(const float* values, int64_t count, bool centered) {
-    const float mean =
-        centered ? sum_of(count, [=](int64_t i) ALWAYS_INLINE { return values[i]; }) / static_cast<float>(count) : 0.0f;
-    const float squares =
-        sum_of(count, [=](int64_t i) ALWAYS_INLINE { return (values[i] - mean) * (values[i] - mean); });
+  // Of a chunk; its mean is zero when the row is not centered.
+  INLINE void add(int64_t count, float mean, float squares) {
     const double away = static_cast<double>(mean) - mean_, both = static_cast<double>(count_ + count);
     mean_ += away * static_cast<double>(count) / both;
     squares_ += squares + away * away * static_cast<double>(count_) * static_cast<double>(count) / both;
     count_ += count;
-    return mean;
   }
 
   INLINE double mean() const { return mean_; }
@@ -289,7 +320,8 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
         add_gated<T>(x + start, branch + start, gate + start, count, problem.stepwise, sum + start);
       }
       const float* values = floats_of<T>((branch == nullptr ? x : sum) + start, count, buffer);
-      moments.add(values, count, problem.centered);
+      const float mean = problem.centered ? mean_of(values, count) : 0.0f;
+      moments.add(count, mean, squares_of(values, mean, count));
     });
     const auto mean = static_cast<float>(moments.mean());
     const float rstd = moments.reciprocal_norm(problem.eps);
@@ -394,11 +426,11 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
         const float* grad = floats_of<T>(grad_row + start, count, grad_buffer);
         const float* x = floats_of<T>(x_row + start, count, x_buffer);
         multiply(grad, factor + start, count, slope);
-        const float chunk_mean = moments.add(x, count, problem.centered);
-        const double chunk_slopes = sum_of(count, [&](int64_t i) ALWAYS_INLINE { return slope[i]; });
-        slopes += chunk_slopes;
-        products += sum_of(count, [&](int64_t i) ALWAYS_INLINE { return slope[i] * (x[i] - chunk_mean); });
-        products += chunk_slopes * static_cast<double>(chunk_mean);
+        const float chunk_mean = problem.centered ? mean_of(x, count) : 0.0f;
+        const Products of_chunk = products_of(x, slope, chunk_mean, count);
+        moments.add(count, chunk_mean, of_chunk.squares);
+        slopes += of_chunk.slopes;
+        products += of_chunk.products + static_cast<double>(of_chunk.slopes) * chunk_mean;
       });
       products -= slopes * moments.mean();
       const auto mean = static_cast<float>(moments.mean());
@@ -411,11 +443,23 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
         // By itself, and rounded as it was when it was summed: of a row of one element nothing may be left.
         multiply(grad, factor + start, count, slope);
         float* total = target_of<T>(grad_x_row + start, x_buffer);
+        if (partial != nullptr && !own) {
+          float* __restrict__ slope_times_normed_sums = partial + kSlopeTimesNormed * hidden + start;
+          float* __restrict__ slope_sums = partial + kSlope * hidden + start;
 #pragma omp simd
-        for (int64_t i = 0; i < count; ++i) {
-          const float value = x[i] - mean;
-          normed[i] = value * rstd;
-          total[i] = rstd * (slope[i] - mean_slope - value * along);
+          for (int64_t i = 0; i < count; ++i) {
+            const float value = x[i] - mean;
+            slope_times_normed_sums[i] += grad[i] * (value * rstd);
+            slope_sums[i] += grad[i];
+            total[i] = rstd * (slope[i] - mean_slope - value * along);
+          }
+        } else {
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) {
+            const float value = x[i] - mean;
+            normed[i] = value * rstd;
+            total[i] = rstd * (slope[i] - mean_slope - value * along);
+          }
         }
         if (problem.grad_sum.data != nullptr) {
           const float* grad_sum = floats_of<T>(at<T>(problem.grad_sum, row) + start, count, buffer);
@@ -423,20 +467,15 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
           for (int64_t i = 0; i < count; ++i) total[i] += grad_sum[i];
         }
         finish<T>(total, count, grad_x_row + start);
-        if (partial != nullptr) {
-          const float* summed = grad;
-          if (own) {
-            const float* scales = scale + start;
-#pragma omp simd
-            for (int64_t i = 0; i < count; ++i) slope[i] = grad[i] * (1.0f + scales[i]);
-            summed = slope;
-          }
+        if (partial != nullptr && own) {
+          const float* scales = scale + start;
           float* __restrict__ slope_times_normed_sums = partial + kSlopeTimesNormed * hidden + start;
           float* __restrict__ slope_sums = partial + kSlope * hidden + start;
 #pragma omp simd
           for (int64_t i = 0; i < count; ++i) {
-            slope_times_normed_sums[i] += summed[i] * normed[i];
-            slope_sums[i] += summed[i];
+            const float summed = grad[i] * (1.0f + scales[i]);
+            slope_times_normed_sums[i] += summed * normed[i];
+            slope_sums[i] += summed;
           }
         }
         if (own && problem.grad_scale != nullptr) {
@@ -573,7 +612,8 @@ void gate(const Gate& problem, int64_t begin, int64_t end) { run<OnRows>(problem
 void forward(const Forward& problem, int64_t begin, int64_t end) { run<OnRows>(problem, begin, end); }
 
 int64_t partial_sums(int64_t groups, int64_t rows) {
-  return std::max<int64_t>(1, std::min(64 / groups, (rows / groups + 3) / 4));
+  constexpr int64_t kRows = 16;  // of a part, at least, so that its sums are the lesser part of the work
+  return std::max<int64_t>(1, std::min(64 / groups, rows / groups / kRows));
 }
 
 void backward(const Backward& problem, int64_t begin, int64_t end) { run<OnRows>(problem, begin, end); }
