@@ -1,7 +1,7 @@
-// Sums over the threads of a row, and how many threads a row gets.
+// Sums over the threads of a row, and how rows are laid over blocks.
 //
 // A row is read by a group of threads: up to a warp of them, a power of two, with several rows in a block; or the whole
-// block. Thread t of the group holds the vectors t, t + group, t + 2 * group, ... of the row, `loads` of them.
+// block.
 //
 // Reads:    nothing.
 // Must not: depend on what a kernel sums; use atomics.
@@ -16,7 +16,6 @@ namespace kit {
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kMostLoads = 4;      // vectors of a thread
 constexpr int kSharedBlock = 128;  // threads of a block with several rows
 constexpr int kLongBlock = 1024;   // threads of a row that registers do not hold
 
@@ -60,26 +59,8 @@ class GroupSum {
 struct Shape {
   int group;  // threads for a row
   int rows;   // rows in a block
-  int loads;  // vectors of a thread; 0: the row does not fit in registers
   int block() const { return group * rows; }
 };
-
-// `limit`: the most threads that a block may have. `loads`: as many as a thread should have where the block allows it.
-inline Shape shape_of(int64_t hidden, int width, int limit, int loads) {
-  const int64_t vectors = (hidden + width - 1) / width;
-  if (vectors > static_cast<int64_t>(limit) * kMostLoads) return {kLongBlock, 1, 0};
-  const int count = static_cast<int>(vectors);
-  if (count > kWarp * kMostLoads) {
-    if (count > limit * loads) loads = kMostLoads;
-    const int threads = (count + loads - 1) / loads;
-    return {(threads + kWarp - 1) / kWarp * kWarp, 1, loads};
-  }
-  loads = 1;
-  while (kWarp * loads < count) loads *= 2;
-  int group = 1;
-  while (group * loads < count) group *= 2;
-  return {group, kSharedBlock / group, loads};
-}
 
 inline unsigned blocks_for(int64_t rows, const Shape& shape) {
   return static_cast<unsigned>(std::min<int64_t>((rows + shape.rows - 1) / shape.rows, 0x7fffffff));

@@ -311,7 +311,7 @@ __device__ __forceinline__ int64_t span_of(int64_t row, int64_t span) {
 // Of rows that registers do not hold: a block for each.
 inline Shape long_shape(int64_t hidden, int width) {
   const int64_t threads = ((hidden + width - 1) / width + kWarp - 1) / kWarp * kWarp;
-  return {static_cast<int>(std::min<int64_t>(threads, kLongBlock)), 1, 0};
+  return {static_cast<int>(std::min<int64_t>(threads, kLongBlock)), 1};
 }
 
 inline int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }

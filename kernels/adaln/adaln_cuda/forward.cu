@@ -464,7 +464,7 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   // Some vectors for each thread, so that the sums between threads are the lesser part of the work.
   constexpr int64_t kLoads = 16;
   const int64_t warps = (problem.hidden / (vectors ? kWidth : 1) + kLoads * kWarp - 1) / (kLoads * kWarp);
-  const Shape shape{static_cast<int>(std::min<int64_t>(warps * kWarp, kLongBlock)), 1, 0};
+  const Shape shape{static_cast<int>(std::min<int64_t>(warps * kWarp, kLongBlock)), 1};
   const unsigned blocks = blocks_for(problem.rows, shape);
   if (vectors) {
     forward_long_kernel<T, kWidth><<<blocks, shape.block(), 0, stream>>>(problem);

@@ -212,7 +212,7 @@ cudaError_t launch(const Gate& problem, cudaStream_t stream) {
     return launch_early(gate_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
                         tiles);
   }
-  gate_any_kernel<T><<<blocks_for(problem.rows, {1, 1, 0}), kThreads, 0, stream>>>(problem);
+  gate_any_kernel<T><<<blocks_for(problem.rows, {1, 1}), kThreads, 0, stream>>>(problem);
   return cudaGetLastError();
 }
 
