@@ -12,7 +12,7 @@ from kernel_builder.errors import MeasureError
 from kernel_builder.measure.accuracy import error, fault
 from kernel_builder.measure.results import COPY, OURS, Host, Place, Row
 from kernel_builder.measure.statistics import estimate
-from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, sets_needed
+from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, on_one_core, sets_needed
 
 Function = Callable[..., Any]
 Tensors = Sequence[torch.Tensor]
@@ -157,7 +157,8 @@ def measure_host(workload: Any, host: Host, functions: Mapping[str, Function], r
         except Exception as problem:
             host.faults[name] = _said(problem, name, host.place, workload.device)
             runs.pop(name, None)
-    host.times = {name: estimate(taken) for name, taken in interleaved(runs, rounds).items()}
+    with on_one_core():
+        host.times = {name: estimate(taken) for name, taken in interleaved(runs, rounds).items()}
 
 
 def _check(case: Case, row: Row, functions: Mapping[str, Function]) -> None:

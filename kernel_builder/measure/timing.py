@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -189,7 +190,10 @@ def _last_cache() -> int:
 
 
 def host_series(call: Call, device: str) -> Run:
-    """How to run a series of calls, of which the host's part is timed; the device must be done sooner than the host."""
+    """How to run a series of calls, of which the host's part is timed; the device must be done sooner than the host.
+
+    To be run `on_one_core`.
+    """
 
     def run() -> float:
         if device == "cuda":
@@ -202,3 +206,31 @@ def host_series(call: Call, device: str) -> Run:
         return (time.perf_counter() - started) / _HOST_CALLS
 
     return run
+
+
+@contextmanager
+def on_one_core() -> Iterator[None]:
+    """Keeps all threads of this process on one core.
+
+    Autograd's backward runs in a thread of its own. On one core a call costs what its threads compute; otherwise it
+    costs as well what the machine needs to wake another core, which on a virtual one can be several times as much.
+    """
+    before = {}
+    for thread in _threads():
+        with suppress(ProcessLookupError):
+            before[thread] = os.sched_getaffinity(thread)
+    core = max(os.sched_getaffinity(0))
+    for thread in before:
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(thread, {core})
+    try:
+        yield
+    finally:
+        everywhere = set().union(*before.values())
+        for thread in _threads():  # one that began meanwhile has taken over its maker's core
+            with suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, before.get(thread, everywhere))
+
+
+def _threads() -> list[int]:
+    return [int(thread.name) for thread in Path("/proc/self/task").iterdir()]

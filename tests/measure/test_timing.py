@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections.abc import Callable
 
 import pytest
 
-from kernel_builder.measure.timing import MOST_SETS, CpuClock, host_series, interleaved, sets_needed
+from kernel_builder.measure.timing import MOST_SETS, CpuClock, host_series, interleaved, on_one_core, sets_needed
 
 
 def test_sets_exceed_the_cache_four_times() -> None:
@@ -45,6 +47,21 @@ def test_calls_take_sets_in_turn_and_their_time_is_that_of_one() -> None:
 
 def test_the_cost_of_the_host_is_that_of_one_call() -> None:
     assert 1e-3 <= host_series(lambda: time.sleep(1e-3), "cpu")() < 5e-3
+
+
+def test_one_core_is_for_all_threads_and_for_a_while() -> None:
+    before = os.sched_getaffinity(0)
+    done = threading.Event()
+    threads = [threading.Thread(target=done.wait) for _ in range(2)]
+    threads[0].start()
+    with on_one_core():
+        threads[1].start()
+        within = {frozenset(os.sched_getaffinity(thread.native_id or 0)) for thread in threads}
+        within.add(frozenset(os.sched_getaffinity(0)))
+    after = [os.sched_getaffinity(thread.native_id or 0) for thread in threads]
+    done.set()
+    assert len(within) == 1 and len(next(iter(within))) == 1
+    assert [before, *after] == [os.sched_getaffinity(0), before, before]
 
 
 def test_this_machine_has_a_cache() -> None:
