@@ -41,6 +41,7 @@ class Matrix:
         torch: Torch release -> the CUDA releases it is published for, ascending.
         capabilities: CUDA release -> the capabilities that its compiler knows, ascending.
         cxx: Torch release -> the C++ standard that its headers need.
+        tegra: Capabilities that only machines of `tegra_platforms` have.
     """
 
     hub_releases: int
@@ -48,6 +49,8 @@ class Matrix:
     torch: dict[Release, tuple[Release, ...]]
     capabilities: dict[Release, tuple[str, ...]]
     cxx: dict[Release, int]
+    tegra: frozenset[str]
+    tegra_platforms: frozenset[str]
 
 
 @lru_cache(maxsize=1)
@@ -68,6 +71,8 @@ def load() -> Matrix:
             sorted((Release.parse(release), tuple(entry["capabilities"])) for release, entry in data["cuda"].items())
         ),
         cxx={Release.parse(release): entry.get("cxx", 17) for release, entry in data["torch"].items()},
+        tegra=frozenset(data["tegra"]["capabilities"]),
+        tegra_platforms=frozenset(data["tegra"]["platforms"]),
     )
 
 
@@ -98,25 +103,40 @@ def _capability_key(capability: str) -> tuple[int, int, str]:
     return int(match[1]), int(match[2]), match[3]
 
 
-def capabilities(kernel: Kernel, cuda: Release) -> tuple[str, ...]:
+def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...]:
     """What to compile a kernel for: its own list where the compiler knows the entry, else all and PTX of the newest.
 
-    A CUDA release that is not in the matrix (a toolkit of the user's) is taken to know what the newest release at or
-    below it knows, or the oldest one's where there is none.
+    What no machine of the platform has is left out. A CUDA release that is not in the matrix (a toolkit of the user's)
+    is taken to know what the newest release at or below it knows, or the oldest one's where there is none.
+
+    Raises:
+        VariantError: If nothing of the kernel's list is left.
     """
-    known_releases = load().capabilities
-    at_or_below = [release for release in known_releases if release <= cuda]
-    known = known_releases[max(at_or_below) if at_or_below else min(known_releases)]
+    matrix = load()
+    at_or_below = [release for release in matrix.capabilities if release <= cuda]
+    known = set(matrix.capabilities[max(at_or_below) if at_or_below else min(matrix.capabilities)])
+    if platform not in matrix.tegra_platforms:
+        known -= matrix.tegra
     if kernel.cuda_capabilities is None:
         newest = max(known, key=_capability_key)
         return tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=_capability_key))
     wanted = {c for c in kernel.cuda_capabilities if re.sub(r"[af]?(\+PTX)?$", "", c) in known}
+    if not wanted:
+        raise VariantError(
+            f"CUDA {cuda} compiles for none of {', '.join(kernel.cuda_capabilities)}, or no {platform} machine has it",
+            where=f"build.toml: [kernel.{kernel.name}] cuda-capabilities",
+            hint="add a capability, or leave the CUDA release out: cuda-minver, [general.cuda] maxver",
+        )
     return tuple(sorted(wanted, key=_capability_key))
 
 
-def archs(kernels: Sequence[Kernel], cuda: Release) -> tuple[str, ...]:
-    """The capabilities of a whole binary, as its metadata lists them: those of any of its kernels, ascending."""
-    return tuple(sorted({c for kernel in kernels for c in capabilities(kernel, cuda)}, key=_capability_key))
+def archs(kernels: Sequence[Kernel], cuda: Release, platform: str) -> tuple[str, ...]:
+    """The capabilities of a whole binary, as its metadata lists them: those of any of its kernels, ascending.
+
+    Raises:
+        VariantError: As `capabilities` does.
+    """
+    return tuple(sorted({c for kernel in kernels for c in capabilities(kernel, cuda, platform)}, key=_capability_key))
 
 
 def _in_range(release: Release, low: Release | None, high: Release | None) -> bool:

@@ -200,10 +200,10 @@ def plan(
                 archs = (declared or ()) if variant.backend == "cuda" else ()
                 planned.append(PlannedVariant(project, variant, module, tuple(archs), python, None))
                 continue
+            kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
+            cuda_archs = matrix.archs(kernels, variant.cuda, variant.platform or "") if variant.cuda else ()
             binary = _binary(project, variant, python, toolchains, is_split)
             binary = binaries.setdefault(binary.key, binary)
-            kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
-            cuda_archs = matrix.archs(kernels, variant.cuda) if variant.cuda else ()
             planned.append(PlannedVariant(project, variant, binary.module, cuda_archs, python, binary))
     return Graph(tuple(planned))
 
@@ -381,7 +381,7 @@ def _compile(
             f"-ccbin={tools.host.path}",
             standard,
             *_NVCC_FLAGS,
-            *_gencode(matrix.capabilities(kernel, variant.cuda)),
+            *_gencode(matrix.capabilities(kernel, variant.cuda, variant.platform or "")),
             *_compression(tools.cuda.release),
             *defines,
             *includes,

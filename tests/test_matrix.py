@@ -14,6 +14,8 @@ from kernel_builder.variant import Release, Variant
 
 from .conftest import PROJECTS
 
+X86_64 = "x86_64-linux"
+
 
 def names(project: Project, *, whole: bool = False) -> set[str]:
     return {
@@ -80,18 +82,27 @@ def test_a_range_with_nothing_left_names_the_keys(full: Project) -> None:
 
 def test_capabilities_are_intersected_and_keep_their_suffixes() -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "5.0", "10.0f"))
-    assert matrix.capabilities(kernel, Release(13, 0)) == ("9.0a", "10.0f", "12.0+PTX")
-    assert matrix.capabilities(kernel, Release(12, 6)) == ("5.0", "9.0a")
+    assert matrix.capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
+    assert matrix.capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
+
+
+def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
+    kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("5.0", "8.7"))
+    assert matrix.capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
+    with pytest.raises(VariantError, match=r"CUDA 13\.0 compiles for none of 5\.0, 8\.7"):
+        matrix.capabilities(kernel, Release(13, 0), X86_64)
 
 
 def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
     kernel = Kernel("k", "cuda", (), ())
-    every = matrix.capabilities(kernel, Release(13, 0))
+    every = matrix.capabilities(kernel, Release(13, 0), X86_64)
     assert every[0] == "7.5"
     assert every[-1] == "12.1+PTX"
     assert sum("PTX" in capability for capability in every) == 1
     # A toolkit that the matrix does not list knows what the release before it knows.
-    assert matrix.capabilities(kernel, Release(13, 1)) == every
+    assert matrix.capabilities(kernel, Release(13, 1), X86_64) == every
+    # Only ARM machines have what is in a Jetson.
+    assert set(matrix.capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
 
 
 @pytest.mark.parametrize(
