@@ -46,7 +46,7 @@ from kernel_builder.project import Project, TorchFramework
 from kernel_builder.sources import HEADER_SUFFIXES
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.index import configured_url
-from kernel_builder.variant import Release, Variant
+from kernel_builder.variant import Release, Variant, this_platform
 
 ROOT = Path(__file__).resolve().parent.parent
 BUILDER = Path(sys.executable).with_name("kernel-builder")
@@ -537,7 +537,7 @@ def cpp_extension(workshop: Workshop) -> Figure:
             wanted = TorchBuild(
                 sources=tuple(str(root / source) for source in sources_of(project, "cuda")),
                 include=(*include, str(root), str(Path(kernel_builder.__file__).parent / "templates")),
-                cuda_flags=tuple(map(_gencode, matrix.archs(project.kernels, CUDA))),
+                cuda_flags=tuple(map(_gencode, matrix.archs(project.kernels, CUDA, this_platform()))),
                 cuda_home=toolkit,
                 directory=str(workshop.root / "torch" / label),
             )
