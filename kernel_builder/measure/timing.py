@@ -192,7 +192,7 @@ def _last_cache() -> int:
 def host_series(call: Call, device: str) -> Run:
     """How to run a series of calls, of which the host's part is timed; the device must be done sooner than the host.
 
-    To be run `on_one_core`.
+    To be run `on_one_core`, where the device is another than the host.
     """
 
     def run() -> float:
