@@ -1,7 +1,8 @@
 """Measures one operation at one shape: first whether its results are right, then how fast it is beside its peers."""
 
-from __future__ import contextlib
+from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
