@@ -190,7 +190,7 @@ def test_tables_are_kept_apart():
 def test_tables_kept_are_bounded():
     kept = kernel.tables.Kept(most_bytes=100)
     for size in (10, 5, 12, 8, 3, 2, 1):
-        kept.keep(size, (torch.zeros(size, device=DEVICE), size))
+        kept.keep(size, torch.zeros(size, device=DEVICE))
     assert list(kept.found) == [10, 5, 8, 2]
 
 

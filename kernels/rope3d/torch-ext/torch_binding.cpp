@@ -6,7 +6,9 @@
 #include "torch_binding.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -31,8 +33,46 @@ using std::to_string;
 // What the operators are told of q and k, and of how they turn.
 struct Form {
   int64_t prefix, head_dim;
-  bool half, heads_first, inverse;
+  bool half, heads_first;
 };
+
+// The same with what they turn by: a grid and its table; or, where there is none, tables that come with each call.
+struct Plan {
+  Form form;
+  std::optional<Tensor> table;
+  int64_t sizes[kAxes], pairs[kAxes];
+  bool in_turn;
+  int64_t rotary_dim;
+};
+
+// Plans by their numbers. Threads may add and look up at the same time; a plan stays where it is.
+class Plans {
+ public:
+  int64_t add(Plan plan) {
+    const std::lock_guard<std::mutex> alone(changing_);
+    all_.push_back(std::move(plan));
+    return static_cast<int64_t>(all_.size()) - 1;
+  }
+
+  const Plan& at(int64_t number, bool of_grid) {
+    const std::lock_guard<std::mutex> alone(changing_);
+    if (number < 0 || number >= static_cast<int64_t>(all_.size()) || all_[number].table.has_value() != of_grid) {
+      fail("plan", std::string("must be a number from ") + (of_grid ? "keep_grid" : "keep_tokens") + ", not " +
+                       to_string(number));
+    }
+    return all_[number];
+  }
+
+ private:
+  std::mutex changing_;
+  std::deque<Plan> all_;
+};
+
+// Never destroyed: at the end of a process there may be no device left to give the tables back to.
+Plans& plans() {
+  static auto* const all = new Plans;
+  return *all;
+}
 
 struct Shape {
   int64_t batch, tokens, heads, width;
@@ -75,7 +115,7 @@ bool adjacent(const Tensor& x) {
 }
 
 // What is known before there is a place for the result.
-Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, const Form& form) {
+Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, const Form& form, bool inverse) {
   check_here(q, "q");
   Rotation problem{};
   problem.type = element_type(q, "q");
@@ -96,7 +136,7 @@ Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, const Form& f
   if (form.prefix < 0) fail("prefix", "must not be negative");
   problem.prefix = form.prefix;
   problem.half = form.half;
-  problem.inverse = form.inverse;
+  problem.inverse = inverse;
   return problem;
 }
 
@@ -128,8 +168,10 @@ rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes
   return grid;
 }
 
-void turn_by_grid(Rotation& problem, const Tensor& table, const Tensor& q, const int64_t (&sizes)[kAxes],
-                  const int64_t (&pairs)[kAxes], bool in_turn) {
+Rotation by_grid(const Tensor& q, const std::optional<Tensor>& k, const Plan& plan, bool inverse) {
+  Rotation problem = rotation(q, k, plan.form, inverse);
+  const auto& sizes = plan.sizes;
+  const auto& pairs = plan.pairs;
   for (int i = 0; i < kAxes; ++i) {
     if (sizes[i] < 0 || pairs[i] < 0) fail("grid", "must have no negative size, nor a negative number of pairs");
   }
@@ -144,12 +186,15 @@ void turn_by_grid(Rotation& problem, const Tensor& table, const Tensor& q, const
     fail("grid", "and prefix must have " + to_string(problem.tokens) + " tokens, as q has, not " + to_string(sizes[0]) +
                      " * " + to_string(sizes[1]) + " * " + to_string(sizes[2]) + " + " + to_string(problem.prefix));
   }
-  problem.grid = grid_of(table, q, sizes, pairs, in_turn);
-  problem.first_turning = in_turn ? problem.staying() : 0;
+  problem.grid = grid_of(*plan.table, q, sizes, pairs, plan.in_turn);
+  problem.first_turning = plan.in_turn ? problem.staying() : 0;
+  return problem;
 }
 
 // Contiguous copies take the place of `cos` and `sin` where their strides differ.
-void turn_by_tokens(Rotation& problem, Tensor& cos, Tensor& sin, const Tensor& q, int64_t rotary_dim) {
+Rotation by_tokens(const Tensor& q, const std::optional<Tensor>& k, Tensor& cos, Tensor& sin, const Plan& plan,
+                   bool inverse) {
+  Rotation problem = rotation(q, k, plan.form, inverse);
   check_device(cos, "cos", q, "q");
   rope3d::Tokens& table = problem.table;
   table.type = element_type(cos, "cos");
@@ -164,7 +209,7 @@ void turn_by_tokens(Rotation& problem, Tensor& cos, Tensor& sin, const Tensor& q
   if (dims == 3 && sizes[0] != 1 && sizes[0] != problem.batch) {
     fail("cos", "must be for one sequence or for " + to_string(problem.batch) + ", not " + to_string(sizes[0]));
   }
-  const int64_t rotary = rotary_dim > 0 ? rotary_dim : problem.width, entries = sizes[dims - 1];
+  const int64_t rotary = plan.rotary_dim > 0 ? plan.rotary_dim : problem.width, entries = sizes[dims - 1];
   if (rotary > problem.width || rotary % 2 != 0) {
     fail("rotary_dim", "must be even and at most " + to_string(problem.width) + ", not " + to_string(rotary));
   }
@@ -182,6 +227,7 @@ void turn_by_tokens(Rotation& problem, Tensor& cos, Tensor& sin, const Tensor& q
   table.batch_stride = dims == 3 && sizes[0] > 1 ? strides[0] : 0;
   table.row_stride = strides[dims - 2];
   table.pair_stride = strides[dims - 1] * (entries == rotary && !problem.half ? 2 : 1);
+  return problem;
 }
 
 void run(Rotation& problem, const Tensor& q) {
@@ -232,62 +278,129 @@ void rotate_in_place(Rotation& problem, const Tensor& q, const std::optional<Ten
   run(problem, q);
 }
 
+std::tuple<Tensor, Tensor> rotated_by_grid(const Tensor& q, const std::optional<Tensor>& k, const Plan& plan,
+                                           bool inverse) {
+  Rotation problem = by_grid(q, k, plan, inverse);
+  return rotated(problem, q, k, plan.form);
+}
+
+void rotate_by_grid(const Tensor& q, const std::optional<Tensor>& k, const Plan& plan, bool inverse) {
+  Rotation problem = by_grid(q, k, plan, inverse);
+  rotate_in_place(problem, q, k, plan.form);
+}
+
+std::tuple<Tensor, Tensor> rotated_by_tokens(const Tensor& q, const std::optional<Tensor>& k, Tensor cos, Tensor sin,
+                                             const Plan& plan, bool inverse) {
+  Rotation problem = by_tokens(q, k, cos, sin, plan, inverse);
+  return rotated(problem, q, k, plan.form);
+}
+
+void rotate_by_tokens(const Tensor& q, const std::optional<Tensor>& k, Tensor cos, Tensor sin, const Plan& plan,
+                      bool inverse) {
+  Rotation problem = by_tokens(q, k, cos, sin, plan, inverse);
+  rotate_in_place(problem, q, k, plan.form);
+}
+
+Plan plan_of_grid(const Tensor& table, int64_t frames, int64_t height, int64_t width, int64_t frame_pairs,
+                  int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim, bool in_turn, bool half,
+                  bool heads_first) {
+  return {{prefix, head_dim, half, heads_first},    table,   {frames, height, width},
+          {frame_pairs, height_pairs, width_pairs}, in_turn, 0};
+}
+
+Plan plan_of_tokens(int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half, bool heads_first) {
+  return {{prefix, head_dim, half, heads_first}, std::nullopt, {}, {}, false, rotary_dim};
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> rotate_grid(const Tensor& q, const std::optional<Tensor>& k, const Tensor& table,
                                        int64_t frames, int64_t height, int64_t width, int64_t frame_pairs,
                                        int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim,
                                        bool in_turn, bool half, bool heads_first, bool inverse) {
-  const Form form{prefix, head_dim, half, heads_first, inverse};
-  Rotation problem = rotation(q, k, form);
-  turn_by_grid(problem, table, q, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, in_turn);
-  return rotated(problem, q, k, form);
+  return rotated_by_grid(q, k,
+                         plan_of_grid(table, frames, height, width, frame_pairs, height_pairs, width_pairs, prefix,
+                                      head_dim, in_turn, half, heads_first),
+                         inverse);
 }
 
 void rotate_grid_(Tensor q, std::optional<Tensor> k, const Tensor& table, int64_t frames, int64_t height, int64_t width,
                   int64_t frame_pairs, int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim,
                   bool in_turn, bool half, bool heads_first, bool inverse) {
-  const Form form{prefix, head_dim, half, heads_first, inverse};
-  Rotation problem = rotation(q, k, form);
-  turn_by_grid(problem, table, q, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, in_turn);
-  rotate_in_place(problem, q, k, form);
+  rotate_by_grid(q, k,
+                 plan_of_grid(table, frames, height, width, frame_pairs, height_pairs, width_pairs, prefix, head_dim,
+                              in_turn, half, heads_first),
+                 inverse);
 }
 
 std::tuple<Tensor, Tensor> rotate_tokens(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
                                          const Tensor& sin, int64_t rotary_dim, int64_t prefix, int64_t head_dim,
                                          bool half, bool heads_first, bool inverse) {
-  const Form form{prefix, head_dim, half, heads_first, inverse};
-  Rotation problem = rotation(q, k, form);
-  Tensor cosines = cos, sines = sin;
-  turn_by_tokens(problem, cosines, sines, q, rotary_dim);
-  return rotated(problem, q, k, form);
+  return rotated_by_tokens(q, k, cos, sin, plan_of_tokens(rotary_dim, prefix, head_dim, half, heads_first), inverse);
 }
 
 void rotate_tokens_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin, int64_t rotary_dim,
                     int64_t prefix, int64_t head_dim, bool half, bool heads_first, bool inverse) {
-  const Form form{prefix, head_dim, half, heads_first, inverse};
-  Rotation problem = rotation(q, k, form);
-  Tensor cosines = cos, sines = sin;
-  turn_by_tokens(problem, cosines, sines, q, rotary_dim);
-  rotate_in_place(problem, q, k, form);
+  rotate_by_tokens(q, k, cos, sin, plan_of_tokens(rotary_dim, prefix, head_dim, half, heads_first), inverse);
 }
 
-#define GRID                                                                                                   \
-  "Tensor table, SymInt frames, SymInt height, SymInt width, SymInt frame_pairs, SymInt height_pairs, SymInt " \
-  "width_pairs, SymInt prefix, SymInt head_dim, bool in_turn, bool half, bool heads_first, bool inverse"
-#define TOKENS                                                                                                    \
-  "Tensor cos, Tensor sin, SymInt rotary_dim, SymInt prefix, SymInt head_dim, bool half, bool heads_first, bool " \
-  "inverse"
+int64_t keep_grid(const Tensor& table, int64_t frames, int64_t height, int64_t width, int64_t frame_pairs,
+                  int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim, bool in_turn, bool half,
+                  bool heads_first) {
+  return plans().add(plan_of_grid(table, frames, height, width, frame_pairs, height_pairs, width_pairs, prefix,
+                                  head_dim, in_turn, half, heads_first));
+}
+
+int64_t keep_tokens(int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half, bool heads_first) {
+  return plans().add(plan_of_tokens(rotary_dim, prefix, head_dim, half, heads_first));
+}
+
+std::tuple<Tensor, Tensor> rotate_kept_grid(const Tensor& q, const std::optional<Tensor>& k, int64_t plan,
+                                            bool inverse) {
+  return rotated_by_grid(q, k, plans().at(plan, true), inverse);
+}
+
+void rotate_kept_grid_(Tensor q, std::optional<Tensor> k, int64_t plan, bool inverse) {
+  rotate_by_grid(q, k, plans().at(plan, true), inverse);
+}
+
+std::tuple<Tensor, Tensor> rotate_kept_tokens(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
+                                              const Tensor& sin, int64_t plan, bool inverse) {
+  return rotated_by_tokens(q, k, cos, sin, plans().at(plan, false), inverse);
+}
+
+void rotate_kept_tokens_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin, int64_t plan,
+                         bool inverse) {
+  rotate_by_tokens(q, k, cos, sin, plans().at(plan, false), inverse);
+}
+
+#define GRID(INT)                                                                                                \
+  "Tensor table, " INT " frames, " INT " height, " INT " width, " INT " frame_pairs, " INT " height_pairs, " INT \
+  " width_pairs, " INT " prefix, " INT " head_dim, bool in_turn, bool half, bool heads_first"
+#define TOKENS(INT) INT " rotary_dim, " INT " prefix, " INT " head_dim, bool half, bool heads_first"
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   // Of the table of a grid, in Python alone, so that no trace repeats what it takes to make one.
   ops.def(
       "grid_table(SymInt frames, SymInt height, SymInt width, SymInt frame_pairs, SymInt height_pairs, SymInt "
       "width_pairs, str order, float[] theta, float[] scale, float[] offset, Device device) -> Tensor");
-  ops.def("rotate_grid(Tensor q, Tensor? k, " GRID ") -> (Tensor, Tensor)");
-  ops.def("rotate_grid_(Tensor(a!) q, Tensor(b!)? k, " GRID ") -> ()");
-  ops.def("rotate_tokens(Tensor q, Tensor? k, " TOKENS ") -> (Tensor, Tensor)");
-  ops.def("rotate_tokens_(Tensor(a!) q, Tensor(b!)? k, " TOKENS ") -> ()");
+  ops.def("rotate_grid(Tensor q, Tensor? k, " GRID("SymInt") ", bool inverse) -> (Tensor, Tensor)");
+  ops.def("rotate_grid_(Tensor(a!) q, Tensor(b!)? k, " GRID("SymInt") ", bool inverse) -> ()");
+  ops.def("rotate_tokens(Tensor q, Tensor? k, Tensor cos, Tensor sin, " TOKENS(
+      "SymInt") ", bool inverse) -> (Tensor, Tensor)");
+  ops.def(
+      "rotate_tokens_(Tensor(a!) q, Tensor(b!)? k, Tensor cos, Tensor sin, " TOKENS("SymInt") ", bool inverse) -> ()");
+  ops.def("keep_grid(" GRID("int") ") -> int");
+  ops.def("keep_tokens(" TOKENS("int") ") -> int");
+  ops.def("rotate_kept_grid(Tensor q, Tensor? k, int plan, bool inverse) -> (Tensor, Tensor)");
+  ops.def("rotate_kept_grid_(Tensor(a!) q, Tensor(b!)? k, int plan, bool inverse) -> ()");
+  ops.def(
+      "rotate_kept_tokens(Tensor q, Tensor? k, Tensor cos, Tensor sin, int plan, bool inverse) -> (Tensor, Tensor)");
+  ops.def("rotate_kept_tokens_(Tensor(a!) q, Tensor(b!)? k, Tensor cos, Tensor sin, int plan, bool inverse) -> ()");
+}
+
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
+  ops.impl("keep_tokens", TORCH_BOX(&keep_tokens));
 }
 
 #if defined(CUDA_KERNEL)
@@ -299,6 +412,11 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("rotate_grid_", TORCH_BOX(&rotate_grid_));
   ops.impl("rotate_tokens", TORCH_BOX(&rotate_tokens));
   ops.impl("rotate_tokens_", TORCH_BOX(&rotate_tokens_));
+  ops.impl("keep_grid", TORCH_BOX(&keep_grid));
+  ops.impl("rotate_kept_grid", TORCH_BOX(&rotate_kept_grid));
+  ops.impl("rotate_kept_grid_", TORCH_BOX(&rotate_kept_grid_));
+  ops.impl("rotate_kept_tokens", TORCH_BOX(&rotate_kept_tokens));
+  ops.impl("rotate_kept_tokens_", TORCH_BOX(&rotate_kept_tokens_));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -32,3 +32,19 @@ void rotate_grid_(Tensor q, std::optional<Tensor> k, const Tensor& table, int64_
                   bool in_turn, bool half, bool heads_first, bool inverse);
 void rotate_tokens_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin, int64_t rotary_dim,
                     int64_t prefix, int64_t head_dim, bool half, bool heads_first, bool inverse);
+
+// Keeps what the operators above are told besides q, k, cos, sin and `inverse`, for as long as the process runs, and
+// returns the number that those below know it by: each argument of an operator costs the host a part of a microsecond.
+int64_t keep_grid(const Tensor& table, int64_t frames, int64_t height, int64_t width, int64_t frame_pairs,
+                  int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim, bool in_turn, bool half,
+                  bool heads_first);
+int64_t keep_tokens(int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half, bool heads_first);
+
+// As those above, by the plan of that number.
+std::tuple<Tensor, Tensor> rotate_kept_grid(const Tensor& q, const std::optional<Tensor>& k, int64_t plan,
+                                            bool inverse);
+std::tuple<Tensor, Tensor> rotate_kept_tokens(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
+                                              const Tensor& sin, int64_t plan, bool inverse);
+void rotate_kept_grid_(Tensor q, std::optional<Tensor> k, int64_t plan, bool inverse);
+void rotate_kept_tokens_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin, int64_t plan,
+                         bool inverse);

@@ -66,12 +66,9 @@ def rope3d(
         ValueError: If an argument has a wrong value or length; the message names it.
     """
     dim = q.shape[-1] if head_dim is None else head_dim
-    if grid is None or is_compiling() or type(q) is not Tensor:
-        # Positions of all tokens may be many; and a trace must see how a table is made.
-        plan = _plan(
-            q.device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout
-        )
-    else:
+    # Positions of all tokens may be many; and what traces must see how a table is made.
+    plan = None
+    if grid is not None and type(q) is Tensor and not is_compiling() and not _modes():
         key = (q.device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout)
         try:
             plan = _plans.get(key)
@@ -79,10 +76,17 @@ def rope3d(
             plan = None
         if plan is None:
             plan = _kept_plan(*_frozen(key))
+    if plan is not None:
+        rotate, rotate_, rest = _rotate_kept_grid, _rotate_kept_grid_, (plan[1], False)
+    else:
+        rest = _plan(
+            q.device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout
+        )
+        rotate, rotate_ = (_rotate_grid, _rotate_grid_) if grid is not None else (_rotate_tokens, _rotate_tokens_)
     if inplace:
-        (_rotate_grid_ if grid is not None else _rotate_tokens_)(q, k, *plan)
+        rotate_(q, k, *rest)
         return q, k
-    rotated = _rotate_grid(q, k, *plan) if grid is not None else _rotate_tokens(q, k, *plan)
+    rotated = rotate(q, k, *rest)
     return rotated if k is not None else (rotated[0], None)
 
 
@@ -112,18 +116,34 @@ def apply_rotary(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value; the message names it.
     """
-    form = (rotary_dim or 0, prefix, *_form(pairs, layout, head_dim), False)
+    plan = None
+    if type(q) is Tensor and not is_compiling() and not _modes():
+        key = (rotary_dim, prefix, head_dim, pairs, layout)
+        plan = _forms.get(key)
+        if plan is None:
+            plan = _kept_form(key)
+    if plan is not None:
+        rotate, rotate_, rest = _rotate_kept_tokens, _rotate_kept_tokens_, (plan, False)
+    else:
+        rest = (rotary_dim or 0, prefix, *_form(pairs, layout, head_dim), False)
+        rotate, rotate_ = _rotate_tokens, _rotate_tokens_
     if inplace:
-        _rotate_tokens_(q, k, cos, sin, *form)
+        rotate_(q, k, cos, sin, *rest)
         return q, k
-    rotated = _rotate_tokens(q, k, cos, sin, *form)
+    rotated = rotate(q, k, cos, sin, *rest)
     return rotated if k is not None else (rotated[0], None)
 
 
 # --- what operators are told -----------------------------------------------------------------------------------------
 
+# Whether something looks at the operators that are called, to trace them, say, or to have no data: it must be told
+# everything, since numbers of plans mean nothing elsewhere.
+_modes = torch._C._len_torch_dispatch_stack
+
 _kept = Kept(most_bytes=2**28)
 _plans = _kept.found
+_forms: dict[tuple, int] = {}
+_MOST_FORMS = 1024
 
 
 def _form(pairs: str, layout: str, head_dim: Optional[int]) -> tuple[int, bool, bool]:
@@ -168,23 +188,30 @@ def _indexes(grid, device):
 
 
 def _kept_plan(device, *arguments):
-    """The same, of a grid, kept unless there are tensors among the positions, since tensors change."""
+    """The table of a grid, and the number of the plan that has it; None where it cannot be kept, as when there are
+    tensors among the positions, since tensors change."""
     positions = arguments[2]
     if positions is not None and any(isinstance(axis, Tensor) for axis in positions):
-        return _plan(device, *arguments)
+        return None
     key = (device, *arguments)
-    found = _plans.get(key)
-    if found is not None:
-        return found
-    if _in_capture(device):
-        return _plan(device, *arguments)
+    if key in _plans:
+        return _plans[key]
+    if _in_capture(device) or device.type == "meta":
+        return None
     with torch.inference_mode(False), torch.no_grad():
         table, *rest = _plan(torch.device("cpu"), *arguments)
         # Made on the host, since this copy waits, so that the table is there for every stream.
-        plan = (table.to(device), *rest)
-    if type(plan[0]) is Tensor and device.type != "meta":  # none of a tracer's
-        _kept.keep(key, plan)
-    return plan
+        table = table.to(device)
+        return _kept.keep(key, table, lambda: ops.keep_grid(table, *rest[:-1]))
+
+
+def _kept_form(key):
+    """The number of a plan for tables that come with each call; None where there are too many."""
+    rotary_dim, prefix, head_dim, pairs, layout = key
+    form = (rotary_dim or 0, prefix, *_form(pairs, layout, head_dim))
+    if len(_forms) >= _MOST_FORMS:
+        return None
+    return _forms.setdefault(key, ops.keep_tokens(*form))
 
 
 def _in_capture(device):
@@ -273,36 +300,38 @@ def _check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_firs
     _require(rows + prefix == tokens, f"cos and prefix must have {tokens} tokens, as q has, not {rows} + {prefix}")
 
 
-def _differentiable(name, tables, check):
-    """Returns how to call the operator `name` and the one that does the same in place. After q and k they have as many
-    arguments that are tensors as `tables`, which get no gradients, and then others, the last of which is `inverse`."""
-    operator = getattr(ops, name).default
-    packet_ = getattr(ops, name + "_")
-    operator_ = packet_.default
+def _needs_gradient(q, k):
+    return is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
+
+
+def _functions(rotated, rotate_, tables, again):
+    """Two functions of autograd, the second in place, made of what does the same and records nothing. After q and k
+    they have as many arguments that are tensors as `tables`, which get no gradients, and then others, the last of which
+    is `inverse`. `again` is how to call the first of them, for its gradient."""
 
     def keep(ctx, arguments):
-        ctx.save_for_backward(*arguments[:tables])
+        if tables:
+            ctx.save_for_backward(*arguments[:tables])
         ctx.form = arguments[tables:]
         ctx.set_materialize_grads(False)
 
     def turned_back(ctx, grad_q, grad_k):
         """The gradients, by the negative angles; where only one of them is there, it goes alone."""
         *form, inverse = ctx.form
-        rest = (*ctx.saved_tensors, *form, not inverse)
+        rest = (*(ctx.saved_tensors if tables else ()), *form, not inverse)
         none = (None,) * len(rest)
         if grad_q is not None:
-            grad_q, turned_k = rotate(grad_q, grad_k, *rest)
+            grad_q, turned_k = again(grad_q, grad_k, *rest)
             return grad_q, None if grad_k is None else turned_k, *none
         if grad_k is not None:
-            grad_k, _ = rotate(grad_k, None, *rest)
+            grad_k, _ = again(grad_k, None, *rest)
         return None, grad_k, *none
 
     class Rotate(torch.autograd.Function):
         @staticmethod
         def forward(ctx, q, k, *rest):
             keep(ctx, rest)
-            with below_autograd():
-                rotated_q, rotated_k = operator(q, k, *rest)
+            rotated_q, rotated_k = rotated(q, k, *rest)
             if k is None:
                 ctx.mark_non_differentiable(rotated_k)
             return rotated_q, rotated_k
@@ -315,8 +344,7 @@ def _differentiable(name, tables, check):
         @staticmethod
         def forward(ctx, q, k, *rest):
             keep(ctx, rest)
-            with below_autograd():
-                operator_(q, k, *rest)
+            rotate_(q, k, *rest)
             ctx.mark_dirty(*(x for x in (q, k) if x is not None))
             return q, k
 
@@ -324,15 +352,62 @@ def _differentiable(name, tables, check):
         def backward(ctx, grad_q, grad_k):
             return turned_back(ctx, grad_q, grad_k)
 
+    return Rotate, RotateInPlace
+
+
+def _increment_version(q, k):
+    torch.autograd.graph.increment_version([x for x in (q, k) if x is not None])
+
+
+def _kept_operators(name, tables):
+    """Returns how to call the operator `name`, which knows a plan by its number, and the one that does the same in
+    place. Autograd passes both by, so that a call without gradients needs no guard to get below it."""
+    operators = []
+    for one in (name, name + "_"):
+        for key in ("Autograd", "ADInplaceOrView"):
+            torch.library.impl(add_op_namespace_prefix(one), key)(torch.library.fallthrough_kernel)
+        operator = getattr(ops, one).default
+        operators.append(getattr(operator, "_op", operator))
+    operator, operator_ = operators
+
+    def rotate(q, k, *rest):
+        return Rotate.apply(q, k, *rest) if _needs_gradient(q, k) else operator(q, k, *rest)
+
+    def rotate_(q, k, *rest):
+        if _needs_gradient(q, k):
+            RotateInPlace.apply(q, k, *rest)
+        else:
+            operator_(q, k, *rest)
+            _increment_version(q, k)
+
+    Rotate, RotateInPlace = _functions(operator, operator_, tables, rotate)
+    return rotate, rotate_
+
+
+def _traced(name, tables, check):
+    """Returns how to call the operator `name`, which is told everything, and the one that does the same in place."""
+    packet_ = getattr(ops, name + "_")
+
+    def rotated(*arguments):
+        with below_autograd():
+            return getattr(ops, name).default(*arguments)
+
+    def rotated_(*arguments):
+        with below_autograd():
+            packet_.default(*arguments)
+
+    def again(*arguments):
+        return rotate(*arguments)
+
+    Rotate, RotateInPlace = _functions(rotated, rotated_, tables, again)
     rotate = differentiable(name, Rotate, inputs=2)
 
     def recorded(q, k, *rest):
-        if is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad)):
+        if _needs_gradient(q, k):
             RotateInPlace.apply(q, k, *rest)
         else:
-            with below_autograd():
-                operator_(q, k, *rest)
-            torch.autograd.graph.increment_version([x for x in (q, k) if x is not None])
+            rotated_(q, k, *rest)
+            _increment_version(q, k)
 
     torch.library.impl(add_op_namespace_prefix(name + "_"), "Autograd")(recorded)
 
@@ -354,8 +429,10 @@ def _differentiable(name, tables, check):
     return rotate, rotate_
 
 
-_rotate_grid, _rotate_grid_ = _differentiable("rotate_grid", 1, _check_grid)
-_rotate_tokens, _rotate_tokens_ = _differentiable("rotate_tokens", 2, _check_tokens)
+_rotate_grid, _rotate_grid_ = _traced("rotate_grid", 1, _check_grid)
+_rotate_tokens, _rotate_tokens_ = _traced("rotate_tokens", 2, _check_tokens)
+_rotate_kept_grid, _rotate_kept_grid_ = _kept_operators("rotate_kept_grid", 0)
+_rotate_kept_tokens, _rotate_kept_tokens_ = _kept_operators("rotate_kept_tokens", 2)
 
 
 @torch.library.impl(add_op_namespace_prefix("grid_table"), "CompositeExplicitAutograd")
@@ -373,7 +450,7 @@ def _grid_table(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset,
         return made(device)
     with torch.inference_mode(False), torch.no_grad():
         table = made(torch.device("cpu")).to(device)
-    _kept.keep(key, (table,))
+    _kept.keep(key, table)
     return table.clone()
 
 

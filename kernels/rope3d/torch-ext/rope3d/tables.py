@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Callable, Optional, Union
 
 import torch
 
@@ -115,9 +115,9 @@ def token_tables(
 
 
 class Kept:
-    """Tables, each with what else a call needs, by what determines them. Up to so many bytes they are kept for good,
-    since a CUDA graph, or a kernel on any stream, may read a table at any later time; those beyond are not kept at all.
-    Threads may read `found` while one of them calls `keep`.
+    """Tables, each with what goes with it, by what determines them. Up to so many bytes they are kept for good, since a
+    CUDA graph, or a kernel on any stream, may read a table at any later time; those beyond are not kept at all. Threads
+    may read `found` while one of them calls `keep`.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -125,10 +125,13 @@ class Kept:
         self._free_bytes = most_bytes
         self._changing = threading.Lock()
 
-    def keep(self, key: object, value: tuple) -> None:
-        """Keeps a value that starts with its table."""
+    def keep(
+        self, key: object, table: torch.Tensor, companion: Optional[Callable[[], object]] = None
+    ) -> Optional[tuple]:
+        """Returns what `found` has under `key` afterwards: a table, and the result of `companion`, which is called only
+        for a table that is kept. None: it is not kept."""
         with self._changing:
-            size = value[0].nbytes
-            if size <= self._free_bytes and key not in self.found:
-                self._free_bytes -= size
-                self.found[key] = value
+            if key not in self.found and table.nbytes <= self._free_bytes:
+                self.found[key] = (table, companion() if companion else None)
+                self._free_bytes -= table.nbytes
+            return self.found.get(key)
