@@ -4,12 +4,12 @@
 // Writes:   `normed` and `sum`, or `grad_x`, `partial` and `grad_weight`, nothing beside them.
 // Must not: start threads, allocate, or keep anything between calls.
 //
-// A row is worked on in blocks of kBlock elements, of which what is not float32 passes through buffers in the nearest
-// cache, so that its conversion is a loop of its own: that is how the processor's own conversions of float16 are used.
-// The loops are plain, and `omp simd` lets the compiler vectorize their sums (-fopenmp-simd; there is no OpenMP runtime
-// behind it). They are compiled once for each instruction set, and which one runs is found out when it runs. Results
-// may differ between instruction sets in the last bit, because sums are split and products fused differently. With
-// -fno-trapping-math the compiler may compute both sides of a choice, without which float16 does not vectorize.
+// A row is worked on in blocks. float16 passes through buffers in the nearest cache, so that its
+// conversion is a loop of its own: that is how the processor's own conversions of it are used. The loops are plain, for
+// the compiler to vectorize: with -fassociative-math, for which signs of zeros and traps must not matter to it, a sum
+// over lanes is a tree, and not one addition after another; with -fno-trapping-math it may compute both sides of a
+// choice. They are compiled once for each instruction set, and which one runs is found out when it runs. Results may
+// differ between instruction sets in the last bit, because sums are split and products fused differently.
 #include "rmsnorm_cpu/rmsnorm.h"
 
 #include <algorithm>
@@ -26,80 +26,79 @@ using namespace kit;
 
 enum class Instructions { base, avx2, avx512 };
 
-// Also the length of a float32 sum: beyond it sums are float64, because a longer float32 sum would be off by more than
-// the roundings of a result, in the same direction for a whole row.
 constexpr int64_t kBlock = 256;
+
+// The length of a float32 sum, over many lanes: beyond it sums are float64, because a longer float32 sum would be off
+// by more than the roundings of a result, in the same direction for a whole row.
+constexpr int64_t kSum = 2048;
 
 // Rows that take turns at a block, so that the factors of its columns are decoded once for all of them.
 constexpr int64_t kTile = 4;
 
 using Buffer = float[kBlock];
 
-// The elements as floats, in `buffer` unless they are that already.
+// Whether elements pass through a buffer of floats.
 template <class T, Instructions kSet>
-INLINE const float* floats(const typename T::Storage* from, Buffer& buffer, int64_t count) {
-  if constexpr (std::is_same_v<T, Float32>) {
-    return from;
-  } else {
-    if constexpr (std::is_same_v<T, Float16> && kSet != Instructions::base) {
-      float16_to_floats(from, buffer, count);
-    } else {
+constexpr bool kBuffered = std::is_same_v<T, Float16> && kSet != Instructions::base;
+
+// So many elements, to be read as floats.
+template <class T, Instructions kSet>
+class Reader {
+ public:
+  INLINE Reader(const typename T::Storage* from, float* buffer, int64_t count) : from_(from), floats_(buffer) {
+    if constexpr (kBuffered<T, kSet>) float16_to_floats(from, buffer, count);
+  }
+  INLINE float operator[](int64_t i) const {
+    if constexpr (kBuffered<T, kSet>) return floats_[i];
+    return T::decode(from_[i]);
+  }
+
+ private:
+  const typename T::Storage* from_;
+  const float* floats_;
+};
+
+// Writes `value(i)`, rounded, for each of so many elements.
+template <class T, Instructions kSet, class Value>
+INLINE void write(typename T::Storage* to, int64_t count, Value&& value) {
+  if constexpr (kBuffered<T, kSet>) {
+    for (int64_t start = 0; start < count; start += kBlock) {
+      const int64_t part = std::min(kBlock, count - start);
+      Buffer buffer;
 #pragma omp simd
-      for (int64_t i = 0; i < count; ++i) buffer[i] = T::decode(from[i]);
+      for (int64_t i = 0; i < part; ++i) buffer[i] = value(start + i);
+      floats_to_float16(buffer, to + start, part);
     }
-    return buffer;
-  }
-}
-
-// Where to compute what `write` then writes to `to`.
-template <class T>
-INLINE float* place(typename T::Storage* to, Buffer& buffer) {
-  if constexpr (std::is_same_v<T, Float32>) {
-    return to;
-  } else {
-    return buffer;
-  }
-}
-
-template <class T, Instructions kSet>
-INLINE void write(const float* from, typename T::Storage* to, int64_t count) {
-  if constexpr (std::is_same_v<T, Float32>) return;
-  if constexpr (std::is_same_v<T, Float16> && kSet != Instructions::base) {
-    floats_to_float16(from, to, count);
   } else {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) to[i] = T::encode(from[i]);
+    for (int64_t i = 0; i < count; ++i) to[i] = T::encode(value(i));
   }
 }
 
 // The factors of a block of columns: null when all of them are one.
 template <class T, Instructions kSet>
-INLINE const float* factors(const Weight& weight, int64_t start, Buffer& buffer, int64_t count) {
+INLINE const float* factors(const Weight& weight, int64_t start, float* buffer, int64_t count) {
   if (weight.data == nullptr) return nullptr;
-  const float* values =
-      weight.type == Type::float32
-          ? static_cast<const float*>(weight.data) + start
-          : floats<T, kSet>(static_cast<const typename T::Storage*>(weight.data) + start, buffer, count);
-  if (weight.offset == 0.0f) return values;
+  if (weight.type == Type::float32) {
+    const float* values = static_cast<const float*>(weight.data) + start;
+    if (weight.offset == 0.0f) return values;
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) buffer[i] = values[i] + weight.offset;
+    for (int64_t i = 0; i < count; ++i) buffer[i] = values[i] + weight.offset;
+  } else {
+    Buffer decoded;
+    const Reader<T, kSet> values(static_cast<const typename T::Storage*>(weight.data) + start, decoded, count);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) buffer[i] = values[i] + weight.offset;
+  }
   return buffer;
 }
 
-// The sum of `term(i)` over a block, as four sums, so that the processor need not wait for one to go on with another.
+// The sum of `term(i)` over so many elements.
 template <class Term>
-INLINE float sum_of_block(int64_t count, Term&& term) {
-  const int64_t quarter = count / 4;
-  float a = 0.0f, b = 0.0f, c = 0.0f, d = 0.0f;
-#pragma omp simd reduction(+ : a, b, c, d)
-  for (int64_t i = 0; i < quarter; ++i) {
-    a += term(i);
-    b += term(quarter + i);
-    c += term(2 * quarter + i);
-    d += term(3 * quarter + i);
-  }
-  for (int64_t i = 4 * quarter; i < count; ++i) a += term(i);
-  return (a + b) + (c + d);
+INLINE float sum_of(int64_t count, Term&& term) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < count; ++i) sum += term(i);
+  return sum;
 }
 
 INLINE float reciprocal_norm(double sum_of_squares, int64_t hidden, float eps) {
@@ -121,19 +120,15 @@ INLINE double squares_of_row(const Forward& problem, int64_t row) {
   const auto* residual = add ? at<T>(problem.residual, row) : x;
   auto* sum = add ? destination<T>(problem.sum, problem.residual, row, problem.hidden) : nullptr;
   double squares = 0.0;
-  for (int64_t start = 0; start < problem.hidden; start += kBlock) {
-    const int64_t count = std::min(kBlock, problem.hidden - start);
-    Buffer x_buffer, residual_buffer, total;
-    const float* values = floats<T, kSet>(x + start, x_buffer, count);
+  for (int64_t start = 0; start < problem.hidden; start += kSum) {
+    const int64_t count = std::min(kSum, problem.hidden - start);
+    float buffer[kSum], residual_buffer[kSum];
     if (add) {
-      const float* others = floats<T, kSet>(residual + start, residual_buffer, count);
-      float* totals = place<T>(sum + start, total);
-#pragma omp simd
-      for (int64_t i = 0; i < count; ++i) totals[i] = values[i] + others[i];
-      write<T, kSet>(totals, sum + start, count);
-      values = floats<T, kSet>(sum + start, total, count);
+      const Reader<T, kSet> values(x + start, buffer, count), others(residual + start, residual_buffer, count);
+      write<T, kSet>(sum + start, count, [&](int64_t i) { return values[i] + others[i]; });
     }
-    squares += sum_of_block(count, [=](int64_t i) { return values[i] * values[i]; });
+    const Reader<T, kSet> values((add ? sum : x) + start, buffer, count);
+    squares += sum_of(count, [&](int64_t i) { return values[i] * values[i]; });
   }
   return squares;
 }
@@ -142,43 +137,42 @@ template <class T, Instructions kSet>
 INLINE void forward_rows(const Forward& problem, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
+  const bool rounded = problem.rounded_before_weight && !std::is_same_v<T, Float32>;
   for (int64_t first = begin; first < end; first += kTile) {
     const int64_t tile = std::min(kTile, end - first);
-    float rstd[kTile];
+    float rstds[kTile];
     const Storage* x[kTile];
     for (int64_t i = 0; i < tile; ++i) {
       const int64_t row = first + i;
-      rstd[i] = reciprocal_norm(squares_of_row<T, kSet>(problem, row), hidden, problem.eps);
+      rstds[i] = reciprocal_norm(squares_of_row<T, kSet>(problem, row), hidden, problem.eps);
       x[i] = problem.residual.data == nullptr ? at<T>(problem.x, row)
                                               : destination<T>(problem.sum, problem.residual, row, hidden);
     }
     for (int64_t start = 0; start < hidden; start += kBlock) {
       const int64_t count = std::min(kBlock, hidden - start);
-      Buffer weight_buffer;
+      Buffer weight_buffer, buffer;
       const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
       for (int64_t i = 0; i < tile; ++i) {
-        Buffer x_buffer, buffer;
-        const float* values = floats<T, kSet>(x[i] + start, x_buffer, count);
-        const bool wide = problem.normed_type != problem.type;
-        Storage* to = wide ? nullptr : destination<T>(problem.normed, problem.x, first + i, hidden) + start;
-        float* normed =
-            wide ? static_cast<float*>(problem.normed) + (first + i) * hidden + start : place<T>(to, buffer);
-        if (weight == nullptr) {
-#pragma omp simd
-          for (int64_t j = 0; j < count; ++j) normed[j] = values[j] * rstd[i];
-        } else if (problem.rounded_before_weight && !std::is_same_v<T, Float32>) {
-          Storage rounded[kBlock];
-#pragma omp simd
-          for (int64_t j = 0; j < count; ++j) normed[j] = values[j] * rstd[i];
-          write<T, kSet>(normed, rounded, count);
-          values = floats<T, kSet>(rounded, x_buffer, count);
-#pragma omp simd
-          for (int64_t j = 0; j < count; ++j) normed[j] = values[j] * weight[j];
-        } else {
-#pragma omp simd
-          for (int64_t j = 0; j < count; ++j) normed[j] = values[j] * rstd[i] * weight[j];
+        const float rstd = rstds[i];
+        const Reader<T, kSet> values(x[i] + start, buffer, count);
+        if (problem.normed_type != problem.type) {  // float32, of a quotient that is rounded before
+          Storage quotients[kBlock];
+          write<T, kSet>(quotients, count, [&](int64_t j) { return values[j] * rstd; });
+          const Reader<T, kSet> results(quotients, buffer, count);
+          write<Float32, kSet>(static_cast<float*>(problem.normed) + (first + i) * hidden + start, count,
+                               [&](int64_t j) { return results[j] * weight[j]; });
+          continue;
         }
-        if (!wide) write<T, kSet>(normed, to, count);
+        Storage* to = destination<T>(problem.normed, problem.x, first + i, hidden) + start;
+        if (weight == nullptr || rounded) {
+          write<T, kSet>(to, count, [&](int64_t j) { return values[j] * rstd; });
+        } else {
+          write<T, kSet>(to, count, [&](int64_t j) { return values[j] * rstd * weight[j]; });
+        }
+        if (weight != nullptr && rounded) {
+          const Reader<T, kSet> results(to, buffer, count);
+          write<T, kSet>(to, count, [&](int64_t j) { return results[j] * weight[j]; });
+        }
       }
     }
   }
@@ -191,56 +185,49 @@ INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, 
   for (int64_t first = begin; first < end; first += kTile) {
     const int64_t tile = std::min(kTile, end - first);
     const Storage *x[kTile], *grad[kTile];
-    double squares[kTile], products[kTile];
+    double squares[kTile] = {}, products[kTile] = {};
     for (int64_t i = 0; i < tile; ++i) {
       x[i] = at<T>(problem.x, first + i);
       grad[i] = at<T>(problem.grad, first + i);
-      squares[i] = products[i] = 0.0;
     }
-    Buffer weight_buffer, x_buffer, grad_buffer, grad_sum_buffer, result_buffer;
+    Buffer weight_buffer, x_buffer, grad_buffer, grad_sum_buffer;
     for (int64_t start = 0; start < hidden; start += kBlock) {
       const int64_t count = std::min(kBlock, hidden - start);
       const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
       for (int64_t i = 0; i < tile; ++i) {
-        const float* values = floats<T, kSet>(x[i] + start, x_buffer, count);
-        const float* slopes = floats<T, kSet>(grad[i] + start, grad_buffer, count);
-        squares[i] += sum_of_block(count, [=](int64_t j) { return values[j] * values[j]; });
+        const Reader<T, kSet> values(x[i] + start, x_buffer, count), slopes(grad[i] + start, grad_buffer, count);
+        squares[i] += sum_of(count, [&](int64_t j) { return values[j] * values[j]; });
         products[i] += weight == nullptr
-                           ? sum_of_block(count, [=](int64_t j) { return values[j] * slopes[j]; })
-                           : sum_of_block(count, [=](int64_t j) { return values[j] * (slopes[j] * weight[j]); });
+                           ? sum_of(count, [&](int64_t j) { return values[j] * slopes[j]; })
+                           : sum_of(count, [&](int64_t j) { return values[j] * (slopes[j] * weight[j]); });
       }
     }
-    float rstd[kTile], along[kTile];
+    float rstds[kTile], alongs[kTile];
     for (int64_t i = 0; i < tile; ++i) {
-      rstd[i] = reciprocal_norm(squares[i], hidden, problem.eps);
-      along[i] = rstd[i] * rstd[i] * static_cast<float>(products[i] / static_cast<double>(hidden));
+      rstds[i] = reciprocal_norm(squares[i], hidden, problem.eps);
+      alongs[i] = rstds[i] * rstds[i] * static_cast<float>(products[i] / static_cast<double>(hidden));
     }
     for (int64_t start = 0; start < hidden; start += kBlock) {
       const int64_t count = std::min(kBlock, hidden - start);
       const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
       for (int64_t i = 0; i < tile; ++i) {
-        const float* values = floats<T, kSet>(x[i] + start, x_buffer, count);
-        const float* slopes = floats<T, kSet>(grad[i] + start, grad_buffer, count);
+        const float rstd = rstds[i], along = alongs[i];
+        const Reader<T, kSet> values(x[i] + start, x_buffer, count), slopes(grad[i] + start, grad_buffer, count);
         // Before the result is written: a load that follows a write to the same place in another page waits for it.
         if (partial != nullptr) {
 #pragma omp simd
-          for (int64_t j = 0; j < count; ++j) partial[start + j] += slopes[j] * (values[j] * rstd[i]);
+          for (int64_t j = 0; j < count; ++j) partial[start + j] += slopes[j] * (values[j] * rstd);
         }
         Storage* to = static_cast<Storage*>(problem.grad_x) + (first + i) * hidden + start;
-        float* result = place<T>(to, result_buffer);
-        if (weight == nullptr) {
-#pragma omp simd
-          for (int64_t j = 0; j < count; ++j) result[j] = rstd[i] * (slopes[j] - values[j] * along[i]);
+        const auto result = [&](int64_t j) {
+          return rstd * ((weight == nullptr ? slopes[j] : slopes[j] * weight[j]) - values[j] * along);
+        };
+        if (problem.grad_sum.data == nullptr) {
+          write<T, kSet>(to, count, result);
         } else {
-#pragma omp simd
-          for (int64_t j = 0; j < count; ++j) result[j] = rstd[i] * (slopes[j] * weight[j] - values[j] * along[i]);
+          const Reader<T, kSet> sums(at<T>(problem.grad_sum, first + i) + start, grad_sum_buffer, count);
+          write<T, kSet>(to, count, [&](int64_t j) { return result(j) + sums[j]; });
         }
-        if (problem.grad_sum.data != nullptr) {
-          const float* sums = floats<T, kSet>(at<T>(problem.grad_sum, first + i) + start, grad_sum_buffer, count);
-#pragma omp simd
-          for (int64_t j = 0; j < count; ++j) result[j] += sums[j];
-        }
-        write<T, kSet>(result, to, count);
       }
     }
   }
