@@ -59,29 +59,40 @@ INLINE void encode_all<ConvertedFloat16>(const float* values, int64_t count, uin
 }
 #endif
 
-// Elements as float32: as they lie in memory, or converted into the buffer.
+// Elements that a loop reads and writes where they lie, for a conversion is an instruction or two. Others are converted
+// in a buffer, all at once.
 template <class T>
-INLINE const float* floats_of(const typename T::Storage* from, int64_t count, float* buffer) {
-  if constexpr (std::is_same_v<T, Float32>) {
-    return from;
+constexpr bool kInPlace = std::is_same_v<T, Float32> || std::is_same_v<T, BFloat16>;
+
+template <class T>
+struct InPlace {
+  const typename T::Storage* from;
+  INLINE float operator[](int64_t i) const { return T::decode(from[i]); }
+};
+
+// Elements as float32, by index.
+template <class T>
+INLINE auto floats_of(const typename T::Storage* from, int64_t count, float* buffer) {
+  if constexpr (kInPlace<T>) {
+    return InPlace<T>{from};
   } else {
     decode_all<T>(from, count, buffer);
-    return buffer;
+    return static_cast<const float*>(buffer);
   }
 }
 
-// Where float32 results go, and what brings them into a row from there.
-template <class T>
-INLINE float* target_of(typename T::Storage* to, float* buffer) {
-  if constexpr (std::is_same_v<T, Float32>) {
-    return to;
+// Calls `value` with the index of each element, and writes what it returns.
+template <class T, class Value>
+INLINE void write_each(typename T::Storage* __restrict__ to, int64_t count, Value value) {
+  if constexpr (kInPlace<T>) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) to[i] = T::encode(value(i));
   } else {
-    return buffer;
+    float buffer[kChunk];
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) buffer[i] = value(i);
+    encode_all<T>(buffer, count, to);
   }
-}
-template <class T>
-INLINE void finish(const float* values, int64_t count, typename T::Storage* to) {
-  if constexpr (!std::is_same_v<T, Float32>) encode_all<T>(values, count, to);
 }
 
 template <class T>
@@ -175,11 +186,13 @@ INLINE float sum_of(int64_t count, Term term) {
   return (first + second) + (third + fourth);
 }
 
-INLINE float mean_of(const float* values, int64_t count) {
+template <class Values>
+INLINE float mean_of(Values values, int64_t count) {
   return sum_of(count, [=](int64_t i) ALWAYS_INLINE { return values[i]; }) / static_cast<float>(count);
 }
 
-INLINE float squares_of(const float* values, float mean, int64_t count) {
+template <class Values>
+INLINE float squares_of(Values values, float mean, int64_t count) {
   return sum_of(count, [=](int64_t i) ALWAYS_INLINE { return (values[i] - mean) * (values[i] - mean); });
 }
 
@@ -188,25 +201,27 @@ struct Products {
   float squares, slopes, products;
 };
 
-INLINE Products products_of(const float* x, const float* slope, float mean, int64_t count) {
+template <class X, class Slope>
+INLINE Products products_of(X x, Slope slope, float mean, int64_t count) {
   const int64_t part = count / 2;
   float squares = 0.0f, slopes = 0.0f, products = 0.0f;
   float more_squares = 0.0f, more_slopes = 0.0f, more_products = 0.0f;
 #pragma omp simd reduction(+ : squares, slopes, products, more_squares, more_slopes, more_products)
   for (int64_t i = 0; i < part; ++i) {
     const float value = x[i] - mean, other = x[i + part] - mean;
+    const float own = slope(i), others = slope(i + part);
     squares += value * value;
-    slopes += slope[i];
-    products += slope[i] * value;
+    slopes += own;
+    products += own * value;
     more_squares += other * other;
-    more_slopes += slope[i + part];
-    more_products += slope[i + part] * other;
+    more_slopes += others;
+    more_products += others * other;
   }
   if (count % 2 != 0) {
     const float value = x[count - 1] - mean;
     squares += value * value;
-    slopes += slope[count - 1];
-    products += slope[count - 1] * value;
+    slopes += slope(count - 1);
+    products += slope(count - 1) * value;
   }
   return {squares + more_squares, slopes + more_slopes, products + more_products};
 }
@@ -237,7 +252,8 @@ INLINE void multiply(const float* first, const float* second, int64_t count, flo
   for (int64_t i = 0; i < count; ++i) products[i] = first[i] * second[i];
 }
 
-INLINE void add_products(const float* first, const float* second, int64_t count, float* __restrict__ sums) {
+template <class First, class Second>
+INLINE void add_products(First first, Second second, int64_t count, float* __restrict__ sums) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) sums[i] += first[i] * second[i];
 }
@@ -252,19 +268,17 @@ template <class T>
 INLINE void add_gated(const typename T::Storage* residual, const typename T::Storage* branch, const float* gate,
                       int64_t count, bool stepwise, typename T::Storage* to) {
   float residual_buffer[kChunk], branch_buffer[kChunk];
-  const float* added = floats_of<T>(residual, count, residual_buffer);
-  const float* gated = floats_of<T>(branch, count, branch_buffer);
-  float* sum = target_of<T>(to, branch_buffer);
+  const auto added = floats_of<T>(residual, count, residual_buffer);
+  const auto gated = floats_of<T>(branch, count, branch_buffer);
   if (stepwise) {
-    multiply(gated, gate, count, sum);
-    round_all<T>(sum, count);
+    float product[kChunk];
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) sum[i] += added[i];
+    for (int64_t i = 0; i < count; ++i) product[i] = gated[i] * gate[i];
+    round_all<T>(product, count);
+    write_each<T>(to, count, [&](int64_t i) ALWAYS_INLINE { return added[i] + product[i]; });
   } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) sum[i] = added[i] + gated[i] * gate[i];
+    write_each<T>(to, count, [=](int64_t i) ALWAYS_INLINE { return added[i] + gated[i] * gate[i]; });
   }
-  finish<T>(sum, count, to);
 }
 
 template <class T>
@@ -319,30 +333,28 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
       if (branch != nullptr) {
         add_gated<T>(x + start, branch + start, gate + start, count, problem.stepwise, sum + start);
       }
-      const float* values = floats_of<T>((branch == nullptr ? x : sum) + start, count, buffer);
+      const auto values = floats_of<T>((branch == nullptr ? x : sum) + start, count, buffer);
       const float mean = problem.centered ? mean_of(values, count) : 0.0f;
       moments.add(count, mean, squares_of(values, mean, count));
     });
     const auto mean = static_cast<float>(moments.mean());
     const float rstd = moments.reciprocal_norm(problem.eps);
     for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
-      const float* values = floats_of<T>((branch == nullptr ? x : sum) + start, count, buffer);
-      float* result = target_of<T>(normed + start, buffer);
+      const auto values = floats_of<T>((branch == nullptr ? x : sum) + start, count, buffer);
       const float *factors = factor + start, *offsets = offset + start;
       if (problem.stepwise) {
         const float *weights = weight + start, *biases = bias + start;
+        float result[kChunk];
 #pragma omp simd
         for (int64_t i = 0; i < count; ++i) result[i] = (values[i] - mean) * rstd * weights[i] + biases[i];
         round_all<T>(result, count);
         multiply(result, factors, count, result);
         round_all<T>(result, count);
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) result[i] += offsets[i];
+        write_each<T>(normed + start, count, [&](int64_t i) ALWAYS_INLINE { return result[i] + offsets[i]; });
       } else {
-#pragma omp simd
-        for (int64_t i = 0; i < count; ++i) result[i] = (values[i] - mean) * rstd * factors[i] + offsets[i];
+        write_each<T>(normed + start, count,
+                      [=](int64_t i) ALWAYS_INLINE { return (values[i] - mean) * rstd * factors[i] + offsets[i]; });
       }
-      finish<T>(result, count, normed + start);
     });
   }
 }
@@ -375,18 +387,19 @@ INLINE void run_rows(const GateBackward& problem, int64_t begin, int64_t end) {
       const auto *grad_row = at<T>(problem.grad, row), *branch_row = at<T>(problem.branch, row);
       auto* grad_branch_row = row_to<T>(problem.grad_branch, row, hidden);
       for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
-        float grad_buffer[kChunk], buffer[kChunk];
-        const float* grad = floats_of<T>(grad_row + start, count, grad_buffer);
-        float* grad_branch = target_of<T>(grad_branch_row + start, buffer);
-        multiply(grad, gate.data() + start, count, grad_branch);
-        finish<T>(grad_branch, count, grad_branch_row + start);
+        float grad_buffer[kChunk], branch_buffer[kChunk];
+        const auto grad = floats_of<T>(grad_row + start, count, grad_buffer);
+        const float* gates = gate.data() + start;
+        write_each<T>(grad_branch_row + start, count, [=](int64_t i) ALWAYS_INLINE { return grad[i] * gates[i]; });
         if (problem.grad_gate == nullptr) return;
-        const float* branch = floats_of<T>(branch_row + start, count, buffer);
+        const auto branch = floats_of<T>(branch_row + start, count, branch_buffer);
         if (sums != nullptr) {
           add_products(grad, branch, count, sums + start);
         } else {
-          multiply(grad, branch, count, buffer);
-          write<T>(buffer, problem.grad_gate, problem.gate.type, row * hidden + start, count);
+          float products[kChunk];
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) products[i] = grad[i] * branch[i];
+          write<T>(products, problem.grad_gate, problem.gate.type, row * hidden + start, count);
         }
       });
     }
@@ -419,15 +432,16 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
       const auto *grad_row = at<T>(problem.grad, row), *x_row = at<T>(problem.x, row);
       auto* grad_x_row = row_to<T>(problem.grad_x, row, hidden);
       auto* grad_branch_row = row_to<T>(problem.grad_branch, row, hidden);
-      float grad_buffer[kChunk], x_buffer[kChunk], slope[kChunk], normed[kChunk], buffer[kChunk];
+      float grad_buffer[kChunk], x_buffer[kChunk], other_buffer[kChunk], values[kChunk];
       Moments moments;
       double slopes = 0.0, products = 0.0;  // products: of slopes and of x
       for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
-        const float* grad = floats_of<T>(grad_row + start, count, grad_buffer);
-        const float* x = floats_of<T>(x_row + start, count, x_buffer);
-        multiply(grad, factor + start, count, slope);
+        const auto grad = floats_of<T>(grad_row + start, count, grad_buffer);
+        const auto x = floats_of<T>(x_row + start, count, x_buffer);
+        const float* factors = factor + start;
         const float chunk_mean = problem.centered ? mean_of(x, count) : 0.0f;
-        const Products of_chunk = products_of(x, slope, chunk_mean, count);
+        const Products of_chunk =
+            products_of(x, [=](int64_t i) ALWAYS_INLINE { return grad[i] * factors[i]; }, chunk_mean, count);
         moments.add(count, chunk_mean, of_chunk.squares);
         slopes += of_chunk.slopes;
         products += of_chunk.products + static_cast<double>(of_chunk.slopes) * chunk_mean;
@@ -438,63 +452,58 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
       const float mean_slope = problem.centered ? static_cast<float>(slopes / static_cast<double>(hidden)) : 0.0f;
       const float along = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
       for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
-        const float* grad = floats_of<T>(grad_row + start, count, grad_buffer);
-        const float* x = floats_of<T>(x_row + start, count, x_buffer);
+        const auto grad = floats_of<T>(grad_row + start, count, grad_buffer);
+        const auto x = floats_of<T>(x_row + start, count, x_buffer);
+        const float* factors = factor + start;
         // By itself, and rounded as it was when it was summed: of a row of one element nothing may be left.
-        multiply(grad, factor + start, count, slope);
-        float* total = target_of<T>(grad_x_row + start, x_buffer);
-        if (partial != nullptr && !own) {
+        float slope[kChunk];
+#pragma omp simd
+        for (int64_t i = 0; i < count; ++i) slope[i] = grad[i] * factors[i];
+        const auto total_of = [=, &slope](int64_t i)
+                                  ALWAYS_INLINE { return rstd * (slope[i] - mean_slope - (x[i] - mean) * along); };
+        if (partial != nullptr) {
           float* __restrict__ slope_times_normed_sums = partial + kSlopeTimesNormed * hidden + start;
           float* __restrict__ slope_sums = partial + kSlope * hidden + start;
-#pragma omp simd
-          for (int64_t i = 0; i < count; ++i) {
-            const float value = x[i] - mean;
-            slope_times_normed_sums[i] += grad[i] * (value * rstd);
-            slope_sums[i] += grad[i];
-            total[i] = rstd * (slope[i] - mean_slope - value * along);
-          }
-        } else {
-#pragma omp simd
-          for (int64_t i = 0; i < count; ++i) {
-            const float value = x[i] - mean;
-            normed[i] = value * rstd;
-            total[i] = rstd * (slope[i] - mean_slope - value * along);
-          }
-        }
-        if (problem.grad_sum.data != nullptr) {
-          const float* grad_sum = floats_of<T>(at<T>(problem.grad_sum, row) + start, count, buffer);
-#pragma omp simd
-          for (int64_t i = 0; i < count; ++i) total[i] += grad_sum[i];
-        }
-        finish<T>(total, count, grad_x_row + start);
-        if (partial != nullptr && own) {
           const float* scales = scale + start;
-          float* __restrict__ slope_times_normed_sums = partial + kSlopeTimesNormed * hidden + start;
-          float* __restrict__ slope_sums = partial + kSlope * hidden + start;
 #pragma omp simd
           for (int64_t i = 0; i < count; ++i) {
-            const float summed = grad[i] * (1.0f + scales[i]);
-            slope_times_normed_sums[i] += summed * normed[i];
+            const float summed = own ? grad[i] * (1.0f + scales[i]) : grad[i];
+            slope_times_normed_sums[i] += summed * ((x[i] - mean) * rstd);
             slope_sums[i] += summed;
           }
         }
         if (own && problem.grad_scale != nullptr) {
           const float *weights = weight + start, *biases = bias + start;
 #pragma omp simd
-          for (int64_t i = 0; i < count; ++i) buffer[i] = grad[i] * (normed[i] * weights[i] + biases[i]);
-          write<T>(buffer, problem.grad_scale, problem.scale.type, row * hidden + start, count);
+          for (int64_t i = 0; i < count; ++i) {
+            values[i] = grad[i] * ((x[i] - mean) * rstd * weights[i] + biases[i]);
+          }
+          write<T>(values, problem.grad_scale, problem.scale.type, row * hidden + start, count);
         }
-        if (problem.grad_branch == nullptr) return;
-        float* grad_branch = target_of<T>(grad_branch_row + start, buffer);
-        multiply(total, gate + start, count, grad_branch);
-        finish<T>(grad_branch, count, grad_branch_row + start);
-        if (problem.grad_gate == nullptr) return;
-        const float* branch = floats_of<T>(at<T>(problem.branch, row) + start, count, buffer);
-        if (own) {
-          multiply(total, branch, count, normed);
-          write<T>(normed, problem.grad_gate, problem.gate.type, row * hidden + start, count);
+        if (problem.grad_sum.data == nullptr && problem.grad_branch == nullptr) {
+          return write_each<T>(grad_x_row + start, count, total_of);
+        }
+        float total[kChunk];
+        if (problem.grad_sum.data != nullptr) {
+          const auto grad_sum = floats_of<T>(at<T>(problem.grad_sum, row) + start, count, other_buffer);
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) total[i] = total_of(i) + grad_sum[i];
         } else {
-          add_products(total, branch, count, partial + kGate * hidden + start);
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) total[i] = total_of(i);
+        }
+        write_each<T>(grad_x_row + start, count, [&](int64_t i) ALWAYS_INLINE { return total[i]; });
+        if (problem.grad_branch == nullptr) return;
+        const float* gates = gate + start;
+        write_each<T>(grad_branch_row + start, count, [&](int64_t i) ALWAYS_INLINE { return total[i] * gates[i]; });
+        if (problem.grad_gate == nullptr) return;
+        const auto branch = floats_of<T>(at<T>(problem.branch, row) + start, count, other_buffer);
+        if (own) {
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) values[i] = total[i] * branch[i];
+          write<T>(values, problem.grad_gate, problem.gate.type, row * hidden + start, count);
+        } else {
+          add_products(static_cast<const float*>(total), branch, count, partial + kGate * hidden + start);
         }
       });
     }
