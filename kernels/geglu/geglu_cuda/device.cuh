@@ -22,18 +22,18 @@ using namespace kit;
 constexpr int kThreads = 256;
 constexpr int kSingles = 4;  // elements of a thread, where vectors do not fit
 
-// With what the device has instructions for, off by less than `Brief` is anyhow.
-struct Fast : Brief {
+// What the device has instructions for, off by less than `Brief` is anyhow.
+struct Instructions {
   static __device__ __forceinline__ float exp2(float x) {
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
     return power;
   }
-  static __device__ __forceinline__ float share(float x) { return __fdividef(1.0f, 1.0f + x); }
+  static __device__ __forceinline__ float reciprocal(float x) { return __fdividef(1.0f, x); }
 };
 
 template <typename T>
-using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Fast>;
+using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Rough<Instructions>>;
 
 template <int kValue>
 using Constant = std::integral_constant<int, kValue>;
