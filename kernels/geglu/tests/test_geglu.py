@@ -266,6 +266,13 @@ def test_backward(shape, dtype, approximate):
             assert torch.equal(of_pair, of_half)
 
 
+@pytest.mark.parametrize("approximate", APPROXIMATE)
+def test_backward_of_the_reference(approximate):
+    """Which gradients are held against."""
+    inputs = [torch.randn(3, 17, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+    assert torch.autograd.gradcheck(lambda gate, up: eager(gate, up, approximate), inputs)
+
+
 def test_only_what_needs_a_gradient_gets_one():
     gate, up = random(4, 64, dtype=torch.float32), random(4, 64, dtype=torch.float32)
     assert not kernel.geglu_pair(gate, up).requires_grad
@@ -459,6 +466,18 @@ def test_stream():
         out = kernel.geglu(late)
     stream.synchronize()
     assert torch.equal(out, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device():
+    """The current device is another one than that of the tensors, and stays so."""
+    x = random(64, 1000, dtype=torch.float16).to("cuda:1").requires_grad_()
+    out = kernel.geglu(x)
+    assert out.device == x.device and torch.cuda.current_device() == 0
+    torch.testing.assert_close(out, eager(*split(x, "second")), rtol=2e-3, atol=2e-3)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    (expected,) = torch.autograd.grad(eager(*split(x, "second")).sum(), x)
+    torch.testing.assert_close(grad, expected, rtol=1e-2, atol=1e-2)
 
 
 @gpu

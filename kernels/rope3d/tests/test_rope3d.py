@@ -143,8 +143,10 @@ def test_grids_and_heads(grid, heads):
         assert_as_good(out, x, angles)
 
 
-def test_error_over_many_tokens():
+@pytest.mark.parametrize("seed", range(5))
+def test_error_over_many_tokens(seed):
     """In the mean, for the shapes of models, where no slack hides an angle that is off."""
+    torch.manual_seed(seed)
     grid = (3, 10, 12)
     for dtype in DTYPES:
         q, k = (random(1, 360, 12, 128, dtype=dtype) for _ in range(2))
@@ -185,6 +187,23 @@ def test_tables_are_kept_apart():
         kernel.rope3d(q, None, GRID, theta=77.0)
     q.requires_grad_()
     kernel.rope3d(q, None, GRID, theta=77.0)[0].sum().backward()  # needs a table that can be saved
+
+
+def test_plans_kept_are_bounded(monkeypatch):
+    """Where none is kept, calls are the same; nor do they take a plan of the other kind for theirs."""
+    q, cos, sin = random(1, 9, 2, 64, dtype=torch.float32), *torch.rand(2, 7, 32, device=DEVICE)
+    out, _ = kernel.apply_rotary(q, None, cos, sin, prefix=2)
+    on_grid, _ = kernel.rope3d(q, None, (1, 1, 7), prefix=2)
+    monkeypatch.setattr(kernel.rotary, "_forms", {})
+    monkeypatch.setattr(kernel.rotary, "_MOST_FORMS", 0)
+    monkeypatch.setattr(kernel.rotary, "_plans", {})
+    monkeypatch.setattr(kernel.rotary, "_kept", kernel.tables.Kept(most_bytes=0))
+    assert torch.equal(kernel.apply_rotary(q, None, cos, sin, prefix=2)[0], out)
+    assert torch.equal(kernel.rope3d(q, None, (1, 1, 7), prefix=2)[0], on_grid)
+    plan = ops.keep_tokens(0, 2, 0, False, False)
+    for number in (plan, plan + 1, -1):
+        with pytest.raises(RuntimeError, match=f"plan must be a number from keep_grid, not {number}"):
+            ops.rotate_kept_grid(q, None, number, False)
 
 
 def test_tables_kept_are_bounded():
@@ -801,6 +820,19 @@ def test_stream():
     assert torch.equal(out, expected)
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device():
+    """The current device is another one than that of the tensors, and stays so."""
+    q, k = (random(1, TOKENS, 3, 64, dtype=torch.float16).to("cuda:1") for _ in range(2))
+    angles = wan_angles(points(GRID), wan_widths(64))
+    cos, sin = (f(angles).float().to("cuda:1") for f in (torch.cos, torch.sin))
+    for own in (kernel.rope3d(q, k, GRID), kernel.apply_rotary(q, k, cos, sin)):
+        for out, x in zip(own, (q, k)):
+            assert out.device == x.device
+            assert_as_good(out, x, angles)
+    assert torch.cuda.current_device() == 0
+
+
 @gpu
 @pytest.mark.parametrize("theta", [10000.0, 123.0])
 def test_graph(theta):
@@ -836,8 +868,15 @@ def test_more_elements_than_32_bits_count():
         pytest.skip("needs 9 GB of GPU memory")
     q = torch.ones(1, tokens, heads, dim, device=DEVICE, dtype=torch.bfloat16)
     q[0, -1] = random(heads, dim, dtype=torch.bfloat16)
-    for half in (False, True):
-        out, _ = kernel.rope3d(q, None, grid, pairs="half" if half else "interleaved")
-        last = wan_angles([torch.tensor([size - 1.0], dtype=torch.float64) for size in grid], wan_widths(dim))
-        assert_as_good(out[:, -1:], q[:, -1:], last, half)
-        del out
+    last = wan_angles([torch.tensor([size - 1.0], dtype=torch.float64) for size in grid], wan_widths(dim))
+    cos, sin = (f(last).float().to(DEVICE).expand(tokens, -1) for f in (torch.cos, torch.sin))
+    for pairs in ("interleaved", "half"):
+        for rotate in (
+            lambda pairs=pairs: kernel.rope3d(q, None, grid, pairs=pairs),
+            lambda pairs=pairs: kernel.apply_rotary(q, None, cos, sin, pairs=pairs),
+            lambda pairs=pairs: kernel.apply_rotary(q[:, :, :62], q[:, :, 62:], cos, sin, pairs=pairs)[::-1],
+        ):
+            out, _ = rotate()
+            heads = out.shape[2]
+            assert_as_good(out[:, -1:], q[:, -1:, -heads:], last, pairs == "half")
+            del out
