@@ -10,9 +10,8 @@ repositories.py  git repositories: refs, trees, commits
 hub.py           all of these together
 receive.py       bodies as they stream in: limits, time-outs
 content.py       the bytes of a file as an answer
-api.py           the routes of the clients
-xet.py           the upload protocol of newer clients
-pages.py         the pages for people
+xet.py           what newer clients' uploads are written in
+routes/          the routes of the clients, and the pages for people: one file a subject
 measures.py      what a running Hub counts
 app.py           refusals, logs and measures around the routes
 serve.py         sockets and the form of the log

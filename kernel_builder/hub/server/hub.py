@@ -58,6 +58,13 @@ class Hub:
                 raise wrong_token() from None
         return self.doors.caller(token)
 
+    def is_known(self, authorization: str) -> bool:
+        """Whether this `Authorization` header is that of a caller with a name."""
+        try:
+            return bool(self.caller(authorization).name)
+        except Refusal:
+            return False
+
     def to_read(self, repo_id: str, caller: Caller) -> Repository:
         """A repository, if it exists for this caller."""
         repository = self.repositories.open(repo_id)

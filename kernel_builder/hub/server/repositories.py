@@ -159,6 +159,8 @@ class Repository:
 
     def resolve(self, revision: str) -> str:
         """The commit that a branch, tag, ref or commit id stands for."""
+        if len(revision) > len("refs/heads/") + names.MAX_REF:
+            raise no_revision(self.repo_id, f"{revision[:40]}…")
         if re.fullmatch(r"[0-9a-f]{7,40}", revision):
             try:
                 found = self._git.get(revision)
@@ -198,6 +200,7 @@ class Repository:
                 raise conflict(f"Reference already exists: {self.repo_id} has a tag {name!r}")
             commit = self.resolve(revision)
             if message:
+                names.text("the tag's message", message)
                 # The object first, and the ref by the one path that moves refs.
                 text = (
                     f"object {commit}\ntype commit\ntag {name}\n"
@@ -220,6 +223,8 @@ class Repository:
 
     def _move(self, full: str, oid: str) -> None:
         """Point a ref at an object, durably. The caller holds the lock and has compared."""
+        if full not in self._git.references:
+            self._check_free(full)
         sync_filesystem(self.path)  # what the ref will need is on the disk before the ref is
         try:
             self._git.references.create(full, oid, force=True)
@@ -231,6 +236,12 @@ class Repository:
             left.unlink()
             self._git.references.create(full, oid, force=True)
         sync_filesystem(self.path)
+
+    def _check_free(self, full: str) -> None:
+        """Refuse a ref below another one, or above: git keeps them as files and directories."""
+        for known in self._git.references:
+            if known.startswith(f"{full}/") or full.startswith(f"{known}/"):
+                raise conflict(f"{full} cannot be beside {known}: the one would be a directory of the other")
 
     # Trees
 
@@ -369,7 +380,7 @@ class Repository:
                 if not pygit2.reference_is_valid_name(full) or full not in self._git.references:
                     raise no_revision(self.repo_id, revision)
                 base = str(self._git.references[full].peel(pygit2.Commit).id)
-            if parent is not None and (len(parent) < 7 or not base.startswith(parent)):
+            if parent is not None and not base.startswith(parent):
                 raise moved_meanwhile(revision, base, parent)
             tree = self._apply(base, changes)
             if tree == str(self._git[base].peel(pygit2.Tree).id) and not pull_request:
@@ -435,7 +446,10 @@ class Repository:
         for change in changes:
             path = names.path(change.path.rstrip("/"))
             if change.blob is not None:
-                index.add(pygit2.IndexEntry(path, pygit2.Oid(hex=change.blob), FileMode.BLOB))
+                try:
+                    index.add(pygit2.IndexEntry(path, pygit2.Oid(hex=change.blob), FileMode.BLOB))
+                except pygit2.GitError:  # such as git~1, which is .git on some file systems
+                    raise bad_request(f"path {path!r} is not allowed: git takes it for one of its own") from None
                 files.add(path)
                 continue
             gone = [file for file in files if file.startswith(f"{path}/")] if change.is_folder else [path]
