@@ -41,13 +41,18 @@ def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> 
     put(hub, doubling)
     assert check(hub, f"{DOUBLING}@v1").ok
     changed = {f"build/{CUDA}/__init__.py": b"import os\n", "build/torch-cpu/metadata.json.sigstore": b"{}"}
+    described = json.loads((doubling / "build/torch-cpu/metadata.json").read_bytes())
+    described |= {"backend": "text", "provenance": {"kernel": {"commit": "--orphan=x"}, "kernel-builder": "\x1b[2J"}}
+    changed["build/torch-cpu/metadata.json"] = json.dumps(described).encode()
     operations = [CommitOperationAdd(path, content) for path, content in changed.items()]
     hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="Hm")
     found = check(hub, DOUBLING)
     assert [verdict.ok for verdict in found.variants] == [False, False]
+    assert found.variants[0].provenance == {"kernel": {"dirty": False}, "kernel-builder": {}}
     assert found.variants[0].signature not in {"valid", "none"}
     wrong = {verdict.variant: verdict.digest for verdict in found.variants if verdict.digest}
-    assert wrong == {CUDA: ("__init__.py has another SHA-256 than the digest of metadata.json",)}
+    assert wrong.pop(CUDA) == ("__init__.py has another SHA-256 than the digest of metadata.json",)
+    assert "invalid type" in wrong["torch-cpu"][0]
     assert not check(hub, DOUBLING, require_signature=True).variants[0].ok
     with pytest.raises(HubError, match="there is no such kernel"):
         check(hub, "org/other")
