@@ -66,6 +66,10 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
             hub.api(token).list_repo_refs("ours/secret", repo_type="kernel")
         assert not hub.api(token).file_exists("ours/secret", "README.md", repo_type="kernel")
     assert "ours/secret" not in requests.get(f"{hub.url}/").text
+    settings, known = f"{hub.url}/api/kernels/ours/open/settings", {"Authorization": f"Bearer {writer}"}
+    for private in (True, False):  # the clients refuse this for kernels by themselves
+        assert requests.put(settings, json={"private": private}, headers=known).ok
+        assert hub.api(None).repo_exists("ours/open", repo_type="kernel") is not private
 
     add = [CommitOperationAdd("a", b"a")]
     for token, message in ((reader, "may only read ours"), (other, "no write scope for ours"), (None, "needs a token")):

@@ -618,7 +618,7 @@ def _entry(git: pygit2.Repository, path: str, item: pygit2.Object) -> Entry:
     return Entry(path, str(item.id), is_folder=False, size=size, large=large)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=128)
 def _entries(path: str, tree: str, recursive: bool) -> tuple[Entry, ...]:
     """What is in a tree. Its id is its content, so what was read once stays true."""
     git = pygit2.Repository(path, pygit2.enums.RepositoryOpenFlag.BARE)

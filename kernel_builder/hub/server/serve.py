@@ -51,7 +51,12 @@ def set_up_logs(level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    shown = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    # Paths are what clients sent: on a terminal they are quoted, so that they cannot steer it.
+    shown = (
+        structlog.dev.ConsoleRenderer(repr_native_str=True)
+        if sys.stderr.isatty()
+        else structlog.processors.JSONRenderer()
+    )
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

@@ -211,6 +211,11 @@ def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
     result = put(hub, quick, dry_run=True)
     assert result.created and result.builds.sent and result.main and result.main.sent
     assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
+    hub.api().create_repo(DOUBLING, repo_type="kernel")
+    before = len(hub.log.read_text().splitlines())
+    assert put(hub, quick, dry_run=True).builds.sent
+    asked = [json.loads(line)["method"] for line in hub.log.read_text().splitlines()[before:]]
+    assert asked and set(asked) <= {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize(
