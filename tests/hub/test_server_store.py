@@ -23,7 +23,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from kernel_builder.errors import ConfigError, HubError, VerificationError
 from kernel_builder.hub.carry import export_kernel, import_kernel
-from kernel_builder.hub.server import mend, tokens
+from kernel_builder.hub.server import locks, mend, tokens
 from kernel_builder.hub.server.hub import Hub
 from kernel_builder.hub.server.settings import Settings
 from tests.hub.conftest import RunningHub
@@ -180,7 +180,9 @@ def _send(url: str, path: str, data: bytes) -> None:
     requests.post(f"{url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=10).raise_for_status()
 
 
-def test_check_mends_what_was_left_and_names_what_was_lost(hub: RunningHub, tmp_path: Path) -> None:
+def test_check_mends_what_was_left_and_names_what_was_lost(
+    hub: RunningHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = publish(hub, write_kernel(tmp_path / "one"))
     repository = hub.root / "repositories" / f"{KERNEL}.git"
     (hub.root / "incoming" / "half").write_bytes(b"half")
@@ -199,6 +201,9 @@ def test_check_mends_what_was_left_and_names_what_was_lost(hub: RunningHub, tmp_
         ["half", ".new-1", "v1.lock", f"large file {'0' * 64}"]
     )
     assert not list(mend.check(checked, now=time.time() + 3600))
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
+    with checked.keeping():  # an upload that takes long
+        assert ["run this again" in item.what for item in mend.check(checked)] == [True]
 
     table = next(path for path in (hub.root / "large").rglob("*") if path.is_file() and path.stat().st_size > 1000)
     with table.open("r+b") as file:

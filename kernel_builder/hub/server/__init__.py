@@ -6,7 +6,9 @@ settings.py      how a Hub was started: where, for whom, how much
 tokens.py        who may do what
 blobs.py         named bytes, wherever fsspec reaches
 large_files.py   large files, named by their SHA-256
-repositories.py  git repositories: refs, trees, commits
+repository.py    a git repository: refs, trees, commits
+repositories.py  all of them: how they come and go
+locks.py         locks between servers
 hub.py           all of these together
 receive.py       bodies as they stream in: limits, time-outs
 content.py       the bytes of a file as an answer

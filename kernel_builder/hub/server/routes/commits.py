@@ -20,7 +20,7 @@ from kernel_builder.hub.server import names
 from kernel_builder.hub.server.hub import Hub
 from kernel_builder.hub.server.receive import Slots, lines
 from kernel_builder.hub.server.refusals import bad_request, no_space, too_large
-from kernel_builder.hub.server.repositories import Change, LargeFile, Repository, read_pointer
+from kernel_builder.hub.server.repository import Change, LargeFile, Repository, read_pointer
 from kernel_builder.hub.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, base_url
 
 router = APIRouter()

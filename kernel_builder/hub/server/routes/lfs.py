@@ -13,7 +13,7 @@ from kernel_builder.hub.server import names
 from kernel_builder.hub.server.content import content_response
 from kernel_builder.hub.server.receive import Slots, blocks
 from kernel_builder.hub.server.refusals import bad_request
-from kernel_builder.hub.server.repositories import Entry, LargeFile
+from kernel_builder.hub.server.repository import Entry, LargeFile
 from kernel_builder.hub.server.routes.parameters import Body, RepoId, TheCaller, TheHub, base_url, kernels_only, split
 
 router = APIRouter()
@@ -62,6 +62,17 @@ def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub
     )
 
 
+class SignedQuery(Body):
+    """What an address that we signed says."""
+
+    size: Annotated[int, Field(ge=0)]
+    expires: int
+    signature: str
+
+
+Signed = Annotated[SignedQuery, Query()]
+
+
 @router.put(
     "/api/kernels/{organization}/{name}/large/{sha256}",
     openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": {"format": "binary"}}}}},
@@ -71,21 +82,19 @@ async def receive_large_file(
     sha256: str,
     request: Request,
     hub: TheHub,
-    size: Annotated[int, Query(ge=0)],
-    expires: int,
-    signature: str,
+    signed: Signed,
 ) -> Response:
     """Take in a large file at an address that we signed."""
-    hub.check_signature("upload", repo_id, sha256, size, expires, signature)
+    hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.signature)
     slots: Slots = request.app.state.upload_slots
     with slots.one():
         repository = await to_thread.run_sync(hub.repositories.open, repo_id)
-        with hub.large_files.receive(sha256, size) as incoming:
+        with hub.large_files.receive(sha256, signed.size) as incoming:
             async for block in blocks(request):
                 await to_thread.run_sync(incoming.write, block)
             await to_thread.run_sync(incoming.seal)
             await to_thread.run_sync(hub.keep, repository, [incoming])
-    request.app.state.measures.received(size)
+    request.app.state.measures.received(signed.size)
     return Response(headers={"ETag": f'"{sha256}"'})
 
 
@@ -95,14 +104,12 @@ def send_large_file(
     sha256: str,
     request: Request,
     hub: TheHub,
-    size: Annotated[int, Query(ge=0)],
-    expires: int,
-    signature: str,
+    signed: Signed,
 ) -> Response:
     """A large file, at an address that we signed."""
-    hub.check_signature("download", repo_id, sha256, size, expires, signature)
+    hub.check_signature("download", repo_id, sha256, signed.size, signed.expires, signed.signature)
     repository = hub.repositories.open(repo_id)
-    large = LargeFile(sha256, size)
+    large = LargeFile(sha256, signed.size)
     return content_response(request, hub, repository, Entry(sha256, sha256, False, 0, large), "")
 
 

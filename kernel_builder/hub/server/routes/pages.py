@@ -23,7 +23,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kernel_builder.errors import VariantError
 from kernel_builder.hub.server.refusals import Refusal, no_token
-from kernel_builder.hub.server.repositories import Entry, Repository
+from kernel_builder.hub.server.repository import Entry, Repository
 from kernel_builder.hub.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 from kernel_builder.variant import Noarch, StableAbi, Variant
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from pydantic import Field
 
-from kernel_builder.hub.server.repositories import Ref
+from kernel_builder.hub.server.repository import Ref
 from kernel_builder.hub.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub
 
 router = APIRouter()

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kernel_builder.hub.server import names
 from kernel_builder.hub.server.refusals import Refusal, bad_request, conflict, no_token
-from kernel_builder.hub.server.repositories import Repository
+from kernel_builder.hub.server.repository import Repository
 from kernel_builder.hub.server.routes.parameters import (
     Body,
     RepoId,

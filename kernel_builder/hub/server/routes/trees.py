@@ -12,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from kernel_builder.hub.server.content import content_response
 from kernel_builder.hub.server.refusals import bad_request, no_entry, too_large
-from kernel_builder.hub.server.repositories import Entry, Repository
+from kernel_builder.hub.server.repository import Entry, Repository
 from kernel_builder.hub.server.routes.parameters import (
     EntryPath,
     RepoId,
