@@ -187,6 +187,7 @@ def test_check_mends_what_was_left_and_names_what_was_lost(
     repository = hub.root / "repositories" / f"{KERNEL}.git"
     (hub.root / "incoming" / "half").write_bytes(b"half")
     (repository.parent / ".new-1").mkdir()
+    (repository / "objects/tmp_object_git2_a1b2c3").write_bytes(b"half")
     (repository / "refs/heads/v1.lock").touch()
     orphan = hub.root / "large" / "00" / "00" / ("0" * 64)
     orphan.parent.mkdir(parents=True)
@@ -198,7 +199,7 @@ def test_check_mends_what_was_left_and_names_what_was_lost(
     checked = Hub(Settings(hub.root))
     found = list(mend.check(checked, now=time.time() + 3600))
     assert sorted(item.where.rpartition("/")[2] for item in found) == sorted(
-        ["half", ".new-1", "v1.lock", f"large file {'0' * 64}"]
+        ["half", ".new-1", "tmp_object_git2_a1b2c3", "v1.lock", f"large file {'0' * 64}"]
     )
     assert not list(mend.check(checked, now=time.time() + 3600))
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)

@@ -107,6 +107,8 @@ def _damaged(hub: Hub, mend: bool) -> Iterator[Found]:
 def _left_over(hub: Hub, mend: bool, now: float) -> Iterator[Found]:
     staged = [path for path in (hub.root / "incoming").iterdir() if path.is_file()]
     halves = [path for path in hub.repositories.root.glob("*/.*") if path.name.startswith((".new-", ".deleted-"))]
+    # Objects on their way to the disk; git's own clean-up does not know libgit2's names.
+    halves += hub.repositories.root.glob("*/*.git/objects/tmp_object_git2_*")
     secrets = list(hub.root.glob(".secret.*"))
     for path in (*staged, *halves, *secrets):
         try:
