@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -325,6 +325,11 @@ def spoken(on: Mapping[str, Any]) -> str:
     )
 
 
+def as_markdown(on: Mapping[str, Any], figures: Sequence[Figure]) -> str:
+    """The page, docs/hub-figures.md."""
+    return page("Figures of the Hub", COMMAND, figures, spoken(on))
+
+
 def in_directory(measurement: Callable[[Path], Figure]) -> Figure:
     """A figure, measured in a directory of its own."""
     with tempfile.TemporaryDirectory(prefix="hub-figures-") as directory:
@@ -340,7 +345,7 @@ def main(only: tuple[str, ...], json_file: Path | None, markdown: Path | None) -
         {name: partial(in_directory, one) for name, one in MEASUREMENTS.items()},
         only or tuple(MEASUREMENTS),
         on,
-        lambda figures: page("Figures of the Hub", COMMAND, figures, spoken(on)),
+        partial(as_markdown, on),
         json_file=json_file,
         markdown=markdown,
     )

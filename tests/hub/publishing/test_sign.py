@@ -5,14 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from sigstore.models import ClientTrustConfig
 
 from kernel_builder.errors import CheckError, VerificationError
 from kernel_builder.hub.sign import sign
@@ -29,22 +26,6 @@ TRUSTED = (
     "huggingface/kernels-community/.github/workflows/build.yaml@refs/heads/main",
 )
 OURS = ("org/kernels", "org/kernels/.github/workflows/release.yml@refs/tags/v1.0")
-
-
-@pytest.fixture
-def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No identity provider, though this may be continuous integration."""
-    for name in [name for name in os.environ if name.startswith(("GITHUB_", "ACTIONS_", "GITLAB_", "CI"))]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def sigstore(no_identity: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[sigstore_instance.Running]:
-    """An instance, whose roots of trust take the place of the public one's."""
-    with sigstore_instance.running() as instance:
-        ours = classmethod(lambda cls, offline=False: cls.from_json(instance.trust))
-        monkeypatch.setattr(ClientTrustConfig, "production", ours)
-        yield instance
 
 
 def the_client(hub: RunningHub, trust: str) -> tuple[int, str]:
