@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -92,6 +94,51 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     tokens.remove(file, "ci")
     with pytest.raises(HfHubHTTPError, match="401"):
         hub.api(writer).create_commit("ours/open", add, commit_message="no", repo_type="kernel")
+
+
+BODIES = {
+    "/branch/{revision}": {},
+    "/tag/{revision}": {"tag": "x"},
+    "/paths-info/{revision}": {"paths": ["x"]},
+    "/preupload/{revision}": {"files": []},
+    "/objects/batch": {"operation": "download", "objects": []},
+    "/lfs-files/duplicate": {"target": {"type": "kernel", "name": "theirs/x"}, "files": []},
+    "/settings": {"private": False},
+}
+VALUES = {"revision": "main", "path": ".gitattributes", "number": "1", "sha256": "0" * 64}
+
+
+def test_a_private_repository_is_nowhere(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    """On every route that names a repository, what strangers get is what they get for one that does not exist."""
+    file = tmp_path / "tokens.json"
+    writer = tokens.add(file, "ci", read=(), write=("ours",))
+    stranger = tokens.add(file, "guest", read=(), write=("theirs",))
+    hub = start_hub("--token-file", str(file))
+    hub.api(writer).create_repo("ours/secret", repo_type="kernel", private=True)
+    described = requests.get(f"{hub.url}/openapi.json").json()["paths"]
+    routes = [(method, path) for path, methods in described.items() if "{name}" in path for method in methods]
+    routes += [("get", f"/kernels/{{organization}}/{{name}}{rest}") for rest in ("", "/commit/main", "/discussions/1")]
+    routes += [("get", f"/kernels/{{organization}}/{{name}}.git/{rest}") for rest in ("info/refs", "HEAD")]
+    assert len(routes) > 25
+    for method, route in routes:
+        body = next((body for end, body in BODIES.items() if route.endswith(end)), None)
+        query = {"size": 1, "expires": 1, "signature": "x"} if "/large/" in route else {}
+        for token in (None, stranger):
+            answers = []
+            for name in ("secret", "nowhere"):
+                path = (
+                    route.replace("{organization}", "ours").replace("{name}", name).replace("{revision:path}", "main")
+                )
+                for key, value in VALUES.items():
+                    path = path.replace(f"{{{key}}}", value)
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                got = requests.request(method, hub.url + path, json=body, params=query, headers=headers)
+                kept = {key: value for key, value in got.headers.items() if key not in {"date", "x-request-id"}}
+                kept.pop("content-length", None)
+                told = {key: value.replace(name, "…") for key, value in kept.items()}
+                answers.append((got.status_code, got.text.replace(name, "…"), told))
+            assert answers[0] == answers[1], (method, route)
+            assert answers[0][0] == (403 if query else 404), (method, route, answers[0])
 
 
 def test_what_listens_to_others_needs_tokens_and_the_server_its_extra() -> None:
@@ -320,8 +367,12 @@ def test_export_and_import(start_hub: Callable[..., RunningHub], tmp_path: Path)
     tampered.write_bytes(first.replace(b"return x * 2", b"return x * 3"))
     shutil.copyfile(archive, cut := tmp_path / "cut.tar")
     os.truncate(cut, len(first) // 2)
+    with tarfile.open(strange := tmp_path / "strange.tar", "w") as tar:
+        manifest = json.dumps({"format": 1, "repository": 1, "from": outside.url, "branches": {}}).encode()
+        (member := tarfile.TarInfo("manifest.json")).size = len(manifest)
+        tar.addfile(member, io.BytesIO(manifest))
     empty = start_hub(root=tmp_path / "empty")
-    for wrong in (tampered, cut):
+    for wrong in (tampered, cut, strange):
         with pytest.raises(VerificationError):
             import_kernel(wrong, endpoint=empty.url, token="any")
     assert not empty.api().repo_exists(KERNEL, repo_type="kernel")
