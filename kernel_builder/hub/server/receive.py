@@ -1,4 +1,4 @@
-"""Bodies as they come in: no more than allowed, no slower than allowed, never whole in memory."""
+"""Bodies as they come in: no more than allowed, and no slower than allowed."""
 
 from __future__ import annotations
 
@@ -66,8 +66,7 @@ class Bodies:
 
         async def limited() -> Message:
             nonlocal more
-            # After the end of the body, `receive` waits for the client to go, which may take any time.
-            message = await _in_time(receive, self._limits.idle_seconds, self._limits.idle_seconds if more else None)
+            message = await _in_time(receive, self._limits.idle_seconds if more else None)
             more = _has_more(message)
             return message
 
@@ -75,16 +74,14 @@ class Bodies:
 
     def _whole(self, receive: Receive, hold: Callable[[int], None]) -> Receive:
         """All of a body must come in time, and is held."""
-        seconds = self._limits.body_seconds
         until: float | None = None
         more = True
 
         async def limited() -> Message:
             nonlocal more, until
             now = time.monotonic()
-            until = until or now + seconds
-            idle = min(self._limits.idle_seconds, until - now)
-            message = await _in_time(receive, self._limits.idle_seconds, idle if more else None)
+            until = until or now + self._limits.body_seconds
+            message = await _in_time(receive, min(self._limits.idle_seconds, until - now) if more else None)
             more = _has_more(message)
             if size := len(message.get("body", b"")):
                 hold(size)
@@ -93,12 +90,13 @@ class Bodies:
         return limited
 
 
-async def _in_time(receive: Receive, seconds: float, left: float | None) -> Message:
+async def _in_time(receive: Receive, seconds: float | None) -> Message:
+    """The next part of a body. After its end `receive` waits for the client to go, which may take any time: None."""
     try:
-        with anyio.fail_after(left):
+        with anyio.fail_after(seconds):
             return await receive()
     except TimeoutError:
-        raise too_slow(seconds) from None
+        raise too_slow() from None
 
 
 def _has_more(message: Message) -> bool:
