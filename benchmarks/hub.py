@@ -10,27 +10,24 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import platform
 import re
-import resource
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
-from datetime import datetime, timezone
-from importlib import metadata
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from builder import Figure, builder_commit
+from figures import Figure, children_cpu_seconds, machine, measure, options, page
 from kernels_data import Digest, DigestAlgorithm
 
+COMMAND = ".venv/bin/python benchmarks/hub.py --json benchmarks/results/hub.json --markdown docs/hub-figures.md"
 MB = 1_000_000
 BUILDER = Path(sys.executable).with_name("kernel-builder")
 KERNEL = "kernels-community/twice"
@@ -181,12 +178,6 @@ def publishing(directory: Path) -> Figure:
     )
 
 
-def children_seconds() -> float:
-    """How long the processes that we started, and that have ended, computed."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def _load_at_once(home: str, barrier: Any, results: Any) -> None:
     from huggingface_hub import constants
 
@@ -224,14 +215,14 @@ def at_once(directory: Path) -> Figure:
             fork.Process(target=_load_at_once, args=(str(directory / f"home-{number}"), barrier, results))
             for number in range(CLIENTS)
         ]
-        before, theirs = processor_seconds(pid), children_seconds()
+        before, theirs = processor_seconds(pid), children_cpu_seconds()
         for one in clients:
             one.start()
         ended = [results.get() for _ in clients]
         used, most = processor_seconds(pid) - before, peak(pid)
         for one in clients:
             one.join()
-        theirs = children_seconds() - theirs
+        theirs = children_cpu_seconds() - theirs
     failed = [one for one in ended if isinstance(one, str)]
     taken = sorted(one for one in ended if not isinstance(one, str))
     p50, p99 = statistics.median(taken), taken[min(len(taken) - 1, round(0.99 * (len(taken) - 1)))]
@@ -322,79 +313,43 @@ MEASUREMENTS: dict[str, Callable[[Path], Figure]] = {
 }
 
 
-def machine() -> dict[str, Any]:
-    """On what it is measured."""
-    model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    packages = ("huggingface_hub", "hf_xet", "kernels", "torch", "fastapi", "uvicorn", "pygit2")
-    return {
-        "cpu": model[1] if model else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "system": platform.freedesktop_os_release().get("PRETTY_NAME", platform.platform()),
-        "python": platform.python_version(),
-        **{name: metadata.version(name) for name in packages},
-    }
+PACKAGES = ("huggingface_hub", "hf_xet", "kernels", "torch", "fastapi", "uvicorn", "pygit2")
 
 
-def verdict(figure: Figure) -> str:
-    """Whether a figure keeps to its target, where it has one."""
-    if figure.target == "-":
-        return "-"
-    return "met" if figure.met else "missed"
+def spoken(on: Mapping[str, Any]) -> str:
+    """The machine, in words."""
+    used = ", ".join(f"{name} {on[name]}" for name in ("python", *PACKAGES))
+    return (
+        f"{on['cpu']}, {on['cores']} cores, {on['system']}, {used}. One server process; clients on the same machine, "
+        "over loopback."
+    )
 
 
-def as_markdown(measured_on: dict[str, Any], figures: Sequence[Figure]) -> str:
-    """The table, for docs/hub-figures.md."""
-    spoken = ", ".join(f"{name} {measured_on[name]}" for name in list(measured_on)[3:])
-    lines = [
-        "# Figures of the Hub",
-        "",
-        "Written by `benchmarks/hub.py`, which has the exact way each is measured.",
-        "",
-        "    .venv/bin/python benchmarks/hub.py --json benchmarks/results/hub.json --markdown docs/hub-figures.md",
-        "",
-        "| figure | target | measured | |",
-        "| --- | --- | --- | --- |",
-        *(f"| {one.title} | {one.target} | {one.measured} | {verdict(one)} |" for one in figures),
-        "",
-        f"{measured_on['cpu']}, {measured_on['cores']} cores, {measured_on['system']}, {spoken}. One server process; "
-        "clients on the same machine, over loopback.",
-        "",
-    ]
-    for one in figures:
-        lines += [f"**{one.name}**: {one.title}", "", *(f"    {command}" for command in one.commands), ""]
-        loads = " and ".join(f"{load:.1f}" for load in one.load)
-        lines += [f"{one.note} Measured on {one.date[:10]}, at a load of {loads}.".strip(), ""]
-    return "\n".join(lines).rstrip() + "\n"
+def as_markdown(on: Mapping[str, Any], figures: Sequence[Figure]) -> str:
+    """The page, docs/hub-figures.md."""
+    return page("Figures of the Hub", COMMAND, figures, spoken(on))
+
+
+def in_directory(measurement: Callable[[Path], Figure]) -> Figure:
+    """A figure, measured in a directory of its own."""
+    with tempfile.TemporaryDirectory(prefix="hub-figures-") as directory:
+        return measurement(Path(directory))
 
 
 @click.command()
-@click.option("--only", type=click.Choice(list(MEASUREMENTS)), multiple=True, help="Only this figure; may be repeated.")
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path),
-    help="Write all that was measured here; what is there of other figures is kept.",
-)
-@click.option("--markdown", type=click.Path(path_type=Path), help="Write the table here.")
+@options(list(MEASUREMENTS))
 def main(only: tuple[str, ...], json_file: Path | None, markdown: Path | None) -> None:
     """Measure what the Hub costs, in about two minutes on two cores; it needs 12 GB of disk for a while."""
-    figures: dict[str, Figure] = {}
-    if json_file and json_file.exists():
-        figures = {one["name"]: Figure(**one) for one in json.loads(json_file.read_text())["figures"]}
-    for name in only or tuple(MEASUREMENTS):
-        load = os.getloadavg()[0]
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
-        with tempfile.TemporaryDirectory(prefix="hub-figures-") as directory:
-            figure = MEASUREMENTS[name](Path(directory))
-        click.echo(f"{figure.name}: {figure.measured} ({figure.target}: {verdict(figure)})")
-        figures[name] = replace(figure, date=now, commit=builder_commit(), load=(load, os.getloadavg()[0]))
-    ordered = [figures[name] for name in MEASUREMENTS if name in figures]
-    if json_file:
-        json_file.write_text(
-            json.dumps({"machine": machine(), "figures": [asdict(figure) for figure in ordered]}, indent=2) + "\n"
-        )
-    if markdown:
-        markdown.write_text(as_markdown(machine(), ordered))
+    on = machine(*PACKAGES)
+    status = measure(
+        {name: partial(in_directory, one) for name, one in MEASUREMENTS.items()},
+        only or tuple(MEASUREMENTS),
+        on,
+        partial(as_markdown, on),
+        json_file=json_file,
+        markdown=markdown,
+    )
+    sys.exit(status)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ TOKEN_FILE = click.option(
 _NEEDED = (
     "fastapi",
     "fsspec",
+    "httptools",
     "jinja2",
     "lz4",
     "markdown_it",

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from kernel_builder.hub.publish import Listener, Published, Request, Written, publish
+from kernel_builder.hub.publication import Listener, Published, Request, Written
+from kernel_builder.hub.publish import publish
 
 _OPTIONS = (
     click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path)),

@@ -65,11 +65,11 @@ def _print(verdict: Verdict) -> None:
     click.echo(f"  digest      {'; '.join(verdict.digest) or 'every file is as listed'}")
     click.echo(f"  signature   {verdict.signature}")
     for part, what in (("kernel", "sources"), ("kernel-builder", "builder")):
-        click.echo(f"  {what:<10}  {_state(verdict.provenance.get(part) or {})}")
+        click.echo(f"  {what:<10}  {_state(verdict.provenance[part])}")
     if verdict.rebuilt is not None:
         click.echo(f"  built again {verdict.rebuilt}{': ' if verdict.differing else ''}{', '.join(verdict.differing)}")
 
 
 def _state(state: Mapping[str, Any]) -> str:
-    words = [str(state[key]) for key in ("version", "commit") if state.get(key)]
+    words = [state[key] for key in ("version", "commit") if key in state]
     return " ".join(words + ["with uncommitted changes"] * bool(state.get("dirty"))) or "not named"

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
+
+from kernel_builder.hub import schemas
 
 if TYPE_CHECKING:
     import griffe
@@ -73,7 +74,7 @@ def _differences(older: Mapping[str, str], newer: Mapping[str, str], what: str =
 def read(package: Path) -> Api:
     """The API of the package in `package`, read from its Python files and its binaries; nothing is run.
 
-    Operators whose schemas Torch infers from C++ functions at run time are not seen.
+    Of the operators, those that `kernel_builder.hub.schemas` finds.
     """
     import griffe
 
@@ -90,10 +91,7 @@ def read(package: Path) -> Api:
             loader.resolve_aliases(implicit=False, external=False)
             assert isinstance(module, griffe.Module)
             members = dict(_members(module, ""))
-    ops: dict[str, str] = {}
-    for binary in sorted(package.rglob("*.so")):
-        ops.update(_schemas(binary))
-    return Api(members, ops)
+    return Api(members, schemas.read(package))
 
 
 def loaded(package: Path) -> Api | None:
@@ -180,25 +178,3 @@ def _signature(function: griffe.Function) -> str:
     result = f" -> {function.returns}" if function.returns is not None else ""
     parameters = function.signature(return_type=False).partition("(")[2]
     return f"({parameters}{result}"
-
-
-_SCHEMA = re.compile(r"(?:\w+::)?(?P<name>[A-Za-z_]\w*(?:\.\w+)?)\((?P<parameters>.*)\) -> (?:\(.*\)|[A-Za-z]\S*)")
-
-
-def _schemas(binary: Path) -> Iterator[tuple[str, str]]:
-    """The operators' schemas in a binary: they are text in its constants, since Torch parses them at run time."""
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-
-    try:
-        with binary.open("rb") as file:
-            constants = [s.data() for s in ELFFile(file).iter_sections() if s.name.startswith(".rodata")]
-    except (ELFError, OSError):
-        return
-    for data in constants:
-        for arrow in re.finditer(rb"\) -> ", data):
-            start, end = data.rfind(b"\0", 0, arrow.start()) + 1, data.find(b"\0", arrow.end())
-            text = " ".join(data[start : end if end >= 0 else len(data)].decode("utf-8", "replace").split())
-            match = _SCHEMA.fullmatch(text)
-            if match:
-                yield match["name"], text[match.start("name") :]

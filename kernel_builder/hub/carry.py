@@ -212,7 +212,7 @@ def _read(archive: Path, contents: Path) -> dict[str, Any]:
                         target.write(block)
                 if actual.hexdigest() != sha256:
                     raise VerificationError(f"has another content for {member.name}", where=where, hint=hint)
-    except (tarfile.TarError, ValueError, KeyError, TypeError, AttributeError, EOFError) as error:
+    except (tarfile.TarError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError) as error:
         raise VerificationError(f"is not a whole export ({error})", where=where, hint=hint) from error
     if sizes:
         raise VerificationError(f"lacks {len(sizes)} of its contents", where=where, hint=hint)
@@ -222,6 +222,9 @@ def _read(archive: Path, contents: Path) -> dict[str, Any]:
 def _sizes(manifest: dict[str, Any]) -> dict[str, int]:
     if manifest["format"] != _FORMAT:
         raise ValueError(f"format {manifest['format']!r}; this version reads {_FORMAT}")
+    told = [manifest["repository"], manifest["from"], *(branch["commit"] for branch in manifest["branches"].values())]
+    if wrong := [value for value in told if not isinstance(value, str)]:
+        raise ValueError(f"{wrong[0]!r} where text is expected")
     sizes = {}
     for branch in manifest["branches"].values():
         for path, file in branch["files"].items():

@@ -27,9 +27,13 @@ def merge_pull_request(repo_id: str, number: int, *, endpoint: str | None = None
     where = f"{repo_id} on {repository.api.endpoint}"
     try:
         answer = requests.post(url, headers={"Authorization": f"Bearer {get_token()}"}, json={}, timeout=60)
-    except requests.RequestException as error:
-        raise HubError(f"cannot merge pull request {number}: {error}", where=where) from error
-    if answer.status_code != 200:
-        said = answer.headers.get("X-Error-Message") or answer.text[:200]
-        raise HubError(f"cannot merge pull request {number}: {said} (status {answer.status_code})", where=where)
-    return str(answer.json().get("commitOid", ""))
+        if answer.status_code != 200:
+            said = answer.headers.get("X-Error-Message") or answer.text[:200]
+            raise HubError(f"cannot merge pull request {number}: {said} (status {answer.status_code})", where=where)
+        return str(answer.json()["commitOid"])
+    except (requests.RequestException, KeyError, TypeError) as error:
+        raise HubError(
+            f"cannot merge pull request {number}: {error}",
+            where=where,
+            hint="is this a Hub of `kernel-builder hub serve`? check $HF_ENDPOINT",
+        ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,6 +15,29 @@ from kernel_builder.errors import CheckError, PackageError
 from kernel_builder.hub import api
 from kernel_builder.project import Project
 from kernel_builder.variant import BACKENDS
+
+_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
+_VERSION = re.compile(r"[\w.+!-]{1,80}")
+
+
+def table(value: object) -> Mapping[str, Any]:
+    """What should be a table in metadata that others have written; an empty one if it is something else."""
+    return value if isinstance(value, dict) else {}
+
+
+def origin(metadata: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """What metadata records of where a part comes from: `version`, `commit`, and whether it was `dirty`.
+
+    Only what a version or a commit can be: it is shown on terminals, and commits are handed to git.
+    """
+    recorded = table(table(metadata.get("provenance")).get(part))
+    known = {"version": _VERSION, "commit": _COMMIT}
+    told = {
+        key: value
+        for key, form in known.items()
+        if isinstance(value := recorded.get(key), str) and form.fullmatch(value)
+    }
+    return {**told, "dirty": bool(recorded.get("dirty"))} if recorded else {}
 
 
 @dataclass(frozen=True)
@@ -41,25 +65,25 @@ class Package:
     def metadata(self) -> Mapping[str, Any]:
         """What `metadata.json` says, nothing where there is none: packages of older tools lack it."""
         try:
-            described = json.loads((self.directory / "metadata.json").read_bytes())
-        except (OSError, ValueError):
+            return table(json.loads((self.directory / "metadata.json").read_bytes()))
+        except (OSError, ValueError, RecursionError):
             return {}
-        return described if isinstance(described, dict) else {}
 
     @property
     def backend(self) -> str:
         """The backend that it is for."""
-        named = (self.metadata.get("backend") or {}).get("type")
-        return named or next((part for part in self.variant.split("-") if part in BACKENDS), "cuda")
+        named = table(self.metadata.get("backend")).get("type")
+        return str(named or next((part for part in self.variant.split("-") if part in BACKENDS), "cuda"))
 
     @property
     def archs(self) -> list[str]:
         """The capabilities that it was compiled for."""
-        return list((self.metadata.get("backend") or {}).get("archs") or [])
+        archs = table(self.metadata.get("backend")).get("archs")
+        return [str(arch) for arch in archs] if isinstance(archs, list) else []
 
     def origin(self, part: str) -> Mapping[str, Any]:
         """The provenance of its sources (`kernel`) or of its builder (`kernel-builder`), as far as it is recorded."""
-        return (self.metadata.get("provenance") or {}).get(part) or {}
+        return origin(self.metadata, part)
 
     @property
     def is_dirty(self) -> bool:

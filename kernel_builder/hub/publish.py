@@ -7,17 +7,15 @@ that was cut off ends the same when it is started again.
 
 from __future__ import annotations
 
-import os
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from kernel_builder import project as projects
 from kernel_builder.errors import ConfigError, HubError
-from kernel_builder.hub import card, measurements
+from kernel_builder.hub import card, measurements, sources
 from kernel_builder.hub.packages import Package, checked, spoken_api
+from kernel_builder.hub.publication import Change, Listener, Published, Request, Written
 from kernel_builder.hub.repository import Commit, Conflict, Content, RemoteFile, Repository
 from kernel_builder.package import SIGNATURE
 from kernel_builder.project import Project
@@ -25,116 +23,6 @@ from kernel_builder.project import Project
 _ATTEMPTS = 5
 # What Hubs put into a repository themselves.
 _HUBS_OWN = (".gitattributes",)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to publish, and where.
-
-    Attributes:
-        directory: The project; its packages are in `build`.
-        repo_id: None for that of `[general.hub]`.
-        branch: None for that of `[general.hub]`, or else `v<version>`.
-        private: Make the repository a private one, if it is new.
-        create_pr: Open pull requests instead of committing.
-        prune: Remove the variants on the branch that are not among the packages.
-        dry_run: Do everything but write.
-        message: The commits' first line.
-        load: Load each package that this machine can load, as a check.
-        endpoint: Address of the Hub. None: where the Hub's own tools find it.
-        token: None: where they find it.
-    """
-
-    directory: Path
-    repo_id: str | None = None
-    branch: str | None = None
-    private: bool = False
-    create_pr: bool = False
-    prune: bool = False
-    dry_run: bool = False
-    message: str | None = None
-    load: bool = True
-    endpoint: str | None = None
-    token: str | None = None
-
-
-class Listener:
-    """Told how a publication goes along. The default says nothing."""
-
-    def say(self, message: str) -> None:
-        """Something a person would want to know, one line."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """What brings one branch to what it should be.
-
-    Attributes:
-        add: Path in the repository -> what to send.
-        size: Bytes of the different contents among them.
-        unchanged: How many files are there already.
-        delete: Paths to remove.
-    """
-
-    add: Mapping[str, Content]
-    size: int
-    unchanged: int
-    delete: tuple[str, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.add or self.delete)
-
-
-@dataclass(frozen=True)
-class Written:
-    """What was, or would be, done to one branch. `revision` and `url` are those of a commit, if one was made."""
-
-    branch: str
-    sent: tuple[str, ...] = ()
-    bytes: int = 0
-    unchanged: int = 0
-    removed: tuple[str, ...] = ()
-    revision: str | None = None
-    url: str | None = None
-    pull_request: str | None = None
-
-
-@dataclass(frozen=True)
-class Published:
-    """What a publication did.
-
-    Attributes:
-        variants: The variants published.
-        kept: Variants on the branch that this publication leaves as they are.
-        removed: Variants that it removes.
-        dirty: Of `variants` and `kept`, those built from sources, or by a builder, that no commit has.
-        api_changes: How the API differs from that of the variants that were on the branch.
-        builds, main: What was done to the two branches. `main` is None if it belongs to a newer version.
-        note: Why `main` was left as it is.
-    """
-
-    repo_id: str
-    endpoint: str
-    url: str
-    version: int
-    dry_run: bool
-    created: bool
-    variants: tuple[str, ...]
-    kept: tuple[str, ...]
-    removed: tuple[str, ...]
-    dirty: tuple[str, ...]
-    api_changes: tuple[str, ...]
-    builds: Written
-    main: Written | None
-    note: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The result as `--output-json` prints it."""
-
-        def spelled(fields: list[tuple[str, Any]]) -> dict[str, Any]:
-            return {key.replace("_", "-"): value for key, value in fields}
-
-        return asdict(self, dict_factory=spelled)
 
 
 @dataclass(frozen=True)
@@ -189,6 +77,12 @@ def publish(request: Request, listener: Listener | None = None) -> Published:
     if private is None and not request.dry_run:
         listener.say(f"creating {repository.url}")
         repository.create(private=request.private)
+        if repository.is_private() is None:
+            raise HubError(
+                "the Hub says that this name is taken, and has no kernel of this name that the token may see",
+                where=repository.url,
+                hint="is it a repository of another type, or somebody else's? give another name by --repo-id",
+            )
     if branch not in repository.branches() and not request.dry_run:
         repository.create_branch(branch)
 
@@ -284,9 +178,9 @@ def _write_main(work: _Work) -> tuple[Written | None, Mapping[str, Package], str
         return None, kept, f"main is left as it is: it is of version {newest}"
     text = card.render(project, repository.repo_id, {**work.packages, **kept}, spoken_api(work.packages))
     runs = {path: Content(file) for run in measurements.find(project) for path, file in run.files.items()}
-    sources = {**_sources(project.root), **runs, "README.md": Content(text.encode())}
+    wanted = {**sources.of(project.root), **runs, "README.md": Content(text.encode())}
     on_main = repository.files(heads["main"]) if "main" in heads else {}
-    change = _change(sources, on_main, _outdated_sources(on_main, sources))
+    change = _change(wanted, on_main, sources.outdated(on_main, wanted))
     message = f"Sources and card of {project.name} {project.version}"
     return _write_branch(work, "main", heads.get("main"), change, message), kept, None
 
@@ -392,34 +286,3 @@ def _change(wanted: Mapping[str, Content], there: Mapping[str, RemoteFile], dele
     add = {path: content for path, content in wanted.items() if not content.is_in(there.get(path))}
     sizes = {content.sha256: content.size for content in add.values()}
     return Change(add, sum(sizes.values()), len(wanted) - len(add), tuple(sorted(delete)))
-
-
-def _sources(root: Path) -> dict[str, Content]:
-    """The files of a project that its repository has on `main`: those that git does not ignore, where there is git.
-
-    Hidden files, builds and bytecode are none of them.
-    """
-    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    try:
-        done = subprocess.run(command, capture_output=True, check=False)
-        listed = os.fsdecode(done.stdout).split("\0") if done.returncode == 0 else []
-    except FileNotFoundError:
-        listed = []
-    names = [PurePosixPath(name) for name in listed if name] or [
-        PurePosixPath(path.relative_to(root).as_posix()) for path in root.rglob("*")
-    ]
-    return {
-        str(name): Content(root / name)
-        for name in sorted(names)
-        if (root / name).is_file()
-        and (root / name).resolve().is_relative_to(root)
-        and name.parts[0] != "build"
-        and not any(part.startswith(".") or part == "__pycache__" for part in name.parts)
-        and name.suffix != ".pyc"
-    }
-
-
-def _outdated_sources(there: Mapping[str, RemoteFile], sources: Mapping[str, Content]) -> Iterator[str]:
-    """The files in directories of the project that the project no longer has; what else lies on main is not ours."""
-    own = {path.partition("/")[0] for path in sources if "/" in path}
-    return (path for path in there if "/" in path and path.partition("/")[0] in own and path not in sources)

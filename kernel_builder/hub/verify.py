@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kernel_builder import build, checks, matrix
 from kernel_builder import project as projects
 from kernel_builder.errors import HubError, KernelBuilderError, VerificationError
+from kernel_builder.hub.packages import origin, table
 from kernel_builder.hub.repository import Repository
 from kernel_builder.package import SIGNATURE, hash_tree
 from kernel_builder.variant import Variant
@@ -31,7 +32,7 @@ class Verdict:
     Attributes:
         digest: What is wrong with its files; empty if they are those that its metadata lists.
         signature: `valid`, `none`, or what is wrong with it.
-        provenance: Which builder made it of which commit, as it says itself.
+        provenance: Of which commit (`kernel`) and by which builder (`kernel-builder`) it was made, as it says itself.
         rebuilt: `equal`, or why it was not built again. None if that was not asked for.
         differing: The files whose bytes differ from those built again.
     """
@@ -39,7 +40,7 @@ class Verdict:
     variant: str
     digest: tuple[str, ...]
     signature: str
-    provenance: Mapping[str, Any]
+    provenance: Mapping[str, Mapping[str, Any]]
     rebuilt: str | None = None
     differing: tuple[str, ...] = ()
 
@@ -137,19 +138,18 @@ def _verdict(package: Path, signers: Sequence[str], require_signature: bool) -> 
     report = checks.run(package, only=("digest",))
     wrong = tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
     metadata = _metadata(package)
-    recorded = metadata.get("provenance")
+    recorded = {part: origin(metadata, part) for part in ("kernel", "kernel-builder")}
     signature = _signature(package, signers)
     if signature == "none" and require_signature:
         signature = "there is none, and one is required"
-    return Verdict(package.name, wrong, signature, recorded if isinstance(recorded, dict) else {})
+    return Verdict(package.name, wrong, signature, recorded)
 
 
-def _metadata(package: Path) -> dict[str, Any]:
+def _metadata(package: Path) -> Mapping[str, Any]:
     try:
-        metadata = json.loads((package / "metadata.json").read_bytes())
-    except (OSError, ValueError):
+        return table(json.loads((package / "metadata.json").read_bytes()))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return metadata if isinstance(metadata, dict) else {}
 
 
 _SIGNER = re.compile(r"https://github\.com/(?P<repository>[^/]+/[^/]+)/\.github/workflows/[^@]+@.+")
@@ -190,7 +190,7 @@ def _rebuild(
     groups: dict[str | None, list[Verdict]] = {}
     repository = _git_repository(source)
     for verdict in verdicts:
-        commit = (verdict.provenance.get("kernel") or {}).get("commit")
+        commit = verdict.provenance["kernel"].get("commit")
         groups.setdefault(commit if repository else None, []).append(verdict)
     done = {}
     for number, (commit, group) in enumerate(groups.items()):

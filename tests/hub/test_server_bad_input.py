@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import socket
 import struct
 import time
@@ -98,13 +99,13 @@ def upload_address(hub: RunningHub, data: bytes) -> str:
     return str(answer.json()["objects"][0]["actions"]["upload"]["href"])
 
 
-def begin(url: str, method: str, length: int, body: bytes) -> socket.socket:
+def begin(url: str, method: str, length: int, body: bytes, token: str = "any") -> socket.socket:
     """Send the head of a request and the beginning of its body."""
     parts = urlsplit(url)
     connection = socket.create_connection(target(url))
     head = (
         f"{method} {parts.path}?{parts.query} HTTP/1.1\r\nHost: {parts.netloc}\r\n"
-        f"Authorization: Bearer any\r\nContent-Length: {length}\r\n\r\n"
+        f"Authorization: Bearer {token}\r\nContent-Length: {length}\r\n\r\n"
     )
     connection.sendall(head.encode() + body)
     return connection
@@ -128,13 +129,17 @@ def test_a_connection_cut_at_every_tenth_of_an_upload(hub: RunningHub) -> None:
         {"key": "file", "value": {"path": f"{n}", "content": "x" * 20_000, "encoding": "utf-8"}} for n in range(20)
     ]
     commit = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    granted = requests.get(f"{hub.url}/api/kernels/{KERNEL}/xet-write-token/main", headers=TOKEN).json()
+    xet = {"method": "POST", "length": len(data), "token": granted["accessToken"]}
     for tenth in range(10):
+        for kind in (f"xorbs/default/{'1' * 64}", "shards"):
+            begin(f"{granted['casUrl']}/v1/{kind}", body=data[: len(data) * tenth // 10], **xet).close()
         begin(address, "PUT", len(data), data[: len(data) * tenth // 10]).close()
         commits = f"{hub.url}/api/kernels/{KERNEL}/commit/main"
         begin(commits, "POST", len(commit), commit[: len(commit) * tenth // 10]).close()
         begin(f"{hub.url}/api/kernels/{KERNEL}/paths-info/main", "POST", 100, b"p" * 10 * tenth).close()
     assert until(lambda: not list((hub.root / "incoming").iterdir()))
-    assert not [path for path in (hub.root / "large").rglob("*") if path.is_file()]
+    assert not [path for path in hub.root.glob("large*/**/*") if path.is_file()]
     assert len(hub.api().list_repo_commits(KERNEL, repo_type="kernel")) == 1
     assert "error" not in hub.log.read_text()
     assert requests.put(address, data=data).ok
@@ -146,21 +151,41 @@ def test_a_connection_cut_at_every_tenth_of_an_upload(hub: RunningHub) -> None:
     )  # what arrived is not sent again
 
 
-def test_a_flood_of_half_open_uploads_is_in_nobodys_way(start_hub: Callable[..., RunningHub]) -> None:
+@pytest.fixture
+def few_files() -> Iterator[None]:
+    """Processes that are started have the limit of open files that most machines begin with; we ourselves have more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_flood_of_half_open_uploads_is_in_nobodys_way(few_files: None, start_hub: Callable[..., RunningHub]) -> None:
     hub = start_hub("--idle-timeout", "3")
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     api = hub.api()
     api.create_repo(KERNEL, repo_type="kernel")
     address = upload_address(hub, bytes(1_000_000))
     with ExitStack() as opened:
         flood = [opened.enter_context(begin(address, "PUT", 1_000_000, b"half")) for _ in range(300)]
-        for _ in range(100):
-            opened.enter_context(socket.create_connection(target(hub.url))).sendall(b"GET / HT")
+        heads = [opened.enter_context(socket.create_connection(target(hub.url))) for _ in range(1100)]
+        for connection in heads:
+            connection.sendall(b"GET / HT")
+        bodies = [
+            opened.enter_context(begin(f"{hub.url}/api/validate-yaml", "POST", 900_000, b" " * 800_000, token=""))
+            for _ in range(100)
+        ]
         api.create_commit(KERNEL, [CommitOperationAdd("a", b"a")], commit_message="a", repo_type="kernel")
         statuses = []
         for connection in flood:
             connection.settimeout(20)
             statuses.append(int(connection.recv(64).split()[1]))
-    assert set(statuses) == {408, 503}
+        assert set(statuses) == {408, 503}
+        for connection in heads:
+            connection.settimeout(20)
+            assert connection.recv(1) == b""
+        assert {int(connection.recv(64).split()[1]) for connection in bodies} == {408, 503}
     assert not list((hub.root / "incoming").iterdir())
     large = CommitOperationAdd("b.so", os.urandom(1_000_000))
     api.create_commit(KERNEL, [large], commit_message="b", repo_type="kernel")
@@ -223,6 +248,13 @@ def test_xorbs_and_shards_that_are_none(hub: RunningHub) -> None:
 
 NAMES = ["..", ".", "a..b", "-a", "a--b", "a.git", "a/b", "..%2f..", "a\0b", "é", "x" * 97, "", "CON ", "a\\b"]
 PATHS = ["../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/x", "a//b", "./a", "a\0b", "a\\b", "x" * 300, "d/" * 40]
+PATHS += [
+    "git~1/x",
+    ".git. /x",
+    ".g\u200cit/x",
+    "\u202egnp.exe",
+    "a\ud800",
+]  # .git elsewhere, and what shows as another name
 REFS = [
     "..",
     "../../x",
@@ -233,6 +265,7 @@ REFS = [
     "a~1",
     "-a",
     "x" * 201,
+    "x" * 5000,
     "HEAD",
     "@{0}",
     "v1^{tree}",
@@ -263,7 +296,8 @@ def test_no_name_leads_out_of_the_root(hub: RunningHub, tmp_path: Path) -> None:
             lines = json.dumps({"key": "header", "value": {"summary": "s"}}) + "\n" + json.dumps(line)
             answer = requests.post(f"{api}/commit/main", data=lines, headers=TOKEN)
             assert answer.status_code in {400, 404}, (path, answer.text)
-        assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/{quote(path, safe='')}").status_code in {400, 404}
+        inside = quote(path, safe="", errors="replace")
+        assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/{inside}").status_code in {400, 404}
     for ref in REFS:
         branch = requests.post(f"{api}/branch/{quote(ref, safe='')}", json={}, headers=TOKEN)
         assert branch.status_code == 400 or ref == "..", ref  # `..` is taken out of the address by the client
@@ -301,6 +335,8 @@ def test_limits_and_nonsense_have_reasons(start_hub: Callable[..., RunningHub]) 
         (b'{"key": "file"}\n', 400),
         (b'{"key": "file", "value": {"path": "a", "content": "x"}}\n', 400),
         (header + b'{"key": "file", "value": {"path": "a", "content": "?", "encoding": "base64"}}\n', 400),
+        (b'{"key": "header", "value": {"summary": "\\ud800"}}', 400),
+        (header[:-3] + b', "parentCommit": "\\ud800"}}', 400),
         (header + b'{"key": "rename", "value": {"path": "a"}}\n', 400),
         (header + b'{"key": "file", "value": {"path": "a", "content": "' + b"x" * 20_000_000, 413),
         (header, 200),
@@ -308,6 +344,14 @@ def test_limits_and_nonsense_have_reasons(start_hub: Callable[..., RunningHub]) 
         answer = requests.post(commits, data=body, headers=TOKEN)
         assert answer.status_code == status and (status == 200 or answer.json()["error"]), (body[:60], answer.text)
     assert requests.post(f"{hub.url}/api/repos/create", data=b" " * 9_000_000, headers=TOKEN).status_code == 413
+    hidden = {"name": "x", "organization": "ours", "type": "kernel", "visibility": "protected"}
+    assert requests.post(f"{hub.url}/api/repos/create", json=hidden, headers=TOKEN).status_code == 400
+    assert requests.post(f"{hub.url}/api/kernels/{KERNEL}/branch/v1", json={}, headers=TOKEN).ok
+    below = requests.post(f"{hub.url}/api/kernels/{KERNEL}/branch/v1%2Ffix", json={}, headers=TOKEN)
+    assert below.status_code == 409 and "refs/heads/v1" in below.json()["error"]
+    for front in ("a: " + "[" * 3000, "a: b\n" * 50_000, "a"):
+        card = {"content": f"---\n{front}\n---\n"}
+        assert requests.post(f"{hub.url}/api/validate-yaml", json=card, headers=TOKEN).status_code == 400
     for raw in (
         os.urandom(5000),
         b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: nonsense\r\n\r\n",

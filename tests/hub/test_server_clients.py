@@ -131,9 +131,21 @@ print(api.whoami()["name"], [ref.name for ref in api.list_repo_refs("{KERNEL}", 
 path = api.snapshot_download("{KERNEL}", repo_type="kernel", revision="v1", allow_patterns="build/*")
 print([item.path for item in api.list_repo_tree("{KERNEL}", "build/{VARIANT}", repo_type="kernel", revision="v1")])
 print(api.create_repo("kernels-community/older", repo_type="kernel").repo_id)
+api.create_branch("kernels-community/older", branch="v1", repo_type="kernel")
+api.create_tag("kernels-community/older", tag="v1.0", repo_type="kernel")
+api.delete_tag("kernels-community/older", tag="v1.0", repo_type="kernel")
+api.delete_branch("kernels-community/older", branch="v1", repo_type="kernel")
+api.move_repo("kernels-community/older", "kernels-community/old", repo_type="kernel")
+try:
+    api.create_commit("kernels-community/old", [], commit_message="m", repo_type="kernel")
+except ValueError as error:
+    print(error)  # the client's own refusal, before it asks anybody
+api.delete_repo("kernels-community/old", repo_type="kernel")
+print(api.repo_exists("kernels-community/old", repo_type="kernel"))
 """
     answer = python(hub, code, tmp_path / "home", PYTHONPATH=str(older_client))
     assert "['main', 'v1']" in answer and "table.bin" in answer and "kernels-community/older" in answer
+    assert "Invalid repo type" in answer and answer.endswith("False\n")
 
     load = f"import torch, kernels\nprint(kernels.get_kernel('{KERNEL}', version=1).twice(torch.ones(1)).item())"
     assert python(hub, load, tmp_path / "another-home", PYTHONPATH=str(older_client)) == "2.0\n"

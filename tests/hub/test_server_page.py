@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from huggingface_hub import CommitOperationAdd
 
 from kernel_builder.hub.server import tokens
 from tests.hub.conftest import RunningHub
@@ -90,11 +91,16 @@ def test_a_person_finds_the_kernel_and_the_line_that_loads_it(hub: RunningHub, b
     assert all(url.startswith(hub.url) for url in asked)
 
 
+HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
+
+
 def test_a_card_cannot_do_anything(hub: RunningHub, browser: object, tmp_path: Path) -> None:
     publish(hub, tmp_path / "kernel")
     page = browser.new_context().new_page()  # type: ignore[attr-defined]
     asked: list[str] = []
+    said: list[str] = []
     page.on("request", lambda request: asked.append(request.url))
+    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
     page.goto(f"{hub.url}/kernels/{KERNEL}")
     assert page.title() == KERNEL
     article = page.inner_html("article")
@@ -102,6 +108,23 @@ def test_a_card_cannot_do_anything(hub: RunningHub, browser: object, tmp_path: P
     assert all(url.startswith(hub.url) for url in asked)
     response = page.goto(f"{hub.url}/kernels/{KERNEL}/resolve/main/benchmarks/results/speed.svg")
     assert "sandbox" in response.headers["content-security-policy"]
+    metadata = json.dumps({"backend": {"type": HOSTILE, "archs": [HOSTILE]}}).encode()
+    long = b"![" * 100_000
+    api = hub.api()
+    made = api.create_commit(
+        KERNEL,
+        [CommitOperationAdd(f"build/{HOSTILE.replace('/', '-')}/metadata.json", metadata)],
+        commit_message=HOSTILE,
+        commit_description=HOSTILE,
+        repo_type="kernel",
+        revision="v2",
+    )
+    api.create_commit(KERNEL, [CommitOperationAdd("README.md", long)], commit_message=HOSTILE, repo_type="kernel")
+    for address in (f"kernels/{KERNEL}", f"kernels/{KERNEL}/commit/{made.oid}", f"?search={HOSTILE}", HOSTILE):
+        page.goto(f"{hub.url}/{address}")
+    page.goto(f"{hub.url}/kernels/{KERNEL}")
+    assert "more than is shown here" in page.inner_text("article") and "onerror" in page.inner_text("#variants")
+    assert not said and all(url.startswith(hub.url) for url in asked)
     assert page.goto(f"{hub.url}/kernels/no/such").status == 404 and "no kernel repository" in page.inner_text("main")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +25,7 @@ from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from kernel_builder.errors import ConfigError, HubError, VerificationError
 from kernel_builder.hub.carry import export_kernel, import_kernel
-from kernel_builder.hub.server import mend, tokens
+from kernel_builder.hub.server import locks, mend, tokens
 from kernel_builder.hub.server.hub import Hub
 from kernel_builder.hub.server.settings import Settings
 from tests.hub.conftest import RunningHub
@@ -66,6 +68,10 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
             hub.api(token).list_repo_refs("ours/secret", repo_type="kernel")
         assert not hub.api(token).file_exists("ours/secret", "README.md", repo_type="kernel")
     assert "ours/secret" not in requests.get(f"{hub.url}/").text
+    settings, known = f"{hub.url}/api/kernels/ours/open/settings", {"Authorization": f"Bearer {writer}"}
+    for private in (True, False):  # the clients refuse this for kernels by themselves
+        assert requests.put(settings, json={"private": private}, headers=known).ok
+        assert hub.api(None).repo_exists("ours/open", repo_type="kernel") is not private
 
     add = [CommitOperationAdd("a", b"a")]
     for token, message in ((reader, "may only read ours"), (other, "no write scope for ours"), (None, "needs a token")):
@@ -88,6 +94,51 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     tokens.remove(file, "ci")
     with pytest.raises(HfHubHTTPError, match="401"):
         hub.api(writer).create_commit("ours/open", add, commit_message="no", repo_type="kernel")
+
+
+BODIES = {
+    "/branch/{revision}": {},
+    "/tag/{revision}": {"tag": "x"},
+    "/paths-info/{revision}": {"paths": ["x"]},
+    "/preupload/{revision}": {"files": []},
+    "/objects/batch": {"operation": "download", "objects": []},
+    "/lfs-files/duplicate": {"target": {"type": "kernel", "name": "theirs/x"}, "files": []},
+    "/settings": {"private": False},
+}
+VALUES = {"revision": "main", "path": ".gitattributes", "number": "1", "sha256": "0" * 64}
+
+
+def test_a_private_repository_is_nowhere(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    """On every route that names a repository, what strangers get is what they get for one that does not exist."""
+    file = tmp_path / "tokens.json"
+    writer = tokens.add(file, "ci", read=(), write=("ours",))
+    stranger = tokens.add(file, "guest", read=(), write=("theirs",))
+    hub = start_hub("--token-file", str(file))
+    hub.api(writer).create_repo("ours/secret", repo_type="kernel", private=True)
+    described = requests.get(f"{hub.url}/openapi.json").json()["paths"]
+    routes = [(method, path) for path, methods in described.items() if "{name}" in path for method in methods]
+    routes += [("get", f"/kernels/{{organization}}/{{name}}{rest}") for rest in ("", "/commit/main", "/discussions/1")]
+    routes += [("get", f"/kernels/{{organization}}/{{name}}.git/{rest}") for rest in ("info/refs", "HEAD")]
+    assert len(routes) > 25
+    for method, route in routes:
+        body = next((body for end, body in BODIES.items() if route.endswith(end)), None)
+        query = {"size": 1, "expires": 1, "signature": "x"} if "/large/" in route else {}
+        for token in (None, stranger):
+            answers = []
+            for name in ("secret", "nowhere"):
+                path = (
+                    route.replace("{organization}", "ours").replace("{name}", name).replace("{revision:path}", "main")
+                )
+                for key, value in VALUES.items():
+                    path = path.replace(f"{{{key}}}", value)
+                headers = {"Authorization": f"Bearer {token}"} if token else {}
+                got = requests.request(method, hub.url + path, json=body, params=query, headers=headers)
+                kept = {key: value for key, value in got.headers.items() if key not in {"date", "x-request-id"}}
+                kept.pop("content-length", None)
+                told = {key: value.replace(name, "…") for key, value in kept.items()}
+                answers.append((got.status_code, got.text.replace(name, "…"), told))
+            assert answers[0] == answers[1], (method, route)
+            assert answers[0][0] == (403 if query else 404), (method, route, answers[0])
 
 
 def test_what_listens_to_others_needs_tokens_and_the_server_its_extra() -> None:
@@ -176,11 +227,14 @@ def _send(url: str, path: str, data: bytes) -> None:
     requests.post(f"{url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=10).raise_for_status()
 
 
-def test_check_mends_what_was_left_and_names_what_was_lost(hub: RunningHub, tmp_path: Path) -> None:
+def test_check_mends_what_was_left_and_names_what_was_lost(
+    hub: RunningHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     commit = publish(hub, write_kernel(tmp_path / "one"))
     repository = hub.root / "repositories" / f"{KERNEL}.git"
     (hub.root / "incoming" / "half").write_bytes(b"half")
     (repository.parent / ".new-1").mkdir()
+    (repository / "objects/tmp_object_git2_a1b2c3").write_bytes(b"half")
     (repository / "refs/heads/v1.lock").touch()
     orphan = hub.root / "large" / "00" / "00" / ("0" * 64)
     orphan.parent.mkdir(parents=True)
@@ -192,9 +246,12 @@ def test_check_mends_what_was_left_and_names_what_was_lost(hub: RunningHub, tmp_
     checked = Hub(Settings(hub.root))
     found = list(mend.check(checked, now=time.time() + 3600))
     assert sorted(item.where.rpartition("/")[2] for item in found) == sorted(
-        ["half", ".new-1", "v1.lock", f"large file {'0' * 64}"]
+        ["half", ".new-1", "tmp_object_git2_a1b2c3", "v1.lock", f"large file {'0' * 64}"]
     )
     assert not list(mend.check(checked, now=time.time() + 3600))
+    monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
+    with checked.keeping():  # an upload that takes long
+        assert ["run this again" in item.what for item in mend.check(checked)] == [True]
 
     table = next(path for path in (hub.root / "large").rglob("*") if path.is_file() and path.stat().st_size > 1000)
     with table.open("r+b") as file:
@@ -310,8 +367,12 @@ def test_export_and_import(start_hub: Callable[..., RunningHub], tmp_path: Path)
     tampered.write_bytes(first.replace(b"return x * 2", b"return x * 3"))
     shutil.copyfile(archive, cut := tmp_path / "cut.tar")
     os.truncate(cut, len(first) // 2)
+    with tarfile.open(strange := tmp_path / "strange.tar", "w") as tar:
+        manifest = json.dumps({"format": 1, "repository": 1, "from": outside.url, "branches": {}}).encode()
+        (member := tarfile.TarInfo("manifest.json")).size = len(manifest)
+        tar.addfile(member, io.BytesIO(manifest))
     empty = start_hub(root=tmp_path / "empty")
-    for wrong in (tampered, cut):
+    for wrong in (tampered, cut, strange):
         with pytest.raises(VerificationError):
             import_kernel(wrong, endpoint=empty.url, token="any")
     assert not empty.api().repo_exists(KERNEL, repo_type="kernel")

@@ -6,13 +6,14 @@ settings.py      how a Hub was started: where, for whom, how much
 tokens.py        who may do what
 blobs.py         named bytes, wherever fsspec reaches
 large_files.py   large files, named by their SHA-256
-repositories.py  git repositories: refs, trees, commits
+repository.py    a git repository: refs, trees, commits
+repositories.py  all of them: how they come and go
+locks.py         locks between servers
 hub.py           all of these together
 receive.py       bodies as they stream in: limits, time-outs
 content.py       the bytes of a file as an answer
-api.py           the routes of the clients
-xet.py           the upload protocol of newer clients
-pages.py         the pages for people
+xet.py           what newer clients' uploads are written in
+routes/          the routes of the clients, and the pages for people: one file a subject
 measures.py      what a running Hub counts
 app.py           refusals, logs and measures around the routes
 serve.py         sockets and the form of the log

@@ -17,11 +17,11 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_builder import __version__
-from kernel_builder.hub.server import api, pages, xet
 from kernel_builder.hub.server.hub import Hub
 from kernel_builder.hub.server.measures import Measures
 from kernel_builder.hub.server.receive import Bodies, Slots
 from kernel_builder.hub.server.refusals import Refusal, bad_request, no_space
+from kernel_builder.hub.server.routes import ROUTERS, pages
 from kernel_builder.hub.server.settings import Settings
 
 log = structlog.stdlib.get_logger("kernel_builder.hub")
@@ -41,18 +41,18 @@ def create_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         responses={"4XX": {"description": "A refusal; `X-Error-Code` and `X-Error-Message` say which"}},
     )
-    app.state.hub = Hub(settings)
+    hub = Hub(settings)
+    app.state.hub = hub
     app.state.measures = Measures()
     app.state.upload_slots = Slots(settings.limits.uploads)
     app.state.commit_slots = Slots(settings.limits.commits)
-    app.include_router(api.router)
-    app.include_router(xet.router)
-    app.include_router(pages.router)
+    for router in ROUTERS:
+        app.include_router(router)
 
     @app.get("/health")
     def health() -> dict[str, str]:
         """Whether this server can read its root."""
-        app.state.hub.repositories.root.stat()
+        hub.repositories.root.stat()
         return {"status": "ok", "version": __version__}
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -66,7 +66,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(OSError, _fail)
     app.add_exception_handler(pygit2.GitError, _fail)
     app.add_exception_handler(Exception, _fail)
-    app.add_middleware(Bodies, limits=settings.limits)
+    app.add_middleware(Bodies, limits=settings.limits, is_known=hub.is_known)
     if settings.token_file is None:
         # Any token may write, so nothing but this machine's own names may lead here: not a page in somebody's browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
@@ -77,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
 def _answer(refusal: Refusal) -> Response:
     message = refusal.message.encode("latin-1", "replace").decode("latin-1").replace("\n", " ").replace("\r", " ")
     headers = {**(refusal.headers or {}), "X-Error-Code": refusal.code, "X-Error-Message": message}
-    if refusal.status_code in {408, 413}:  # the rest of the body is not waited for
+    if refusal.status_code in {408, 413, 503}:  # the rest of the body is not waited for
         headers["Connection"] = "close"
     body = {"error": refusal.message}
     if refusal.url:

@@ -15,7 +15,7 @@ from starlette.responses import Response, StreamingResponse
 
 from kernel_builder.hub.server.hub import Hub
 from kernel_builder.hub.server.refusals import Refusal, no_entry
-from kernel_builder.hub.server.repositories import Entry, Repository
+from kernel_builder.hub.server.repository import Entry, Repository
 
 BLOCK = 256 << 10
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from kernel_builder.hub.server import names
 from kernel_builder.hub.server.blobs import Blobs, sync_directory
 from kernel_builder.hub.server.large_files import Incoming, LargeFiles
+from kernel_builder.hub.server.locks import file_lock
 from kernel_builder.hub.server.refusals import Refusal, no_repository, read_only, wrong_token
-from kernel_builder.hub.server.repositories import Repositories, Repository, file_lock
+from kernel_builder.hub.server.repositories import Repositories
+from kernel_builder.hub.server.repository import Repository
 from kernel_builder.hub.server.settings import Settings
 from kernel_builder.hub.server.tokens import Caller, OpenDoor, TokenFile
 
@@ -57,6 +59,13 @@ class Hub:
             except ValueError:
                 raise wrong_token() from None
         return self.doors.caller(token)
+
+    def is_known(self, authorization: str) -> bool:
+        """Whether this `Authorization` header is that of a caller with a name."""
+        try:
+            return bool(self.caller(authorization).name)
+        except Refusal:
+            return False
 
     def to_read(self, repo_id: str, caller: Caller) -> Repository:
         """A repository, if it exists for this caller."""

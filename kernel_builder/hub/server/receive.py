@@ -1,13 +1,15 @@
-"""Bodies as they come in: no more than allowed, no slower than allowed, never whole in memory."""
+"""Bodies as they come in: no more than allowed, and no slower than allowed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from urllib.parse import unquote
 
 import anyio
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -19,49 +21,99 @@ _STREAMED = re.compile(r"/api/kernels/[^/]+/[^/]+/(commit|large)/|/xet/")
 
 
 class Bodies:
-    """Middleware: path segments stay apart though a ref holds a slash, and no body is endless or stands still."""
+    """Middleware: path segments stay apart though a ref holds a slash, and no body is endless or stands still.
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    Bodies that are not read as they come are in memory until they are whole. So they must be whole soon, and all of
+    them together have a limit: a small one of their own for those who bring no token of ours.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, is_known: Callable[[str], bool]) -> None:
         self._app = app
         self._limits = limits
+        self._is_known = is_known
+        self._held = {True: 0, False: 0}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # The clients send a ref such as refs/pr/1 as one segment, refs%2Fpr%2F1. Servers decode that before they
-        # route, so here each segment is decoded by itself, but for what would make two of it; see `segment`.
-        raw = scope.get("raw_path") or scope["path"].encode()
-        try:
-            parts = [unquote(part, errors="strict") for part in raw.decode("ascii").split("/")]
-        except UnicodeDecodeError:
-            parts = [""]
-        path = "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
-        limit = None if _STREAMED.match(path) else self._limits.body_bytes
-        received = 0
+        scope["path"] = _in_segments(scope)
+        if _STREAMED.match(scope["path"]):
+            await self._app(scope, self._streamed(receive), send)
+            return
+        known, held = False, 0
 
-        async def limited() -> Message:
-            nonlocal received
-            try:
-                with anyio.fail_after(self._limits.idle_seconds if more else None):
-                    message = await receive()
-            except TimeoutError:
-                raise too_slow(self._limits.idle_seconds) from None
-            received += len(message.get("body", b""))
-            if limit is not None and received > limit:
+        def hold(size: int) -> None:
+            nonlocal known, held
+            if not held:
+                known = self._is_known(Headers(scope=scope).get("authorization", ""))
+            held += size
+            self._held[known] += size
+            limit = self._limits.body_bytes if known else self._limits.strangers_body_bytes
+            if held > limit:
                 raise too_large(f"the body is larger than the {limit} bytes that this request may have")
-            note(message)
-            return message
+            if self._held[known] > (self._limits.bodies_bytes if known else self._limits.strangers_bodies_bytes):
+                raise busy("too many requests with large bodies at once; try again in a moment")
 
+        try:
+            await self._app(scope, self._whole(receive, hold), send)
+        finally:
+            self._held[known] -= held
+
+    def _streamed(self, receive: Receive) -> Receive:
+        """Each part of a body must come in time."""
         more = True
 
-        def note(message: Message) -> None:
-            # After the end of the body, `receive` waits for the client to go, which may take any time.
+        async def limited() -> Message:
             nonlocal more
-            more = message["type"] == "http.request" and bool(message.get("more_body"))
+            message = await _in_time(receive, self._limits.idle_seconds if more else None)
+            more = _has_more(message)
+            return message
 
-        scope["path"] = path
-        await self._app(scope, limited, send)
+        return limited
+
+    def _whole(self, receive: Receive, hold: Callable[[int], None]) -> Receive:
+        """All of a body must come in time, and is held."""
+        until: float | None = None
+        more = True
+
+        async def limited() -> Message:
+            nonlocal more, until
+            now = time.monotonic()
+            until = until or now + self._limits.body_seconds
+            message = await _in_time(receive, min(self._limits.idle_seconds, until - now) if more else None)
+            more = _has_more(message)
+            if size := len(message.get("body", b"")):
+                hold(size)
+            return message
+
+        return limited
+
+
+async def _in_time(receive: Receive, seconds: float | None) -> Message:
+    """The next part of a body. After its end `receive` waits for the client to go, which may take any time: None."""
+    try:
+        with anyio.fail_after(seconds):
+            return await receive()
+    except TimeoutError:
+        raise too_slow() from None
+
+
+def _has_more(message: Message) -> bool:
+    return message["type"] == "http.request" and bool(message.get("more_body"))
+
+
+def _in_segments(scope: Scope) -> str:
+    """The path, each segment decoded by itself, but for what would make two of it; see `segment`.
+
+    The clients send a ref such as refs/pr/1 as one segment, refs%2Fpr%2F1. Servers decode that before they route.
+    """
+    raw = scope.get("raw_path") or scope["path"].encode()
+    try:
+        parts = [unquote(part, errors="strict") for part in raw.decode("ascii").split("/")]
+    except UnicodeDecodeError:
+        parts = [""]
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
 
 
 def segment(value: str) -> str:

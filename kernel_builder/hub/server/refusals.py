@@ -101,9 +101,10 @@ def too_large(message: str) -> Refusal:
     return Refusal(413, message, code="PayloadTooLarge")
 
 
-def too_slow(seconds: float) -> Refusal:
-    """A body that stopped coming."""
-    return Refusal(408, f"nothing came for {seconds:g} s; nothing was stored. Send it again.", code="RequestTimeout")
+def too_slow() -> Refusal:
+    """A body that stopped coming, or that takes for ever."""
+    message = "the body stopped coming, or came too slowly; nothing was stored. Send it again."
+    return Refusal(408, message, code="RequestTimeout")
 
 
 def busy(message: str) -> Refusal:

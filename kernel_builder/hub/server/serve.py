@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
+import resource
 import socket
 import sys
 from collections.abc import Callable
 
 import structlog
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kernel_builder.errors import ConfigError, HubError
 from kernel_builder.hub.server.app import create_app
@@ -48,7 +51,12 @@ def set_up_logs(level: str) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    shown = structlog.dev.ConsoleRenderer() if sys.stderr.isatty() else structlog.processors.JSONRenderer()
+    # Paths are what clients sent: on a terminal they are quoted, so that they cannot steer it.
+    shown = (
+        structlog.dev.ConsoleRenderer(repr_native_str=True)
+        if sys.stderr.isatty()
+        else structlog.processors.JSONRenderer()
+    )
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -74,6 +82,49 @@ def set_up_logs(level: str) -> None:
         logger.setLevel(level.upper() if name == "kernel_builder.hub" else logging.WARNING)
 
 
+def raise_file_limit() -> None:
+    """Let this process have as many files and connections as it may ask for: the usual first limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def impatient(seconds: float) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, which ends a connection on which the head of a request does not come in time.
+
+    Whoever opens many and says nothing would have all that there are, for as long as they like.
+    """
+
+    class Impatient(HttpToolsProtocol):
+        _waiting: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._wait()
+
+        def on_headers_complete(self) -> None:
+            self._stop_waiting()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            if self._waiting is None:
+                self._waiting = self.loop.call_later(seconds, self.transport.close)
+
+        def _stop_waiting(self) -> None:
+            if self._waiting is not None:
+                self._waiting.cancel()
+                self._waiting = None
+
+    return Impatient
+
+
 def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Callable[[str], None]) -> None:
     """Serve a Hub until a signal ends it.
 
@@ -95,6 +146,7 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
             hint="kernel-builder hub token add NAME --write ORG --token-file F, then serve with --token-file F",
         )
     set_up_logs(log_level)
+    raise_file_limit()
     app = create_app(settings)
     with listen(host, port) as listening:
         config = uvicorn.Config(
@@ -102,6 +154,7 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
             log_config=None,
             access_log=False,
             server_header=False,
+            http=impatient(settings.limits.idle_seconds),
             timeout_keep_alive=30,
             timeout_graceful_shutdown=10,
         )

@@ -24,12 +24,22 @@ class Limits:
     """The most changes of a commit."""
     body_bytes: int = 8 << 20
     """The largest body of any other request."""
+    bodies_bytes: int = 64 << 20
+    """All of those at once."""
+    body_seconds: float = 60.0
+    """How long one of those may take."""
+    strangers_body_bytes: int = 1 << 20
+    """The largest body of a request without a token of this Hub."""
+    strangers_bodies_bytes: int = 8 << 20
+    """All of those at once."""
+    front_matter_bytes: int = 64 << 10
+    """The largest front matter of a card."""
     uploads: int = 128
     """Files that are received at once; more are asked to wait."""
     commits: int = 64
     """Commits that are received at once, so that files that come slowly are in no commit's way."""
     idle_seconds: float = 30.0
-    """How long a body may stop coming."""
+    """How long a body, or the head of a request, may stop coming."""
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import kernels_data
 import pytest
+from sigstore.models import ClientTrustConfig
 
 from kernel_builder.build import Request, build
 from kernel_builder.toolchain import Toolchains
 
 from ...conftest import CPU, PROJECTS
 from ..conftest import RunningHub
+from . import sigstore_instance
 
 
 @pytest.fixture(scope="session")
@@ -47,6 +50,22 @@ def scale(_built: Callable[..., Path], tmp_path: Path) -> Path:
 def doubling(_built: Callable[..., Path], tmp_path: Path) -> Path:
     """A project in Python with packages for CPU and CUDA."""
     return Path(shutil.copytree(_built("python-only"), tmp_path / "python-only"))
+
+
+@pytest.fixture
+def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No identity provider, though this may be continuous integration."""
+    for name in [name for name in os.environ if name.startswith(("GITHUB_", "ACTIONS_", "GITLAB_", "CI"))]:
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def sigstore(no_identity: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[sigstore_instance.Running]:
+    """An instance, whose roots of trust take the place of the public one's."""
+    with sigstore_instance.running() as instance:
+        ours = classmethod(lambda cls, offline=False: cls.from_json(instance.trust))
+        monkeypatch.setattr(ClientTrustConfig, "production", ours)
+        yield instance
 
 
 def edit(package: Path, name: str, before: str, after: str) -> None:

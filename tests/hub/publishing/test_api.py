@@ -113,6 +113,48 @@ def test_packages_of_older_builders_have_a_directory_with_everything(tmp_path: P
     assert api.read(nested) == flat
 
 
+IN_PYTHON = """
+import torch
+from ._ops import add_op_namespace_prefix, ops_namespace
+
+library = torch.library.Library(ops_namespace, "FRAGMENT")
+library.define("scaled(Tensor x, float factor=2.) -> Tensor")
+torch.library.define(f"{ops_namespace}::shifted", "(Tensor x, int by) -> Tensor")
+
+
+@torch.library.custom_op(add_op_namespace_prefix("added"), mutates_args=())
+def _added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y
+
+
+@torch.library.custom_op("any::cleared", mutates_args=("x",))
+def _cleared(x: torch.Tensor) -> None:
+    x.zero_()
+
+
+@torch.library.custom_op("any::schemed", mutates_args=(), schema="(Tensor x) -> Tensor")
+def _schemed(x):
+    return x.clone()
+"""
+
+
+def test_operators_that_are_defined_in_python(tmp_path: Path) -> None:
+    older = api.read(package(tmp_path / "older", ops=OPS + IN_PYTHON))
+    assert older.ops == {
+        "scaled": "scaled(Tensor x, float factor=2.) -> Tensor",
+        "shifted": "shifted(Tensor x, int by) -> Tensor",
+        "added": "added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor",
+        "cleared": "cleared(x: torch.Tensor) -> None, writes to ('x',)",
+        "schemed": "schemed(Tensor x) -> Tensor",
+    }
+    changed = IN_PYTHON.replace("y: torch.Tensor", "y: float").replace("int by", "int by, int of=0")
+    assert older.differences(api.read(package(tmp_path / "newer", ops=OPS + changed))) == (
+        "operator added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor becomes "
+        "added(x: torch.Tensor, y: float) -> torch.Tensor",
+        "operator shifted(Tensor x, int by) -> Tensor becomes shifted(Tensor x, int by, int of=0) -> Tensor",
+    )
+
+
 def test_the_files_tell_what_the_loaded_module_tells(scale: Path) -> None:
     (built,) = (scale / "build").iterdir()
     read, loaded = api.read(built), api.loaded(built)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ import pytest
 from huggingface_hub import CommitOperationAdd
 
 from kernel_builder.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
-from kernel_builder.hub.publish import Published, Request, publish
+from kernel_builder.hub.publication import Published, Request
+from kernel_builder.hub.publish import publish
 
 from ..conftest import RunningHub
 from .conftest import commits, edit, tree
@@ -209,6 +211,11 @@ def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
     result = put(hub, quick, dry_run=True)
     assert result.created and result.builds.sent and result.main and result.main.sent
     assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
+    hub.api().create_repo(DOUBLING, repo_type="kernel")
+    before = len(hub.log.read_text().splitlines())
+    assert put(hub, quick, dry_run=True).builds.sent
+    asked = [json.loads(line)["method"] for line in hub.log.read_text().splitlines()[before:]]
+    assert asked and set(asked) <= {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize(
@@ -352,3 +359,33 @@ def test_a_hub_that_is_not_there(quick: Path) -> None:
     with pytest.raises(HubError, match="cannot look at the repository") as raised:
         publish(Request(quick, repo_id=DOUBLING, endpoint="http://127.0.0.1:9", token="any", load=False))
     assert raised.value.hint and "same command again" in raised.value.hint
+
+
+def test_a_name_that_another_type_of_repository_has(quick: Path) -> None:
+    """As a Hub of all types answers; ours has kernels only."""
+
+    class Models(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(404)
+            self.send_header("X-Error-Code", "RepoNotFound")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            answer = json.dumps({"error": "You already created this model repo", "url": f"/{DOUBLING}"}).encode()
+            self.send_response(409)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        with pytest.raises(HubError, match="this name is taken") as raised:
+            publish(Request(quick, repo_id=DOUBLING, endpoint=url, token="any", load=False))
+        server.shutdown()
+    assert raised.value.hint and "--repo-id" in raised.value.hint

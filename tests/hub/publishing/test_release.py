@@ -14,11 +14,13 @@ from typing import Any
 
 import yaml
 
+from kernel_builder.hub.verify import verify
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.variant import this_platform
 
 from ...conftest import CPU, PROJECTS, ROOT
 from ..conftest import RunningHub
+from . import sigstore_instance
 from .conftest import tree
 
 BIN = Path(sys.executable).parent
@@ -95,7 +97,19 @@ class Rehearsal:
         return dict(line.split("=", 1) for line in output.read_text().splitlines())
 
 
-def test_the_release_rehearsed_against_our_own_hub(hub: RunningHub, tmp_path: Path) -> None:
+# The roots of trust are all that differs from signing on a runner.
+TRUSTING = """
+import sys
+if "sign" in sys.orig_argv:
+    from sigstore.models import ClientTrustConfig
+    ClientTrustConfig.production = classmethod(lambda cls, offline=False: cls.from_json({trust!r}))
+"""
+WORKFLOW = "org/kernels/.github/workflows/publish-kernels.yml@refs/tags/v1.0"
+
+
+def test_the_release_rehearsed_against_our_own_hub(
+    hub: RunningHub, tmp_path: Path, sigstore: sigstore_instance.Running
+) -> None:
     checkout = tmp_path / "checkout"
     for name, backend in (("python-only", "cuda"), ("stable-scale", "cpu")):
         project = Path(shutil.copytree(PROJECTS / name, checkout / "kernels" / name))
@@ -112,7 +126,6 @@ def test_the_release_rehearsed_against_our_own_hub(hub: RunningHub, tmp_path: Pa
         "inputs.projects": "kernels/python-only kernels/stable-scale",
         "inputs.organisation": ORGANISATION,
         "inputs.endpoint": hub.url,
-        "inputs.sign": "false",  # there is no identity provider here
         "secrets.hf-token": "",
     }
     rehearsal = Rehearsal(checkout, context, environment)
@@ -129,7 +142,11 @@ def test_the_release_rehearsed_against_our_own_hub(hub: RunningHub, tmp_path: Pa
 
     rehearsal.job("publish")  # without a token: a dry run
     assert not hub.api().repo_exists(f"{ORGANISATION}/stable-scale", repo_type="kernel")
-    del environment["PYTHONPATH"]
+    (tmp_path / "trusting").mkdir()
+    (tmp_path / "trusting" / "sitecustomize.py").write_text(TRUSTING.format(trust=sigstore.trust))
+    environment |= {"PYTHONPATH": str(tmp_path / "trusting"), **sigstore.job_of("org/kernels", WORKFLOW)}
     context |= {"inputs.projects": "kernels/stable-scale", "secrets.hf-token": "any"}
     Rehearsal(checkout, context, environment).job("publish")
-    assert f"build/{CPU}/metadata.json" in tree(hub, f"{ORGANISATION}/stable-scale", "v1")
+    published = f"{ORGANISATION}/stable-scale"
+    assert f"build/{CPU}/metadata.json" in tree(hub, published, "v1")
+    assert verify(published, endpoint=hub.url, signers=[f"https://github.com/{WORKFLOW}"], require_signature=True).ok

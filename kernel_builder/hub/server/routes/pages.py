@@ -10,6 +10,7 @@ import json
 import posixpath
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Any
 from urllib.parse import quote, urlsplit
@@ -22,14 +23,15 @@ from markdown_it.token import Token
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kernel_builder.errors import VariantError
-from kernel_builder.hub.server.api import RepoId, TheCaller, TheHub, base_url, timestamp
 from kernel_builder.hub.server.refusals import Refusal, no_token
-from kernel_builder.hub.server.repositories import Entry, Repository
+from kernel_builder.hub.server.repository import Entry, Repository
+from kernel_builder.hub.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 from kernel_builder.variant import Noarch, StableAbi, Variant
 
 router = APIRouter(include_in_schema=False)
 
-CARD_BYTES = 512 << 10
+CARD_BYTES = 128 << 10  # to make HTML of more could take seconds
+SUMMARY_CHARACTERS = 4000
 METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
 
@@ -194,18 +196,29 @@ def _listed(repository: Repository) -> Listed:
 
 def _card_source(repository: Repository, commit: str) -> str:
     entry = repository.find(commit, "README.md")
-    if entry is None or entry.is_folder or entry.large or entry.size > CARD_BYTES:
+    if entry is None or entry.is_folder:
         return ""
+    if entry.large or entry.size > CARD_BYTES:
+        return f"The [card](README.md) has {entry.content_size / 1024:.0f} KiB, more than is shown here."
     return _FRONT_MATTER.sub("", repository.read(entry).decode("utf-8", "replace"))
 
 
 def _summary(card: str) -> str:
     """The first paragraph of a card."""
-    tokens = _markdown.parse(card)
+    tokens = _markdown.parse(card[:SUMMARY_CHARACTERS])
     for opening, inline in pairwise(tokens):
         if opening.type == "paragraph_open":
             return "".join(child.content for child in inline.children or [] if child.type in {"text", "code_inline"})
     return ""
+
+
+@lru_cache(maxsize=32)
+def _clean_html(source: str, base: str) -> str:
+    """The HTML of a card whose relative addresses lead below `base`."""
+    tokens = _markdown.parse(source)
+    _rewrite(tokens, base)
+    html: str = _markdown.renderer.render(tokens, _markdown.options, {})
+    return nh3.clean(html, link_rel="noopener noreferrer nofollow")
 
 
 def _card(repository: Repository, commit: str, main: str, branch: str) -> tuple[str, list[str]]:
@@ -214,9 +227,7 @@ def _card(repository: Repository, commit: str, main: str, branch: str) -> tuple[
     if not source:
         source, revision = _card_source(repository, commit), branch
     base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
-    tokens = _markdown.parse(source)
-    _rewrite(tokens, base)
-    html = nh3.clean(_markdown.renderer.render(tokens, _markdown.options, {}), link_rel="noopener noreferrer nofollow")
+    html = _clean_html(source, base)
     plots = []
     if source:
         for entry in repository.entries(repository.resolve(revision), recursive=True):
