@@ -6,12 +6,13 @@
 //
 // Bytes: q and k are read once and written once, and the table of a grid, of a few ten kilobytes, comes from the
 // caches. In bfloat16, 13 x 30 x 44 tokens with 16 heads of 128 elements in q and k: 4 * 17,160 * 16 * 128 * 2 = 281
-// MB, which a copy of as many bytes moves in 95.4 microseconds on an H100, and this as fast.
+// MB, which a copy of as many bytes moves in 93.9 microseconds on an H100, and this in half a percent more.
 //
-// A thread has one column of a token, the same in `kHeads` heads, whose vectors it requests all before it uses one.
-// What it reads of the tables, and where its token stands on the grid, it finds out once for all of them, while they
-// are on their way. What comes before its first request delays all of them, above all in short launches: its numbers
-// are counted in vectors and have 32 bits, and which head is of q and which of k is known when it is compiled.
+// A thread has one column of a token, the same in two heads, whose vectors it requests before it uses one. With more of
+// them it would have less to find out for each, but memory is fastest when blocks are short, read from one place and
+// write to one: so there are blocks of q and blocks of k, where a token has heads enough. What comes before the first
+// request of a block delays it, above all in short launches: its numbers are counted in vectors and have 32 bits, and
+// what a token needs of the tables is requested all at once.
 #include <algorithm>
 #include <type_traits>
 
@@ -29,12 +30,20 @@ constexpr int kBlock = 128;
 template <bool kApart>
 constexpr int kMost = kApart ? 256 : 512;
 
-// Threads of a launch below which there is not enough for every processor: then a thread has fewer heads, and a block
-// fewer tokens.
+// Threads of a launch below which there is not enough for every processor: then a thread has one head of each tensor,
+// and a block fewer tokens.
 constexpr int64_t kFew = 65536;
+constexpr int kOfFew = 64;
 
-// Threads of a block where tokens lie closer together than heads, and where they are few.
-constexpr int kNear = 256, kNearOfFew = 64;
+// Threads of a block where tokens lie closer together than heads.
+constexpr int kNear = 256;
+
+// Blocks of a launch that are so few that they run beside those of the next one.
+constexpr int64_t kVeryFew = 64;
+
+// So many blocks of q, then as many of k: the rows of a table that q has just needed are still in the cache when k
+// does.
+constexpr int64_t kChunk = 64;
 
 // Division by a number that is not known when the kernel is compiled, of numbers below 2^31, by a multiplication.
 struct Divisor {
@@ -59,13 +68,12 @@ Divisor divisor(int64_t number) {
 // Where angles come from.
 enum class Source { axes, axes_in_turn, tokens };
 
-// Heads that a thread has of a column of one vector, and of two.
-template <bool kApart, Source kSource>
-constexpr int kHeads = kApart || kSource == Source::axes_in_turn ? 2 : 4;
+// Heads that a thread has.
+constexpr int kHeads = 2;
 
-// Whether they are of q and k, one after the other, of which video models have as many; else of one of them.
+// Whether they are one of q and one of k; else both are of one of them.
 template <Source kSource>
-constexpr bool kOfBoth = kSource != Source::tokens;
+constexpr bool kOfBoth = kSource == Source::axes_in_turn;
 
 // One of the tensors, in vectors: of one element where the Index is that of the largest tensors, and of 16 bytes where
 // it is shorter.
@@ -90,6 +98,8 @@ struct Params {
   uint32_t columns;
   uint32_t heads[kMaxSides], groups[kMaxSides];  // a thread has the heads group, group + groups, ...
   uint32_t first_of_k;                           // where blocks, counted in z, have heads of one side: the first of k
+  bool in_chunks;                                // or they have them in turn, counted in x
+  bool very_few;
   Spread tokens_spread, groups_spread;
   Divisor by_tokens;
   uint32_t prefix;
@@ -119,24 +129,25 @@ struct Angles {
   uint32_t staying = 0;  // one bit for each pair
 };
 
-// Adds the entries of as many pairs as a column has, as vectors of two.
+// The entries of as many pairs as a column has, as they lie one after another.
 template <int kPairs>
-__device__ __forceinline__ void add_entries(const float* from, Angles<kPairs>& angles) {
-  if constexpr (kPairs == 1) {
-    const auto entry = load<float, 2>(from);
-    angles.cos[0] += entry.elements[0];
-    angles.sin[0] += entry.elements[1];
-  } else {
+struct Entries {
+  static constexpr int kWidth = kPairs == 1 ? 2 : 4;
+  Vector<float, kWidth> parts[2 * kPairs / kWidth] = {};
+
+  __device__ __forceinline__ void read(const float* from) {
 #pragma unroll
-    for (int i = 0; i < kPairs; i += 2) {
-      const auto entries = load<float, 4>(from + 2 * i);
-      angles.cos[i] += entries.elements[0];
-      angles.sin[i] += entries.elements[1];
-      angles.cos[i + 1] += entries.elements[2];
-      angles.sin[i + 1] += entries.elements[3];
+    for (int i = 0; i < 2 * kPairs / kWidth; ++i) parts[i] = load<float, kWidth>(from + i * kWidth);
+  }
+
+  __device__ __forceinline__ void add_to(Angles<kPairs>& angles) const {
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      angles.cos[i] += parts[2 * i / kWidth].elements[2 * i % kWidth];
+      angles.sin[i] += parts[2 * i / kWidth].elements[2 * i % kWidth + 1];
     }
   }
-}
+};
 
 // The angles of the pairs from `pair` on, of a token on a grid. For pairs that do not turn, any of the table.
 template <Source kSource, int kPairs, typename Index>
@@ -155,11 +166,19 @@ __device__ __forceinline__ void look_up_grid(const Params<Index>& params, uint32
       const int first = axis == 0 ? 0 : axis == 1 ? grid.second_first : grid.third_first;
       return grid.table + (row + 2 * (pair - first));
     };
-    const int last = axis_of(min(pair + kPairs, params.pairs) - 1);
+    const int first = axis_of(pair), last = axis_of(min(pair + kPairs, params.pairs) - 1);
+    // All of them are requested before one is used.
+    Entries<kPairs> of_first, of_last;
+    of_first.read(at(first));
+    if (last != first) of_last.read(at(last));
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) angles.cos[i] = angles.sin[i] = 0.0f;
-#pragma unroll 1
-    for (int axis = axis_of(pair); axis <= last; ++axis) add_entries<kPairs>(at(axis), angles);
+    of_first.add_to(angles);
+    of_last.add_to(angles);
+    if (last - first > 1) {
+      of_first.read(at(1));
+      of_first.add_to(angles);
+    }
   } else {
     // The rows in the order in which the pairs need them, at the entry of the first pair of each.
     const int entry = pair < 0 ? -1 : static_cast<int>(static_cast<uint32_t>(pair) / kAxes);
@@ -183,32 +202,41 @@ __device__ __forceinline__ void look_up_grid(const Params<Index>& params, uint32
   }
 }
 
-// The entries of a token's row that belong to `count` pairs, or to as many as a column has, which then may be read in
-// vectors.
-template <typename E, int kPairs>
-__device__ __forceinline__ void read_entries(const E* from, int64_t stride, bool vectors, int count,
-                                             float (&values)[kPairs]) {
-  constexpr int kElements = kPairs * sizeof(E) > kVectorBytes ? kVectorBytes / sizeof(E) : kPairs;
-  if (kPairs > 1 && vectors) {
-    if (stride == 1) {
+// The cosines and sines of as many pairs as a column has, which lie kStride apart and may be read in vectors. All of
+// them are requested before one is used.
+template <typename E, int kStride, int kPairs>
+__device__ __forceinline__ void read_vectors(const E* cos, const E* sin, Angles<kPairs>& angles) {
+  constexpr int kEntries = kStride * kPairs, kFits = kVectorBytes / sizeof(E),
+                kWidth = kEntries < kFits ? kEntries : kFits;
+  Vector<E, kWidth> cosines[kEntries / kWidth], sines[kEntries / kWidth];
 #pragma unroll
-      for (int i = 0; i < kPairs; i += kElements) {
-        const auto vector = load<E, kElements>(from + i);
-#pragma unroll
-        for (int j = 0; j < kElements; ++j) values[i + j] = decode(vector.elements[j]);
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < 2 * kPairs; i += kElements) {
-        const auto vector = load<E, kElements>(from + i);
-#pragma unroll
-        for (int j = 0; j < kElements; j += 2) values[(i + j) / 2] = decode(vector.elements[j]);
-      }
-    }
-    return;
+  for (int i = 0; i < kEntries / kWidth; ++i) {
+    cosines[i] = load<E, kWidth>(cos + i * kWidth);
+    sines[i] = load<E, kWidth>(sin + i * kWidth);
   }
 #pragma unroll
-  for (int i = 0; i < kPairs; ++i) values[i] = i < count ? decode(from[i * stride]) : 0.0f;
+  for (int i = 0; i < kPairs; ++i) {
+    angles.cos[i] = decode(cosines[i * kStride / kWidth].elements[i * kStride % kWidth]);
+    angles.sin[i] = decode(sines[i * kStride / kWidth].elements[i * kStride % kWidth]);
+  }
+}
+
+// The same of `count` pairs at most, which lie anywhere.
+template <typename E, int kPairs>
+__device__ __forceinline__ void read_singles(const E* cos, const E* sin, int64_t stride, int count,
+                                             Angles<kPairs>& angles) {
+  E cosines[kPairs], sines[kPairs];
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const int64_t at = min(i, count - 1) * stride;
+    cosines[i] = cos[at];
+    sines[i] = sin[at];
+  }
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    angles.cos[i] = decode(cosines[i]);
+    angles.sin[i] = decode(sines[i]);
+  }
 }
 
 // The angles of the pairs from `pair` on, of a token with a row of its own.
@@ -217,9 +245,14 @@ __device__ __forceinline__ void look_up_token(const Params<Index>& params, uint3
                                               Angles<kPairs>& angles) {
   const auto& table = params.tokens;
   const int64_t at = sequence * table.batch_stride + token * table.row_stride + pair * table.pair_stride;
-  const int count = params.pairs - pair;
-  read_entries(static_cast<const E*>(table.cos) + at, table.pair_stride, params.table_vectors, count, angles.cos);
-  read_entries(static_cast<const E*>(table.sin) + at, table.pair_stride, params.table_vectors, count, angles.sin);
+  const E *cos = static_cast<const E*>(table.cos) + at, *sin = static_cast<const E*>(table.sin) + at;
+  if (kPairs == 1 || !params.table_vectors) {
+    read_singles(cos, sin, table.pair_stride, params.pairs - pair, angles);
+  } else if (table.pair_stride == 1) {
+    read_vectors<E, 1>(cos, sin, angles);
+  } else {
+    read_vectors<E, 2>(cos, sin, angles);
+  }
 }
 
 template <typename T>
@@ -234,11 +267,18 @@ __device__ __forceinline__ void turn(T& a, T& b, float cos, float sin) {
 template <typename T, int kWidth, bool kApart, Source kSource, typename Index>
 __global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_constant__ Params<Index> params) {
   constexpr int kPairs = kApart ? kWidth : kWidth / 2;
+  if (params.very_few) let_next_begin();
   const uint32_t column = blockIdx.y * blockDim.x + threadIdx.x;
-  const uint32_t only = !kOfBoth<kSource> && blockIdx.z >= params.first_of_k;
-  const uint32_t z = blockIdx.z - (only ? params.first_of_k : 0);
+  uint32_t x = blockIdx.x, z = blockIdx.z, only = 0;
+  if (kSource == Source::tokens && params.in_chunks) {
+    only = x / kChunk % kMaxSides;
+    x = x / (kMaxSides * kChunk) * kChunk + x % kChunk;
+  } else if (!kOfBoth<kSource> && z >= params.first_of_k) {
+    only = 1;
+    z -= params.first_of_k;
+  }
   const Spread &tokens = params.tokens_spread, &groups = params.groups_spread;
-  const uint32_t index = blockIdx.x * tokens.in_block + threadIdx.y * tokens.in_y + threadIdx.z * tokens.in_z;
+  const uint32_t index = x * tokens.in_block + threadIdx.y * tokens.in_y + threadIdx.z * tokens.in_z;
   const uint32_t group = z * groups.in_block + threadIdx.y * groups.in_y + threadIdx.z * groups.in_z;
   if (index >= params.total || column >= params.columns || group >= params.groups[only]) return;
   uint32_t token;
@@ -266,14 +306,13 @@ __global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_cons
   // What a vector is counted in.
   using Unit = Vector<T, std::is_same_v<Index, uint32_t> ? kWidth : 1>;
   wait_for_previous();
-  constexpr int kSlots = kHeads<kApart, kSource>;
   const auto side_of = [&](int slot) { return kOfBoth<kSource> ? slot % kMaxSides : only; };
   const auto head_of = [&](int slot) {
     return group + (kOfBoth<kSource> ? slot / kMaxSides : slot) * params.groups[kOfBoth<kSource> ? 0 : only];
   };
-  Vector<T, kWidth> a[kSlots], b[kSlots];
+  Vector<T, kWidth> a[kHeads], b[kHeads];
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i) {
+  for (int i = 0; i < kHeads; ++i) {
     const uint32_t head = head_of(i);
     if (head < params.heads[side_of(i)]) {
       const Place<Index>& place = params.places[side_of(i)];
@@ -312,7 +351,7 @@ __global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_cons
     for (int j = 0; j < kPairs; ++j) angles.sin[j] *= params.sign;
   }
 #pragma unroll
-  for (int i = 0; i < kSlots; ++i) {
+  for (int i = 0; i < kHeads; ++i) {
     const uint32_t head = head_of(i);
     if (head < params.heads[side_of(i)]) {
       const Place<Index>& place = params.places[side_of(i)];
@@ -346,9 +385,9 @@ void launch(const Rotation& problem, cudaStream_t stream) {
   const auto parts = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
   const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
   const auto whole = [](int64_t value) { return static_cast<int>(value); };
-  constexpr int64_t kEach = kHeads<kApart, kSource> / (kOfBoth<kSource> ? kMaxSides : 1);
+  constexpr int64_t kEach = kOfBoth<kSource> ? 1 : kHeads;
   const int64_t heads[kMaxSides] = {problem.sides[0].heads, problem.sides[1].heads};
-  const bool few = total * columns * (heads[0] + heads[1]) / kHeads<kApart, kSource> < kFew;
+  const bool few = total * columns * (heads[0] + heads[1]) / kHeads < kFew;
   int64_t groups[kMaxSides];
   for (int i = 0; i < kMaxSides; ++i) groups[i] = few ? heads[i] : parts(heads[i], kEach);
   if (kOfBoth<kSource>) groups[0] = std::max(groups[0], groups[1]);
@@ -359,6 +398,8 @@ void launch(const Rotation& problem, cudaStream_t stream) {
                        {number(heads[0]), number(heads[1])},
                        {number(groups[0]), number(groups[1])},
                        0,
+                       false,
+                       false,
                        {},
                        {},
                        divisor(problem.tokens),
@@ -398,14 +439,15 @@ void launch(const Rotation& problem, cudaStream_t stream) {
   // A block has whole tokens if they are small enough, else about equal parts of them, which run long after one
   // another: memory is read in longer pieces the more of a token a block has.
   const int64_t x = parts(columns, parts(columns, kMost<kApart>));
+  const auto rows_of_block = [=](int64_t threads) { return std::max<int64_t>(threads / x, 1); };
   const int64_t most = std::max(groups[0], groups[1]);
   const bool tokens_first = problem.sides[0].from_strides.token < problem.sides[0].from_strides.head;
   int64_t y, z;
   if (tokens_first) {
-    y = std::min(std::max<int64_t>((few ? kNearOfFew : kNear) / x, 1), total);
+    y = std::min(rows_of_block(few ? kOfFew : kNear), total);
     z = 1;
   } else {
-    y = parts(most, parts(most, kMost<kApart> / x));
+    y = parts(most, parts(most, rows_of_block(few ? kOfFew : kMost<kApart>)));
     z = std::min<int64_t>({std::max<int64_t>(kBlock / (x * y), 1), total, 64});
   }
   const int64_t tokens_in_block = tokens_first ? y : z, groups_in_block = tokens_first ? z : y;
@@ -414,9 +456,16 @@ void launch(const Rotation& problem, cudaStream_t stream) {
   const int64_t blocks_of_q = parts(groups[0], groups_in_block);
   const int64_t blocks_of_k = kOfBoth<kSource> ? 0 : parts(groups[1], groups_in_block);
   params.first_of_k = number(blocks_of_q);
+  int64_t along_x = parts(total, tokens_in_block), along_z = blocks_of_q + blocks_of_k;
+  if (kSource == Source::tokens && !tokens_first && heads[1] > 0 && along_x > kChunk && along_x < INT32_MAX / 4) {
+    params.in_chunks = true;
+    along_x = kMaxSides * kChunk * parts(along_x, kChunk);
+    along_z = std::max(blocks_of_q, blocks_of_k);
+  }
+  const int64_t along_y = parts(columns, x);
+  params.very_few = along_x * along_y * along_z <= kVeryFew;
   const dim3 block(number(x), number(y), number(z));
-  const dim3 blocks(number(parts(total, tokens_in_block)), number(parts(columns, x)),
-                    number(blocks_of_q + blocks_of_k));
+  const dim3 blocks(number(along_x), number(along_y), number(along_z));
   launch_early(rotate_kernel<T, kWidth, kApart, kSource, Index>, blocks, block, 0, stream, params);
 }
 
