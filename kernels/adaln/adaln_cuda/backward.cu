@@ -23,19 +23,13 @@ namespace {
 
 constexpr int kMostWarps = 16;  // of a row that registers hold
 constexpr int kMostRows = 15;   // of a block at a time: there are so many barriers
-constexpr int kMostKinds = 3;   // of sums
 // Of what is on its way to a processor, where more was measured to be slower.
-constexpr int kRingBytes = 56 * 1024;
-
-// What sums between warps take, at most.
-constexpr int kStaticBytes = 1024;
+constexpr int kRingBytes = 76 * 1024;
 
 // Threads of a block, at most: a branch takes more registers.
 template <bool kBranch>
 constexpr int kMostThreads = kBranch ? 384 : 512;
-// Rows of a thread: one in work, the others on their way.
-template <int kWidth, bool kBranch>
-constexpr int kStages = kWidth == 4 || kBranch ? 3 : 2;
+constexpr int kStages = 2;  // rows of a thread: one in work, the other on its way
 
 // Rows that registers hold.
 struct Ring {
@@ -50,33 +44,6 @@ struct Ring {
   float eps;
   bool centered;
 };
-
-// Asynchronous copies into shared memory; plain ones where there are none.
-template <typename Word>
-__device__ __forceinline__ void copy_word(Word* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  if constexpr (sizeof(Word) == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(sizeof(Word)) : "memory");
-  }
-#else
-  *to = *static_cast<const Word*>(from);
-#endif
-}
-__device__ __forceinline__ void close_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Until all but the last few groups of copies are there.
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-#endif
-}
 
 // For the threads of one row of a block of several.
 __device__ __forceinline__ void synchronize_row(int row, int threads) {
@@ -94,7 +61,6 @@ __device__ __forceinline__ void decode_word(const Word& word, float (&values)[kW
 template <typename T, typename M, int kWidth, int kLoads, bool kBranch>
 __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const __grid_constant__ Ring problem) {
   constexpr int kTensors = kBranch ? 4 : 2, kKinds = kBranch ? 3 : 2, kLast = kLoads - 1;
-  constexpr int kSlots = kStages<kWidth, kBranch>;
   using Slot = typename Word<sizeof(T) * kWidth>::Type;
   extern __shared__ uint4 memory[];
   auto* ring = reinterpret_cast<Slot*>(memory);  // [slots][vectors of a thread][tensors][threads]; at the end, sums
@@ -122,9 +88,10 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
     }
     close_copies();
   };
-#pragma unroll
-  for (int stage = 0; stage < kSlots - 1; ++stage) fetch(stage, first_row + stage * stride + threadIdx.y);
+  wait_for_previous();
   let_next_begin();
+#pragma unroll
+  for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage, first_row + stage * stride + threadIdx.y);
 
   float factor[kLoads][kWidth];  // of the gradient of a normed row
   Elements<M, kWidth> gate[kBranch ? kLoads : 1];
@@ -155,16 +122,16 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
   const float inverse_count = __fdividef(1.0f, static_cast<float>(count_in(warp)));
   const float count_of_other = other < warps ? static_cast<float>(count_in(other)) : 0.0f;
   float sums[kKinds][kLoads][kWidth] = {};
-  uint32_t stage = 0, next_stage = kSlots - 1;
+  uint32_t stage = 0, next_stage = kStages - 1;
   int half = 0;
   for (uint32_t start = first_row; start < problem.rows; start += stride) {
     const uint32_t row = start + threadIdx.y;
     const bool there = row < problem.rows;
-    fetch(next_stage, row + (kSlots - 1) * stride);
-    wait_for_copies<kSlots - 1>();
+    fetch(next_stage, row + (kStages - 1) * stride);
+    wait_for_copies<kStages - 1>();
     const Slot* from = ring + stage * kLoads * kTensors * threads + thread;
     next_stage = stage;
-    stage = stage + 1 < kSlots ? stage + 1 : 0;
+    stage = stage + 1 < kStages ? stage + 1 : 0;
 
     float x[kLoads][kWidth], slope[kLoads][kWidth];  // slope: the gradient of the normed row
     float pivot[1] = {0.0f};
@@ -310,138 +277,132 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
 
 __device__ __forceinline__ bool own_modulations(const Backward& problem) { return problem.span == 1; }
 
-// What one row's elements from `column` on are, and what comes of them.
+// The gradient of a row's own modulation.
 template <typename T, int kWidth>
-struct RowElements {
-  Vector<T, kWidth> x, grad, grad_sum, branch;
-
-  __device__ __forceinline__ void read(const Backward& problem, int64_t row, int64_t column) {
-    x = load<T, kWidth>(row_of<T>(problem.x, row) + column);
-    grad = load<T, kWidth>(row_of<T>(problem.grad, row) + column);
-    grad_sum = Vector<T, kWidth>{};
-    if (problem.grad_sum.data != nullptr) grad_sum = load<T, kWidth>(row_of<T>(problem.grad_sum, row) + column);
-    if (problem.grad_gate != nullptr) branch = load<T, kWidth>(row_of<T>(problem.branch, row) + column);
+__device__ __forceinline__ void write_own(void* gradient, Type type, int64_t offset, const Part<kWidth>& part,
+                                          const float (&values)[kWidth]) {
+  if (sizeof(T) < sizeof(float) && type != Type::float32) {
+    store_part(static_cast<T*>(gradient) + offset, part, encode_all<T>(values));
+    return;
   }
-
-  // The sums of x, or of its squares when it is not centered, and of the gradient of the normed row, or of its products
-  // with x.
-  __device__ __forceinline__ void add_up(const Backward& problem, int64_t span, int64_t column, bool squared,
-                                         float mean, float (&sums)[2]) const {
-    float scale[kWidth], weight[kWidth];
-    load_modulation<T, kWidth>(problem.scale, span, column, scale);
-    load_parameter<T, kWidth>(problem.weight, column, 1.0f, weight);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const float value = decode(x.elements[j]) - mean;
-      const float slope = decode(grad.elements[j]) * (weight[j] * (1.0f + scale[j]));
-      sums[0] += squared ? value * value : value;
-      sums[1] += squared ? slope * value : slope;
-    }
+  for (int j = 0; j < kWidth; ++j) {
+    if (part.has(j)) static_cast<float*>(gradient)[offset + part.column + j] = values[j];
   }
+}
 
-  // Writes the gradients of the row, and adds what belongs to sums over rows.
-  __device__ __forceinline__ void finish(const Backward& problem, int64_t row, int64_t span, int64_t column, float mean,
-                                         float mean_slope, float rstd, float along,
-                                         float (&sums)[kMostKinds][kWidth]) const {
-    const bool own = own_modulations(problem);
-    const int64_t index = row * problem.hidden + column;
-    float scale[kWidth], weight[kWidth], normed[kWidth], total[kWidth];
-    load_modulation<T, kWidth>(problem.scale, span, column, scale);
-    load_parameter<T, kWidth>(problem.weight, column, 1.0f, weight);
-    Vector<T, kWidth> result;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const float value = decode(x.elements[j]) - mean, slope = decode(grad.elements[j]), factor = 1.0f + scale[j];
-      normed[j] = value * rstd;
-      // Rounded as it was when `mean_slope` was summed: of a row of one element nothing may be left, and rstd is large.
-      total[j] = rstd * (__fmul_rn(slope, weight[j] * factor) - mean_slope - value * along);
-      total[j] += decode(grad_sum.elements[j]);
-      result.elements[j] = encode<T>(total[j]);
-      const float summed = own ? slope * factor : slope;
-      sums[kSlopeTimesNormed][j] += summed * normed[j];
-      sums[kSlope][j] += summed;
-    }
-    store(static_cast<T*>(problem.grad_x) + index, result);
-    if (problem.grad_branch != nullptr) {
-      float gate[kWidth];
-      load_modulation<T, kWidth>(problem.gate, span, column, gate);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        result.elements[j] = encode<T>(total[j] * gate[j]);
-        if (problem.grad_gate != nullptr) total[j] *= decode(branch.elements[j]);
-      }
-      store(static_cast<T*>(problem.grad_branch) + index, result);
-      if (problem.grad_gate != nullptr) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) sums[kGate][j] += total[j];
-        if (own) store_either<T, kWidth>(problem.grad_gate, problem.gate.type, index, total);
-      }
-    }
-    if (own && problem.grad_scale != nullptr) {
-      float bias[kWidth];
-      load_parameter<T, kWidth>(problem.bias, column, 0.0f, bias);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) normed[j] = decode(grad.elements[j]) * (normed[j] * weight[j] + bias[j]);
-      store_either<T, kWidth>(problem.grad_scale, problem.scale.type, index, normed);
-    }
-  }
-};
-
-// Rows of any length, wherever they lie, with modulations and parameters of any types.
-template <typename T, int kWidth>
+// Rows of any length, wherever they lie, with modulations and parameters of any types. Their vectors are those of
+// `grad_x`.
+template <typename T>
 __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_constant__ Backward problem) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
   let_next_begin();
-  __shared__ GroupSum<2>::Scratch scratch;
-  GroupSum<2> sum_over_group(scratch, blockDim.x);
-  const int64_t hidden = problem.hidden;
-  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = blockDim.x * kWidth;
+  __shared__ GroupSum<3>::Scratch scratch;
+  GroupSum<3> sum_over_group(scratch, blockDim.x);
+  const int64_t hidden = problem.hidden, step = static_cast<int64_t>(blockDim.x) * kWidth;
   const int64_t group_rows = problem.rows / problem.sums.groups, rows_group = blockIdx.x / problem.sums.parts;
   const int64_t first = rows_group * group_rows + blockIdx.x % problem.sums.parts;
+  const bool own = own_modulations(problem);
   float* partial = problem.sums.partial == nullptr
                        ? nullptr
                        : problem.sums.partial + static_cast<int64_t>(blockIdx.x) * problem.sums.count * hidden;
   for (int64_t row = first; row < (rows_group + 1) * group_rows; row += problem.sums.parts) {
-    const int64_t span = own_modulations(problem) ? row : rows_group;
+    const int64_t span = own ? row : rows_group;
+    const T *x_row = row_of<T>(problem.x, row), *grad_row = row_of<T>(problem.grad, row);
+    T* grad_x_row = static_cast<T*>(problem.grad_x) + row * hidden;
+    const EitherRow scale_row(problem.scale, span), gate_row(problem.gate, span);
+    const EitherRow weight_row(problem.weight), bias_row(problem.bias);
+    const int64_t start = static_cast<int64_t>(threadIdx.x) * kWidth - before<kWidth>(grad_x_row);
+    // x counted from the mean, which the first pass finds; the gradient as it came and as that of the normed row, which
+    // is rounded alike wherever it is needed: of a row of one element nothing may be left, and rstd is large.
     float mean = 0.0f, mean_slope = 0.0f;
-    RowElements<T, kWidth> own;
-    if (problem.centered) {
-      float sums[2] = {0.0f, 0.0f};
+    const auto read = [&](const Part<kWidth>& part, float (&x)[kWidth], float (&grad)[kWidth], float (&slope)[kWidth],
+                          float (&factor)[kWidth], float (&weight)[kWidth]) {
+      decode_all(load_part(x_row, part).elements, x);
+      decode_all(load_part(grad_row, part).elements, grad);
+      scale_row.load<T>(part, 0.0f, factor);
+      weight_row.load<T>(part, 1.0f, weight);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        x[j] -= mean;
+        factor[j] += 1.0f;
+        slope[j] = __fmul_rn(grad[j], weight[j] * factor[j]);
+      }
+    };
+    float sums[3];  // of squares, slopes, and their products with x; first, of x instead of its squares
 #pragma unroll 1
-      for (int64_t column = first_column; column < hidden; column += step) {
-        own.read(problem, row, column);
-        own.add_up(problem, span, column, false, 0.0f, sums);
+    for (int pass = problem.centered ? 0 : 1; pass < 2; ++pass) {
+#pragma unroll
+      for (float& sum : sums) sum = 0.0f;
+#pragma unroll 1
+      for (int64_t column = start; column < hidden; column += step) {
+        const Part<kWidth> part(column, hidden);
+        float x[kWidth], grad[kWidth], slope[kWidth], factor[kWidth], weight[kWidth];
+        read(part, x, grad, slope, factor, weight);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          x[j] = part.has(j) ? x[j] : 0.0f;
+          sums[0] += pass == 0 ? x[j] : x[j] * x[j];
+          sums[1] += slope[j];
+          sums[2] += slope[j] * x[j];
+        }
       }
       sum_over_group(sums);
-      mean = sums[0] / static_cast<float>(hidden);
-      mean_slope = sums[1] / static_cast<float>(hidden);
+      if (pass == 0) mean = sums[0] / static_cast<float>(hidden);
     }
-    float sums[2] = {0.0f, 0.0f};
-#pragma unroll 1
-    for (int64_t column = first_column; column < hidden; column += step) {
-      own.read(problem, row, column);
-      own.add_up(problem, span, column, true, mean, sums);
-    }
-    sum_over_group(sums);
+    if (problem.centered) mean_slope = sums[1] / static_cast<float>(hidden);
     const float rstd = rsqrtf(sums[0] / static_cast<float>(hidden) + problem.eps);
-    const float along = rstd * rstd * (sums[1] / static_cast<float>(hidden));
+    const float along = rstd * rstd * (sums[2] / static_cast<float>(hidden));
+    __syncthreads();  // a column is another thread's in the next row, where that begins elsewhere
 #pragma unroll 1
-    for (int64_t column = first_column; column < hidden; column += step) {
-      own.read(problem, row, column);
-      float row_sums[kMostKinds][kWidth] = {};
-      // A thread meets the same columns in every row.
-      if (partial != nullptr && row != first) {
+    for (int64_t column = start; column < hidden; column += step) {
+      const Part<kWidth> part(column, hidden);
+      float x[kWidth], grad[kWidth], total[kWidth], factor[kWidth], weight[kWidth], more[kWidth];
+      read(part, x, grad, total, factor, weight);
 #pragma unroll
-        for (int k = 0; k < kMostKinds; ++k) {
-          if (k < problem.sums.count) load_floats(partial + k * hidden + column, row_sums[k]);
-        }
+      for (int j = 0; j < kWidth; ++j) {
+        total[j] = rstd * (total[j] - mean_slope - x[j] * along);
+        x[j] *= rstd;
       }
-      own.finish(problem, row, span, column, mean, mean_slope, rstd, along, row_sums);
-      if (partial != nullptr) {
+      if (problem.grad_sum.data != nullptr) {
+        decode_all(load_part(row_of<T>(problem.grad_sum, row), part).elements, more);
 #pragma unroll
-        for (int k = 0; k < kMostKinds; ++k) {
-          if (k < problem.sums.count) store_floats(partial + k * hidden + column, row_sums[k]);
-        }
+        for (int j = 0; j < kWidth; ++j) total[j] += more[j];
       }
+      store_part(grad_x_row, part, encode_all<T>(total));
+      if (own && problem.grad_scale != nullptr) {
+        bias_row.load<T>(part, 0.0f, more);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) more[j] = grad[j] * (x[j] * weight[j] + more[j]);
+        write_own<T>(problem.grad_scale, problem.scale.type, row * hidden, part, more);
+      }
+      const auto add_up = [&](int kind, const float (&values)[kWidth]) {
+        if (partial == nullptr || kind >= problem.sums.count) return;
+        float* to = partial + kind * hidden;
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          if (part.has(j)) to[column + j] = row == first ? values[j] : to[column + j] + values[j];
+        }
+      };
+      if (own) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) grad[j] *= factor[j];
+      }
+      add_up(kSlope, grad);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) grad[j] *= x[j];
+      add_up(kSlopeTimesNormed, grad);
+      if (problem.grad_branch == nullptr) continue;
+      gate_row.load<T>(part, 0.0f, more);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) more[j] *= total[j];
+      store_part(static_cast<T*>(problem.grad_branch) + row * hidden, part, encode_all<T>(more));
+      if (problem.grad_gate == nullptr) continue;
+      decode_all(load_part(row_of<T>(problem.branch, row), part).elements, more);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) more[j] *= total[j];
+      add_up(kGate, more);
+      if (own) write_own<T>(problem.grad_gate, problem.gate.type, row * hidden, part, more);
     }
   }
 }
@@ -456,14 +417,6 @@ CommonType common_type(const Backward& problem) {
   for (const Modulation* modulation : {&problem.gate, &problem.scale}) common.add(*modulation);
   common.add(problem.weight);
   return common;
-}
-
-// The most shared memory that a block may have on the current device.
-int64_t most_shared_bytes() {
-  int device, bytes;
-  if (cudaGetDevice(&device) != cudaSuccess) return 0;
-  const auto attribute = cudaDevAttrMaxSharedMemoryPerBlockOptin;
-  return cudaDeviceGetAttribute(&bytes, attribute, device) == cudaSuccess ? bytes : 0;
 }
 
 Layout layout_of(const Backward& problem) {
@@ -487,10 +440,10 @@ Layout layout_of(const Backward& problem) {
       loads = 3;
     }
   }
-  const int slots = layout.width == 4 || branch ? kStages<4, true> : kStages<8, false>;
-  const int row_bytes = layout.group * loads * layout.width * bytes * (branch ? 4 : 2) * slots;
-  if (row_bytes + kStaticBytes > most_shared_bytes()) return none;
-  layout.rows = std::max(1, std::min({kRingBytes / row_bytes, most / layout.group, kMostRows}));
+  const int row_bytes = layout.group * loads * layout.width * bytes * (branch ? 4 : 2) * kStages;
+  const int most_bytes = static_cast<int>(most_shared_bytes() - kStaticBytes);
+  if (row_bytes > most_bytes) return none;
+  layout.rows = std::max(1, std::min({std::min(kRingBytes, most_bytes) / row_bytes, most / layout.group, kMostRows}));
   return layout;
 }
 
@@ -498,18 +451,18 @@ template <typename T, typename M, int kWidth, int kLoads, bool kBranch>
 cudaError_t launch_ring(const Ring& problem, const Layout& layout, int64_t blocks, cudaStream_t stream) {
   const auto kernel = backward_kernel<T, M, kWidth, kLoads, kBranch>;
   const size_t threads = static_cast<size_t>(layout.group) * layout.rows;
-  const size_t slots = sizeof(T) * kWidth * kStages<kWidth, kBranch> * kLoads * (kBranch ? 4 : 2) * threads;
+  const size_t slots = sizeof(T) * kWidth * kStages * kLoads * (kBranch ? 4 : 2) * threads;
   const size_t sums = layout.rows > 1 ? sizeof(float) * layout.rows * problem.hidden : 0;
-  const size_t shared = std::max(slots, sums);
+  // Half of a processor's: of two blocks that begin early on one processor, another would go without.
+  const size_t shared = std::max({slots, sums, shared_bytes_of_processor() / 2});
   // Beyond what every kernel may have, it has to be asked for. The sums between warps count as well.
-  constexpr size_t kUsual = 48 * 1024 - kStaticBytes;
-  if (shared > kUsual) {
+  if (shared + kStaticBytes > kUsualBytes) {
     const cudaError_t error =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
     if (error != cudaSuccess) return error;
   }
-  kernel<<<static_cast<unsigned>(blocks), dim3(layout.group, layout.rows), shared, stream>>>(problem);
-  return cudaGetLastError();
+  return launch_early(kernel, dim3(static_cast<unsigned>(blocks)), dim3(layout.group, layout.rows), shared, stream,
+                      problem);
 }
 
 template <typename T, typename M, bool kBranch>
@@ -527,14 +480,6 @@ cudaError_t launch_typed(const Ring& problem, Type type, const Layout& layout, i
     if (type != Type::float32) return launch_fitting<T, T, kBranch>(problem, layout, blocks, stream);
   }
   return launch_fitting<T, float, kBranch>(problem, layout, blocks, stream);
-}
-
-template <typename T, int kWidth>
-cudaError_t launch_long(const Backward& problem, cudaStream_t stream) {
-  const auto blocks = static_cast<unsigned>(problem.sums.groups * problem.sums.parts);
-  const auto threads = static_cast<unsigned>(long_shape(problem.hidden, kWidth).block());
-  backward_long_kernel<T, kWidth><<<blocks, threads, 0, stream>>>(problem);
-  return cudaGetLastError();
 }
 
 template <typename T>
@@ -578,7 +523,10 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
     return branch ? launch_typed<T, true>(ring, common.type(), layout, blocks, stream)
                   : launch_typed<T, false>(ring, common.type(), layout, blocks, stream);
   }
-  return vectors ? launch_long<T, kWidth>(problem, stream) : launch_long<T, 1>(problem, stream);
+  const auto blocks = static_cast<unsigned>(problem.sums.groups * problem.sums.parts);
+  const auto threads = static_cast<unsigned>(long_shape(problem.hidden, kWidth).block());
+  backward_long_kernel<T><<<blocks, threads, 0, stream>>>(problem);
+  return cudaGetLastError();
 }
 
 }  // namespace

@@ -71,6 +71,57 @@ __device__ __forceinline__ void store_once(T* to, const Vector<T, kWidth>& vecto
   store_word_once(reinterpret_cast<Whole*>(to), whole);
 }
 
+// A vector of a row that may start anywhere: it may begin before the row and end behind it. What is outside is zero,
+// and is not written. It moves as a whole where it lies so, else element by element.
+template <int kWidth>
+struct Part {
+  int64_t column;  // of the row, where the vector begins; negative before it
+  int begin, end;  // of those elements of the vector that are the row's
+
+  __device__ __forceinline__ Part(int64_t column, int64_t hidden)
+      : column(column),
+        begin(column < 0 ? static_cast<int>(-column) : 0),
+        end(hidden - column < kWidth ? static_cast<int>(hidden - column) : kWidth) {}
+
+  __device__ __forceinline__ bool has(int element) const { return element >= begin && element < end; }
+  __device__ __forceinline__ bool whole() const { return begin == 0 && end == kWidth; }
+
+  template <typename T>
+  __device__ __forceinline__ bool movable(const T* row) const {
+    constexpr size_t kBytes = sizeof(T) * kWidth < kVectorBytes ? sizeof(T) * kWidth : kVectorBytes;
+    return whole() && reinterpret_cast<uintptr_t>(row + column) % kBytes == 0;
+  }
+};
+
+template <typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> load_part(const T* row, const Part<kWidth>& part) {
+  if (part.movable(row)) return load<T, kWidth>(row + part.column);
+  Vector<T, kWidth> vector;
+  if (part.whole()) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) vector.elements[i] = row[part.column + i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) vector.elements[i] = part.has(i) ? row[part.column + i] : encode<T>(0.0f);
+  }
+  return vector;
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void store_part(T* row, const Part<kWidth>& part, const Vector<T, kWidth>& vector) {
+  if (part.movable(row)) return store(row + part.column, vector);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    if (part.has(i)) row[part.column + i] = vector.elements[i];
+  }
+}
+
+// How many elements before the start of a row the vector begins that holds it.
+template <int kWidth, typename T>
+__device__ __forceinline__ int before(const T* row) {
+  return static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kWidth);
+}
+
 // As many elements as a vector of a row has, of a type that may be larger.
 template <typename M, int kWidth>
 struct Elements {
@@ -156,6 +207,34 @@ __device__ __forceinline__ void forget_decoded(Vector<T, kWidth>& vector) {
     for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i]));
     memcpy(&vector, words, sizeof(vector));
   }
+}
+
+// Asynchronous copies into shared memory; plain ones where there are none.
+// kKept: what others read, too, by way of the processor's cache.
+template <bool kKept = false, typename Word>
+__device__ __forceinline__ void copy_word(Word* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
+  if constexpr (sizeof(Word) == 16 && !kKept) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(sizeof(Word)) : "memory");
+  }
+#else
+  *to = *static_cast<const Word*>(from);
+#endif
+}
+__device__ __forceinline__ void close_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Until all but the last few groups of copies are there.
+template <int kPending>
+__device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
 }
 
 // To T and back.
@@ -258,6 +337,14 @@ __device__ __forceinline__ void sum_over_lanes(float (&values)[kValues], int lan
   }
 }
 
+// In pairs.
+template <int kCount>
+__device__ __forceinline__ float sum_of(const float (&values)[kCount]) {
+  if constexpr (kCount == 4) return (values[0] + values[1]) + (values[2] + values[3]);
+  if constexpr (kCount == 2) return values[0] + values[1];
+  return values[0];
+}
+
 // What is of the type of the rows, T, or float32.
 template <typename T, int kWidth>
 __device__ __forceinline__ void load_either(const void* from, Type type, int64_t index, float (&values)[kWidth]) {
@@ -282,24 +369,50 @@ __device__ __forceinline__ void store_either(void* to, Type type, int64_t index,
   }
 }
 
-// The elements from `column` on, or `otherwise` where there is no such tensor.
-template <typename T, int kWidth>
-__device__ __forceinline__ void load_parameter(const Parameter& parameter, int64_t column, float otherwise,
-                                               float (&values)[kWidth]) {
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) values[i] = otherwise;
-  if (parameter.data != nullptr) load_either<T, kWidth>(parameter.data, parameter.type, column, values);
-}
+// A row of what is of the type of the rows, T, or float32; or of nothing.
+class EitherRow {
+ public:
+  __device__ __forceinline__ explicit EitherRow(const Parameter& parameter)
+      : data_(parameter.data), type_(parameter.type) {}
+  __device__ __forceinline__ EitherRow(const Modulation& modulation, int64_t span)
+      : data_(modulation.rows.data), type_(modulation.type) {
+    if (data_ != nullptr) start_ = modulation.rows.offset(span);
+  }
 
-// The same of the modulation of a span, or zeros.
-template <typename T, int kWidth>
-__device__ __forceinline__ void load_modulation(const Modulation& modulation, int64_t span, int64_t column,
-                                                float (&values)[kWidth]) {
+  // `otherwise` where there is no such row.
+  template <typename T, int kWidth>
+  __device__ __forceinline__ void load(const Part<kWidth>& part, float otherwise, float (&values)[kWidth]) const {
+    if (data_ == nullptr) {
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) values[i] = 0.0f;
-  if (modulation.rows.data == nullptr) return;
-  load_either<T, kWidth>(modulation.rows.data, modulation.type, modulation.rows.offset(span) + column, values);
+      for (int i = 0; i < kWidth; ++i) values[i] = otherwise;
+    } else if (sizeof(T) < sizeof(float) && type_ != Type::float32) {
+      decode_all(load_part(static_cast<const T*>(data_) + start_, part).elements, values);
+    } else {
+      const float* row = static_cast<const float*>(data_) + start_;
+      if (part.movable(row)) return load_floats(row + part.column, values);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[i] = part.has(i) ? row[part.column + i] : 0.0f;
+    }
+  }
+
+ private:
+  const void* data_;
+  Type type_;
+  int64_t start_ = 0;
+};
+
+// Beyond so many bytes of shared memory for a block, a kernel has to ask. What is not dynamic is counted in; here it is
+// what sums between warps take, at most.
+constexpr size_t kUsualBytes = 48 * 1024, kStaticBytes = 1024;
+
+// What a processor of the current device has, and the most that one of its blocks may have; 0 if that cannot be told.
+inline size_t attribute_of_device(cudaDeviceAttr attribute) {
+  int device, value;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  return cudaDeviceGetAttribute(&value, attribute, device) == cudaSuccess ? static_cast<size_t>(value) : 0;
 }
+inline size_t shared_bytes_of_processor() { return attribute_of_device(cudaDevAttrMaxSharedMemoryPerMultiprocessor); }
+inline size_t most_shared_bytes() { return attribute_of_device(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
 // How many whole spans lie before a row. A division of 64 bits takes a GPU several times as long as one of 32.
 __device__ __forceinline__ int64_t span_of(int64_t row, int64_t span) {

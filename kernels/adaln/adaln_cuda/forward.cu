@@ -18,15 +18,28 @@ namespace {
 
 constexpr int kMostWarps = 16;  // of a row that registers hold
 
-// Threads of a block, at most, of which two fit on a processor.
+// Loads of a thread where a warp has a row to itself.
+constexpr int kWarpLoads = 5, kMostWarpLoads = 8;
+// With fewer rows than this a warp for each would leave most of the device without work.
+constexpr uint32_t kManyRows = 512;
+
+// Threads of a block, at most, and blocks that fit on a processor.
 template <int kLoads, int kRows>
-constexpr int kMostThreads = kLoads * kRows < 4 ? 512 : 384;
+constexpr int kMostThreads = kLoads > 2          ? kSharedBlock
+                             : kLoads* kRows < 4 ? 512
+                                                 : 384;
+template <int kLoads>
+constexpr int kBlocks = kLoads > kWarpLoads ? 4
+                        : kLoads > 2        ? 6
+                                            : 2;
 
 // Rows that registers hold.
 struct RowsForward {
   Lines x, branch, gate, scale, shift;  // branch and gate, scale and shift: data null where there are none
   const void *weight, *bias;
   void *normed, *sum;
+  int slots[4];  // in shared memory, of scale, shift, weight and bias
+  int staged;    // how many of these there are
   uint32_t rows, span;
   int hidden;
   Divider spans;
@@ -37,17 +50,19 @@ struct RowsForward {
 
 // Blocks of (threads of a row, rows side by side), and kRows below one another, which lie in one span.
 template <typename T, typename M, int kWidth, int kLoads, int kRows, bool kBranch, bool kStepwise>
-__global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
+__global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, kBlocks<kLoads>)
     forward_kernel(const __grid_constant__ RowsForward problem) {
-  constexpr int kLast = kLoads - 1;
+  // Vectors that every thread has. The others may lie past the row's end. They are then read at the row's start, and do
+  // not count.
+  constexpr int kSure = kLoads > 2 ? 0 : kLoads - 1;
+  extern __shared__ uint4 memory[];
   __shared__ float2 of_warps[kRows][kMostWarps];
   wait_for_previous();
   let_next_begin();
-  const int hidden = problem.hidden, group = blockDim.x;
-  // The last vector of a thread may lie past the row's end. It is then read at the row's start, and does not count.
-  const int first_column = threadIdx.x * kWidth, last_column = first_column + kLast * group * kWidth;
-  const bool whole = last_column < hidden;
-  const auto column_of = [&](int i) { return i < kLast ? first_column + i * group * kWidth : whole ? last_column : 0; };
+  const int hidden = problem.hidden, group = kLoads > 2 ? kWarp : blockDim.x;
+  const int first_column = threadIdx.x * kWidth;
+  const auto has = [&](int i) { return i < kSure || first_column + i * group * kWidth < hidden; };
+  const auto column_of = [&](int i) { return has(i) ? first_column + i * group * kWidth : 0; };
   // A thread without rows still takes part in the sums of its warp: with the last ones, which it does not write.
   const uint32_t own_row = (blockIdx.x * blockDim.y + threadIdx.y) * kRows;
   const bool there = own_row < problem.rows;
@@ -62,6 +77,43 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) vectors[r][i] = load_once<T, kWidth>(x_row + column_of(i));
   }
+  // Scale, shift, weight and bias, on their way into shared memory, where each thread finds its own: in registers they
+  // would keep rows from the processor.
+  constexpr int kWords = sizeof(M) * kWidth / sizeof(uint4);
+  const int threads = blockDim.x * blockDim.y;
+  const M* staged[4] = {};
+  if (problem.scale.data != nullptr) {
+    staged[0] = problem.scale.at<M>(span);
+    staged[1] = problem.shift.at<M>(span);
+  }
+  staged[2] = static_cast<const M*>(problem.weight);
+  staged[3] = static_cast<const M*>(problem.bias);
+  const auto slot = [&](int k, int i) {
+    return memory + (problem.slots[k] * kLoads + i) * kWords * threads + threadIdx.y * group + threadIdx.x;
+  };
+  const auto stage_all = [&] {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      if (staged[k] == nullptr) continue;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+#pragma unroll
+        for (int word = 0; word < kWords; ++word) {
+          copy_word<true>(slot(k, i) + word * threads, reinterpret_cast<const uint4*>(staged[k] + column_of(i)) + word);
+        }
+      }
+    }
+    close_copies();
+  };
+  const auto read_staged = [&](int k, int i, float (&values)[kWidth]) {
+    Elements<M, kWidth> elements;
+#pragma unroll
+    for (int word = 0; word < kWords; ++word) {
+      const uint4 whole = slot(k, i)[word * threads];
+      memcpy(&elements.values[word * kWidth / kWords], &whole, sizeof(whole));
+    }
+    decode_all(elements.values, values);
+  };
   if constexpr (kBranch) {
     Vector<T, kWidth> branch[kRows][kLoads];
     Elements<M, kWidth> gate[kLoads];
@@ -74,6 +126,7 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
     const M* gate_row = problem.gate.at<M>(span);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) gate[i] = load_elements<M, kWidth>(gate_row + column_of(i));
+    stage_all();
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
 #pragma unroll
@@ -84,31 +137,36 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
         decode_all(gate[i].values, factor);
         add_gated<T>(product, factor, kStepwise, sum);
         vectors[r][i] = encode_all<T>(sum);
-        if (there && (i < kLast || whole)) store_once(static_cast<T*>(problem.sum) + index_of(r, i), vectors[r][i]);
+        if (there && has(i)) store_once(static_cast<T*>(problem.sum) + index_of(r, i), vectors[r][i]);
       }
     }
   }
+  if constexpr (!kBranch) stage_all();
 
-  const int lanes = min(group, kWarp), warps = group / kWarp, warp = threadIdx.x / kWarp;
+  const int lanes = kLoads > 2 ? kWarp : min(group, kWarp), warps = kLoads > 2 ? 1 : group / kWarp;
+  const int warp = threadIdx.x / kWarp;
   const auto count_in = [&](int of_warp) {
-    constexpr int kFull = kWarp * kWidth;
+    constexpr int kFull = kWarp * kWidth, kLast = kLoads - 1;
     return kLast * kFull + min(max(hidden - (kLast * group + of_warp * kWarp) * kWidth, 0), kFull);
   };
   // Squares of deviations from the mean of the warp, and from these those from the mean of the row, so that a row far
-  // from zero keeps its digits.
+  // from zero keeps its digits. Long sums lose some, too.
+  constexpr int kSums = kLoads < 4 ? kLoads : 4;
   float mean[kRows] = {}, squares[kRows] = {};
   if (problem.centered) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
+      float sums[kSums] = {};
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         float x[kWidth], sum = 0.0f;
         decode_all(vectors[r][i].elements, x);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) sum += x[j];
-        mean[r] += i < kLast || whole ? sum : 0.0f;
+        sums[i % kSums] += has(i) ? sum : 0.0f;
         forget_decoded(vectors[r][i]);
       }
+      mean[r] = sum_of(sums);
     }
     sum_over_lanes(mean, lanes);
 #pragma unroll
@@ -118,15 +176,17 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
+    float sums[kSums] = {};
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       float x[kWidth], sum = 0.0f;
       decode_all(vectors[r][i].elements, x);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) sum += (x[j] - mean[r]) * (x[j] - mean[r]);
-      squares[r] += i < kLast || whole ? sum : 0.0f;
+      sums[i % kSums] += has(i) ? sum : 0.0f;
       forget_decoded(vectors[r][i]);
     }
+    squares[r] = sum_of(sums);
   }
   sum_over_lanes(squares, lanes);
   if (warps > 1) {
@@ -158,22 +218,14 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
 #pragma unroll
   for (int r = 0; r < kRows; ++r) rstd[r] = rsqrtf(problem.average(squares[r]) + problem.eps);
 
-  // Late: kept from the start, they would take registers, and with them rows from the processor.
-  Elements<M, kWidth> scale[kLoads] = {}, shift[kLoads] = {};
-  if (problem.scale.data != nullptr) {
-    const M *scale_row = problem.scale.at<M>(span), *shift_row = problem.shift.at<M>(span);
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      scale[i] = load_elements<M, kWidth>(scale_row + column_of(i));
-      shift[i] = load_elements<M, kWidth>(shift_row + column_of(i));
-    }
-  }
-  const auto *weight_row = static_cast<const M*>(problem.weight), *bias_row = static_cast<const M*>(problem.bias);
+  wait_for_copies<0>();
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    float factor[kWidth], offset[kWidth];
-    decode_all(scale[i].values, factor);
-    decode_all(shift[i].values, offset);
+    float factor[kWidth] = {}, offset[kWidth] = {};
+    if (staged[0] != nullptr) {
+      read_staged(0, i, factor);
+      read_staged(1, i, offset);
+    }
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) factor[j] += 1.0f;
     const auto normalize = [&](int r, float (&x)[kWidth]) {
@@ -182,7 +234,7 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
       for (int j = 0; j < kWidth; ++j) x[j] = (x[j] - mean[r]) * rstd[r];
     };
     const auto write = [&](int r, const float (&x)[kWidth]) {
-      if (there && (i < kLast || whole)) {
+      if (there && has(i)) {
         store_once(static_cast<T*>(problem.normed) + index_of(r, i), encode_all<T>(x));
       }
     };
@@ -192,15 +244,15 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
       for (int r = 0; r < kRows; ++r) {
         float x[kWidth];
         normalize(r, x);
-        if (weight_row != nullptr) {
+        if (staged[2] != nullptr) {
           float weight[kWidth];
-          decode_all(load_elements<M, kWidth>(weight_row + column_of(i)).values, weight);
+          read_staged(2, i, weight);
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) x[j] *= weight[j];
         }
-        if (bias_row != nullptr) {
+        if (staged[3] != nullptr) {
           float bias[kWidth];
-          decode_all(load_elements<M, kWidth>(bias_row + column_of(i)).values, bias);
+          read_staged(3, i, bias);
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) x[j] += bias[j];
         }
@@ -214,15 +266,15 @@ __global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, 2)
       }
       continue;
     }
-    if (bias_row != nullptr) {
+    if (staged[3] != nullptr) {
       float bias[kWidth];
-      decode_all(load_elements<M, kWidth>(bias_row + column_of(i)).values, bias);
+      read_staged(3, i, bias);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) offset[j] += bias[j] * factor[j];
     }
-    if (weight_row != nullptr) {
+    if (staged[2] != nullptr) {
       float weight[kWidth];
-      decode_all(load_elements<M, kWidth>(weight_row + column_of(i)).values, weight);
+      read_staged(2, i, weight);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) factor[j] *= weight[j];
     }
@@ -264,64 +316,54 @@ struct Moments {
   }
 };
 
-// A parameter, or the row of a modulation, of the type of the rows, T, or float32; or none.
-class EitherRow {
- public:
-  __device__ __forceinline__ explicit EitherRow(const Parameter& parameter)
-      : data_(parameter.data), type_(parameter.type) {}
-  __device__ __forceinline__ EitherRow(const Modulation& modulation, int64_t span)
-      : data_(modulation.rows.data), type_(modulation.type) {
-    if (data_ != nullptr) start_ = modulation.rows.offset(span);
-  }
-
-  // The elements from `column` on, or `otherwise` where there is none.
-  template <typename T, int kWidth>
-  __device__ __forceinline__ void load(int64_t column, float otherwise, float (&values)[kWidth]) const {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = otherwise;
-    if (data_ != nullptr) load_either<T, kWidth>(data_, type_, start_ + column, values);
-  }
-
- private:
-  const void* data_;
-  Type type_;
-  int64_t start_ = 0;
-};
-
-// Rows of any length, wherever they lie, with modulations and parameters of any types: a block for each.
-template <typename T, int kWidth>
+// Rows of any length, wherever they lie, with modulations and parameters of any types: a block for each. Its vectors
+// are those of `normed`.
+template <typename T>
 __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Forward problem) {
-  constexpr int kAtOnce = kWidth == 1 ? 2 : 1;
+  constexpr int kWidth = kVectorBytes / sizeof(T);
   __shared__ Moments of_warps[kWarp];
-  const int64_t hidden = problem.hidden;
-  const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth, step = blockDim.x * kWidth;
+  wait_for_previous();
+  let_next_begin();
+  const int64_t hidden = problem.hidden, step = static_cast<int64_t>(blockDim.x) * kWidth;
   for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
     const int64_t span = span_of(row, problem.span);
     const T* x_row = row_of<T>(problem.x, row);
     const T* branch_row = problem.branch.data == nullptr ? nullptr : row_of<T>(problem.branch, row);
-    T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
+    T *sum_row = static_cast<T*>(problem.sum) + row * hidden,
+      *normed_row = static_cast<T*>(problem.normed) + row * hidden;
     const EitherRow gate_row(problem.gate, span);
-    // Sums of differences from the thread's first element.
+    const int64_t start = static_cast<int64_t>(threadIdx.x) * kWidth - before<kWidth>(normed_row);
+    // Sums of differences from one of the thread's elements.
     float first = 0.0f, sum = 0.0f, squares = 0.0f, count = 0.0f;
-#pragma unroll kAtOnce
-    for (int64_t column = first_column; column < hidden; column += step) {
+#pragma unroll 1
+    for (int64_t column = start; column < hidden; column += step) {
+      const Part<kWidth> part(column, hidden);
+      auto vector = load_part(x_row, part);
       float x[kWidth];
-      decode_all(load<T, kWidth>(x_row + column).elements, x);
+      decode_all(vector.elements, x);
       if (branch_row != nullptr) {
         float branch[kWidth], gate[kWidth];
-        decode_all(load<T, kWidth>(branch_row + column).elements, branch);
-        gate_row.load<T>(column, 0.0f, gate);
+        decode_all(load_part(branch_row, part).elements, branch);
+        gate_row.load<T>(part, 0.0f, gate);
         add_gated<T>(branch, gate, problem.stepwise, x);
-        const auto rounded = encode_all<T>(x);
-        store(sum_row + column, rounded);
-        decode_all(rounded.elements, x);
+        vector = encode_all<T>(x);
+        store_part(sum_row, part, vector);
+        decode_all(vector.elements, x);
       }
-      if (problem.centered && column == first_column) first = x[0];
-      count += kWidth;
+      if (problem.centered && column == start) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) first = part.has(j) ? x[j] : first;
+      }
+      if (!part.whole()) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) x[j] = part.has(j) ? x[j] : first;
+      }
+      count += static_cast<float>(part.end - part.begin);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        sum += x[j] - first;
-        squares += (x[j] - first) * (x[j] - first);
+        const float away = x[j] - first;
+        sum += away;
+        squares += away * away;
       }
     }
     if (branch_row != nullptr) x_row = sum_row;  // each thread reads again what it wrote itself
@@ -339,35 +381,39 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
       if (problem.centered) mean = moments.mean;
       rstd = rsqrtf(moments.squares / static_cast<float>(hidden) + problem.eps);
     }
-    T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
-    const EitherRow scale_row(problem.scale, span), shift_row(problem.shift, span);
-    const EitherRow weight_row(problem.weight), bias_row(problem.bias);
-#pragma unroll kAtOnce
-    for (int64_t column = first_column; column < hidden; column += step) {
-      float x[kWidth], scale[kWidth], shift[kWidth], weight[kWidth], bias[kWidth];
-      decode_all(load<T, kWidth>(x_row + column).elements, x);
-      scale_row.load<T>(column, 0.0f, scale);
-      shift_row.load<T>(column, 0.0f, shift);
-      weight_row.load<T>(column, 1.0f, weight);
-      bias_row.load<T>(column, 0.0f, bias);
+#pragma unroll 1
+    for (int64_t column = start; column < hidden; column += step) {
+      const Part<kWidth> part(column, hidden);
+      float x[kWidth];
+      decode_all(load_part(x_row, part).elements, x);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        x[j] = (x[j] - mean) * rstd * weight[j] + bias[j];
-        scale[j] += 1.0f;
+      for (int j = 0; j < kWidth; ++j) x[j] = (x[j] - mean) * rstd;
+      // First weight and bias, then scale and shift.
+#pragma unroll 1
+      for (int modulated = problem.weight.data == nullptr && problem.bias.data == nullptr; modulated < 2; ++modulated) {
+        const EitherRow factor_row = modulated ? EitherRow(problem.scale, span) : EitherRow(problem.weight);
+        const EitherRow offset_row = modulated ? EitherRow(problem.shift, span) : EitherRow(problem.bias);
+        float factor[kWidth], offset[kWidth];
+        factor_row.load<T>(part, modulated ? 0.0f : 1.0f, factor);
+        offset_row.load<T>(part, 0.0f, offset);
+        if (modulated) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) factor[j] += 1.0f;
+        }
+        if (problem.stepwise && modulated) {
+          round_all<T>(x);
+          round_all<T>(factor);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) x[j] *= factor[j];
+          round_all<T>(x);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) x[j] += offset[j];
+        } else {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) x[j] = x[j] * factor[j] + offset[j];
+        }
       }
-      if (problem.stepwise) {
-        round_all<T>(x);
-        round_all<T>(scale);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) x[j] *= scale[j];
-        round_all<T>(x);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) x[j] += shift[j];
-      } else {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) x[j] = x[j] * scale[j] + shift[j];
-      }
-      store(normed_row + column, encode_all<T>(x));
+      store_part(normed_row, part, encode_all<T>(x));
     }
   }
 }
@@ -377,8 +423,14 @@ cudaError_t launch_rows(const RowsForward& problem, int group, cudaStream_t stre
   const int rows = group > kWarp ? 1 : kSharedBlock / group;  // of a block side by side
   const uint32_t rows_of_block = static_cast<uint32_t>(rows) * kRows;
   const uint32_t blocks = (problem.rows + rows_of_block - 1) / rows_of_block;
-  return launch_early(forward_kernel<T, M, kWidth, kLoads, kRows, kBranch, kStepwise>, dim3(blocks), dim3(group, rows),
-                      0, stream, problem);
+  const auto kernel = forward_kernel<T, M, kWidth, kLoads, kRows, kBranch, kStepwise>;
+  const size_t shared = sizeof(M) * kWidth * kLoads * group * rows * problem.staged;
+  if (shared + kStaticBytes > kUsualBytes) {
+    const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
+    const cudaError_t error = cudaFuncSetAttribute(kernel, attribute, static_cast<int>(shared));
+    if (error != cudaSuccess) return error;
+  }
+  return launch_early(kernel, dim3(blocks), dim3(group, rows), shared, stream, problem);
 }
 
 // How many threads for so many vectors of a row.
@@ -398,18 +450,20 @@ cudaError_t launch_fitting(const RowsForward& problem, bool stepwise, cudaStream
     if (stepwise) return launch_rows<T, M, kWidth, 2, 1, kBranch, true>(problem, group, stream);
   }
   if constexpr (!kBranch) {
-    if (problem.span % 2 == 0 && group <= kMostThreads<2, 2>) {
-      // Modulations of another type are not worth kernels of their own for what is rare.
-      if constexpr (std::is_same_v<T, M>) {
-        if (vectors <= kWarp) return launch_rows<T, M, kWidth, 1, 2, false>(problem, group_for(vectors, 1), stream);
+    // Modulations of another type are not worth kernels of their own for what is rare.
+    if constexpr (std::is_same_v<T, M>) {
+      if (vectors <= kWarp && problem.span % 2 == 0) {
+        return launch_rows<T, M, kWidth, 1, 2, false>(problem, group_for(vectors, 1), stream);
       }
-      if constexpr (std::is_same_v<T, M> && kWidth == 8) {
-        // Where vectors of half the width leave fewer threads without one.
-        const int narrow = group_for(2 * vectors, 3);
-        if (narrow >= kWarp && narrow <= kMostThreads<3, 2> && vectors >= narrow && 33 * narrow < 40 * group) {
-          return launch_rows<T, M, 4, 3, 2, false>(problem, narrow, stream);
+      if (problem.rows >= kManyRows && vectors > kWarp) {
+        if (vectors <= kWarp * kWarpLoads)
+          return launch_rows<T, M, kWidth, kWarpLoads, 1, false>(problem, kWarp, stream);
+        if (vectors <= kWarp * kMostWarpLoads) {
+          return launch_rows<T, M, kWidth, kMostWarpLoads, 1, false>(problem, kWarp, stream);
         }
       }
+    }
+    if (problem.span % 2 == 0 && group <= kMostThreads<2, 2>) {
       return launch_rows<T, M, kWidth, 2, 2, false>(problem, group, stream);
     }
   }
@@ -437,41 +491,51 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   // Without modulations, any division of the rows will do.
   const bool modulated = problem.scale.rows.data != nullptr || problem.gate.rows.data != nullptr;
   const int64_t span = !modulated && problem.x.dims == 2 ? problem.x.sizes[1] : problem.span;
+  int staged = 0;
+  for (const void* data : {problem.scale.rows.data, problem.shift.rows.data, problem.weight.data, problem.bias.data}) {
+    if (data != nullptr) ++staged;
+  }
+  constexpr int64_t kWarpRows = int64_t{kSharedBlock} * kMostWarpLoads * kWidth;
+  const int64_t elements = std::max<int64_t>(problem.hidden + 2 * kWarp * kWidth, kWarpRows) * staged;
+  const auto shared = static_cast<size_t>(elements * bytes_of(common.type()));
+  const bool fits = shared + kStaticBytes <= kUsualBytes || shared + kStaticBytes <= most_shared_bytes();
   Lines x, branch, gate, scale, shift;
-  if (vectors && common.one() && !(problem.stepwise && common.type() != problem.type) &&
+  if (vectors && fits && common.one() && !(problem.stepwise && common.type() != problem.type) &&
       problem.hidden <= 2 * kWidth * kMostThreads<2, 1> && problem.rows < INT32_MAX && lines_of(problem.x, span, &x) &&
       lines_of(problem.branch, span, &branch) && lines_of(problem.gate, &gate) && lines_of(problem.scale, &scale) &&
       lines_of(problem.shift, &shift)) {
-    const RowsForward rows{x,
-                           branch,
-                           gate,
-                           scale,
-                           shift,
-                           problem.weight.data,
-                           problem.bias.data,
-                           problem.normed,
-                           problem.sum,
-                           static_cast<uint32_t>(problem.rows),
-                           static_cast<uint32_t>(span),
-                           static_cast<int>(problem.hidden),
-                           Divider(static_cast<uint32_t>(span)),
-                           Average(problem.hidden),
-                           problem.eps,
-                           problem.centered};
+    RowsForward rows{x,
+                     branch,
+                     gate,
+                     scale,
+                     shift,
+                     problem.weight.data,
+                     problem.bias.data,
+                     problem.normed,
+                     problem.sum,
+                     {},
+                     0,
+                     static_cast<uint32_t>(problem.rows),
+                     static_cast<uint32_t>(span),
+                     static_cast<int>(problem.hidden),
+                     Divider(static_cast<uint32_t>(span)),
+                     Average(problem.hidden),
+                     problem.eps,
+                     problem.centered};
+    const void* const held[] = {scale.data, shift.data, rows.weight, rows.bias};
+    for (int k = 0; k < 4; ++k) {
+      rows.slots[k] = rows.staged;
+      if (held[k] != nullptr) ++rows.staged;
+    }
     return problem.branch.data == nullptr ? launch_typed<T, false>(rows, common.type(), problem.stepwise, stream)
                                           : launch_typed<T, true>(rows, common.type(), problem.stepwise, stream);
   }
   // Some vectors for each thread, so that the sums between threads are the lesser part of the work.
-  constexpr int64_t kLoads = 16;
-  const int64_t warps = (problem.hidden / (vectors ? kWidth : 1) + kLoads * kWarp - 1) / (kLoads * kWarp);
+  constexpr int64_t kLoads = 16, kElements = kLoads * kWarp * kWidth;
+  const int64_t warps = (problem.hidden + kElements - 1) / kElements;
   const Shape shape{static_cast<int>(std::min<int64_t>(warps * kWarp, kLongBlock)), 1};
-  const unsigned blocks = blocks_for(problem.rows, shape);
-  if (vectors) {
-    forward_long_kernel<T, kWidth><<<blocks, shape.block(), 0, stream>>>(problem);
-  } else {
-    forward_long_kernel<T, 1><<<blocks, shape.block(), 0, stream>>>(problem);
-  }
-  return cudaGetLastError();
+  return launch_early(forward_long_kernel<T>, dim3(blocks_for(problem.rows, shape)), dim3(shape.block()), 0, stream,
+                      problem);
 }
 
 }  // namespace

@@ -14,11 +14,10 @@
 namespace adaln {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kBackwardBlocks = 3;  // on a processor at a time, or more with fewer threads
-// Rows of a thread at a time, so that enough loads are on their way. Backward, a block runs for longer, and sums take
-// registers.
-constexpr int kRows = 4, kBackwardRows = 2;
+constexpr int kThreads = 256, kAnyThreads = 256;
+// Backward, few large blocks, so that few partial sums are left to be summed.
+constexpr int kBackwardThreads = 640, kBackwardBlocks = 1;
+constexpr int kBackwardRows = 2;  // of a thread at a time, so that enough loads are on their way
 
 // Rows that can be read in vectors.
 struct GateLines {
@@ -48,11 +47,11 @@ struct Tiles {
   unsigned in_a_row;  // blocks side by side
 };
 
-Tiles tiles_of(int64_t hidden, int width) {
+Tiles tiles_of(int64_t hidden, int width, int threads) {
   const int64_t vectors = (hidden + width - 1) / width;
   const int64_t in_a_row = (vectors + kThreads - 1) / kThreads;
   const int columns = static_cast<int>((vectors + in_a_row - 1) / in_a_row);
-  return {columns, kThreads / columns, static_cast<unsigned>(in_a_row)};
+  return {columns, threads / columns, static_cast<unsigned>(in_a_row)};
 }
 
 template <typename T, int kWidth>
@@ -61,53 +60,48 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
   let_next_begin();
   const int64_t column =
       (static_cast<int64_t>(blockIdx.x % tiles.in_a_row) * tiles.columns + threadIdx.x % tiles.columns) * kWidth;
-  const uint32_t first = blockIdx.x / tiles.in_a_row * tiles.rows * kRows + threadIdx.x / tiles.columns;
-  if (column >= problem.hidden) return;
-  Vector<T, kWidth> residual[kRows], branch[kRows];
-  uint32_t span[kRows];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const uint32_t row = min(first + i * tiles.rows, problem.rows - 1);
-    span[i] = problem.spans(row);
-    const uint32_t row_of_span = row - span[i] * problem.span;
-    residual[i] = load_once<T, kWidth>(problem.residual.at<T>(span[i], row_of_span) + column);
-    branch[i] = load_once<T, kWidth>(problem.branch.at<T>(span[i], row_of_span) + column);
-  }
-  float gate[kWidth];
-#pragma unroll
-  for (int i = 0; i < kRows; ++i) {
-    const uint32_t row = first + i * tiles.rows;
-    if (row >= problem.rows) return;
-    if (i == 0 || span[i] != span[i - 1]) {
-      load_either<T, kWidth>(problem.gate.data, problem.gate_type, span[i] * problem.gate.span_stride + column, gate);
-    }
-    float sum[kWidth], product[kWidth];
-    decode_all(residual[i].elements, sum);
-    decode_all(branch[i].elements, product);
-    add_gated<T>(product, gate, problem.stepwise, sum);
-    store_once(static_cast<T*>(problem.sum) + row * problem.hidden + column, encode_all<T>(sum));
-  }
+  const uint32_t row = blockIdx.x / tiles.in_a_row * tiles.rows + threadIdx.x / tiles.columns;
+  if (column >= problem.hidden || row >= problem.rows) return;
+  const uint32_t span = problem.spans(row), row_of_span = row - span * problem.span;
+  const auto residual = load<T, kWidth>(problem.residual.at<T>(span, row_of_span) + column);
+  const auto branch = load<T, kWidth>(problem.branch.at<T>(span, row_of_span) + column);
+  float sum[kWidth], product[kWidth], gate[kWidth];
+  load_either<T, kWidth>(problem.gate.data, problem.gate_type, span * problem.gate.span_stride + column, gate);
+  decode_all(residual.elements, sum);
+  decode_all(branch.elements, product);
+  add_gated<T>(product, gate, problem.stepwise, sum);
+  store(static_cast<T*>(problem.sum) + row * problem.hidden + column, encode_all<T>(sum));
 }
 
-// Rows wherever they lie: a block for each.
+// Rows wherever they lie, a block for each. Its vectors are those of `sum`.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) gate_any_kernel(const __grid_constant__ Gate problem) {
+__global__ void __launch_bounds__(kAnyThreads) gate_any_kernel(const __grid_constant__ Gate problem) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  wait_for_previous();
+  let_next_begin();
+  const int64_t hidden = problem.hidden, step = static_cast<int64_t>(blockDim.x) * kWidth;
   for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
-    const T *residual = row_of<T>(problem.residual, row), *branch = row_of<T>(problem.branch, row);
-    const int64_t gate_row = problem.gate.rows.offset(span_of(row, problem.span));
-    for (int64_t column = threadIdx.x; column < problem.hidden; column += blockDim.x) {
-      float sum[1] = {decode(residual[column])}, product[1] = {decode(branch[column])}, gate[1];
-      load_either<T, 1>(problem.gate.rows.data, problem.gate.type, gate_row + column, gate);
+    const T *residual_row = row_of<T>(problem.residual, row), *branch_row = row_of<T>(problem.branch, row);
+    T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
+    const EitherRow gate_row(problem.gate, span_of(row, problem.span));
+    for (int64_t column = static_cast<int64_t>(threadIdx.x) * kWidth - before<kWidth>(sum_row); column < hidden;
+         column += step) {
+      const Part<kWidth> part(column, hidden);
+      const auto residual = load_part(residual_row, part), branch = load_part(branch_row, part);
+      float sum[kWidth], product[kWidth], gate[kWidth];
+      gate_row.load<T>(part, 0.0f, gate);
+      decode_all(residual.elements, sum);
+      decode_all(branch.elements, product);
       add_gated<T>(product, gate, problem.stepwise, sum);
-      static_cast<T*>(problem.sum)[row * problem.hidden + column] = encode<T>(sum[0]);
+      store_part(sum_row, part, encode_all<T>(sum));
     }
   }
 }
 
 template <typename T, int kWidth>
-__global__ void __launch_bounds__(kThreads, kBackwardBlocks)
+__global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks)
     gate_backward_kernel(const __grid_constant__ GateBackwardLines problem, Tiles tiles) {
-  __shared__ float sums_of_rows[kThreads * kWidth];
+  __shared__ float sums_of_rows[kBackwardThreads * kWidth];
   const uint32_t part = blockIdx.x / tiles.in_a_row;  // of all groups
   const uint32_t group = part / problem.parts;
   const int own = threadIdx.x % tiles.columns;
@@ -118,6 +112,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
   const auto read_gate = [&](uint32_t index) {
     load_either<T, kWidth>(problem.gate.data, problem.gate_type, index * problem.gate.span_stride + column, gate);
   };
+  wait_for_previous();
   let_next_begin();
   if (problem.shared_gate && end > 0) read_gate(group);
   for (uint32_t first = (part - group * problem.parts) * tiles.rows + threadIdx.x / tiles.columns; first < end;
@@ -126,9 +121,9 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
 #pragma unroll
     for (int i = 0; i < kBackwardRows; ++i) {
       const uint32_t row = min(first + i * step, end - 1);
-      grad[i] = load_once<T, kWidth>(problem.grad.at<T>(group, row) + column);
+      grad[i] = load<T, kWidth>(problem.grad.at<T>(group, row) + column);
       if (problem.branch.data != nullptr) {
-        branch[i] = load_once<T, kWidth>(problem.branch.at<T>(group, row) + column);
+        branch[i] = load<T, kWidth>(problem.branch.at<T>(group, row) + column);
       }
     }
 #pragma unroll
@@ -151,7 +146,7 @@ __global__ void __launch_bounds__(kThreads, kBackwardBlocks)
       }
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) slope[j] *= gate[j];
-      store_once(static_cast<T*>(problem.grad_branch) + index, encode_all<T>(slope));
+      store(static_cast<T*>(problem.grad_branch) + index, encode_all<T>(slope));
     }
   }
   if (problem.partial == nullptr) return;
@@ -177,7 +172,7 @@ __global__ void __launch_bounds__(kThreads) gate_backward_any_kernel(const __gri
       const float slope = decode(row_of<T>(problem.grad, row)[column]);
       const int64_t index = row * problem.hidden + column;
       float gate[1];
-      load_modulation<T, 1>(problem.gate, span_of(row, problem.span), column, gate);
+      EitherRow(problem.gate, span_of(row, problem.span)).load<T>(Part<1>(column, problem.hidden), 0.0f, gate);
       static_cast<T*>(problem.grad_branch)[index] = encode<T>(slope * gate[0]);
       if (problem.grad_gate == nullptr) continue;
       const float product[1] = {slope * decode(row_of<T>(problem.branch, row)[column])};
@@ -206,14 +201,17 @@ cudaError_t launch(const Gate& problem, cudaStream_t stream) {
                           problem.hidden,
                           Divider(static_cast<uint32_t>(problem.span)),
                           problem.stepwise};
-    const Tiles tiles = tiles_of(problem.hidden, kWidth);
-    const int64_t rows = static_cast<int64_t>(tiles.rows) * kRows;
-    const auto blocks = static_cast<unsigned>((problem.rows + rows - 1) / rows * tiles.in_a_row);
+    const Tiles tiles = tiles_of(problem.hidden, kWidth, kThreads);
+    const auto blocks = static_cast<unsigned>((problem.rows + tiles.rows - 1) / tiles.rows * tiles.in_a_row);
     return launch_early(gate_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
                         tiles);
   }
-  gate_any_kernel<T><<<blocks_for(problem.rows, {1, 1}), kThreads, 0, stream>>>(problem);
-  return cudaGetLastError();
+  // One vector more than in a row of whole ones, for the row may begin within one.
+  const int64_t vectors = problem.hidden / kWidth + 2, rounds = (vectors + kAnyThreads - 1) / kAnyThreads;
+  const int64_t threads = ((vectors + rounds - 1) / rounds + kWarp - 1) / kWarp * kWarp;
+  const Shape shape{static_cast<int>(threads), 1};
+  return launch_early(gate_any_kernel<T>, dim3(blocks_for(problem.rows, shape)), dim3(shape.block()), 0, stream,
+                      problem);
 }
 
 template <typename T>
@@ -236,9 +234,10 @@ cudaError_t launch(const GateBackward& problem, cudaStream_t stream) {
                                   static_cast<uint32_t>(problem.sums.parts),
                                   problem.hidden,
                                   problem.span > 1};
-    const Tiles tiles = tiles_of(problem.hidden, kWidth);
+    const Tiles tiles = tiles_of(problem.hidden, kWidth, kBackwardThreads);
     const auto blocks = static_cast<unsigned>(parts * tiles.in_a_row);
-    gate_backward_kernel<T, kWidth><<<blocks, tiles.columns * tiles.rows, 0, stream>>>(lines, tiles);
+    launch_early(gate_backward_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
+                 tiles);
   } else {
     gate_backward_any_kernel<T><<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(problem);
   }
@@ -259,10 +258,10 @@ int partial_sums(const GateBackward& problem, int64_t* parts) {
   int processors;
   const cudaError_t error = processors_of_device(&processors);
   if (error != cudaSuccess) return error;
-  const Tiles tiles = tiles_of(problem.hidden, kVectorBytes / static_cast<int>(bytes_of(problem.type)));
+  const Tiles tiles =
+      tiles_of(problem.hidden, kVectorBytes / static_cast<int>(bytes_of(problem.type)), kBackwardThreads);
   const int64_t at_once = static_cast<int64_t>(tiles.rows) * kBackwardRows, groups = problem.sums.groups;
-  const int on_processor = kBackwardBlocks * kThreads / (tiles.columns * tiles.rows);
-  const int64_t blocks = std::max<int64_t>(1, static_cast<int64_t>(on_processor) * processors / tiles.in_a_row);
+  const int64_t blocks = std::max<int64_t>(1, kBackwardBlocks * processors / tiles.in_a_row);
   const int64_t most = (problem.rows / groups + at_once - 1) / at_once;
   *parts = std::max<int64_t>(1, std::min(blocks / groups, most));
   return cudaSuccess;

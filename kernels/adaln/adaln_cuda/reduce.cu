@@ -13,6 +13,7 @@ namespace adaln {
 namespace {
 
 constexpr int kAcross = 8, kParts = 32;  // threads of a block: vectors side by side, and parts at a time
+constexpr int kWarps = kAcross * kParts / kWarp;
 
 __device__ __forceinline__ float value_at(const void* data, Type type, int64_t index) {
   if (type == Type::float16) return decode(static_cast<const __half*>(data)[index]);
@@ -34,7 +35,7 @@ __device__ __forceinline__ void write(void* data, Type type, int64_t index, floa
 template <int kWidth>
 __device__ __forceinline__ void sum_parts(const Reduction& reduction, int sum, bool scaled, int64_t begin, int64_t end,
                                           int64_t column, float (&sums)[kWidth]) {
-  __shared__ float of_threads[kParts][kAcross][kWidth];
+  __shared__ float of_warps[kWarps][kAcross][kWidth];
   const Sums& all = reduction.sums;
   const int64_t stride = all.count * reduction.hidden;  // from part to part
 #pragma unroll
@@ -59,13 +60,23 @@ __device__ __forceinline__ void sum_parts(const Reduction& reduction, int sum, b
       }
     }
   }
+  // The lanes of a warp have several parts of the same columns.
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) of_threads[threadIdx.y][threadIdx.x][j] = sums[j];
+  for (int distance = kAcross; distance < kWarp; distance *= 2) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], distance);
+  }
+  const int warp = threadIdx.y / (kWarp / kAcross);
+  if (threadIdx.y % (kWarp / kAcross) == 0) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) of_warps[warp][threadIdx.x][j] = sums[j];
+  }
   __syncthreads();
   if (threadIdx.y == 0) {
-    for (int i = 1; i < kParts; ++i) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) sums[j] += of_threads[i][threadIdx.x][j];
+    for (int i = 1; i < kWarps; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sums[j] += of_warps[i][threadIdx.x][j];
     }
   }
   __syncthreads();
@@ -77,6 +88,7 @@ __global__ void __launch_bounds__(kAcross* kParts)
   const Total& total = reduction.totals[blockIdx.y];
   const int64_t group = blockIdx.x / blocks_in_a_row;
   const int64_t column = (static_cast<int64_t>(blockIdx.x % blocks_in_a_row) * kAcross + threadIdx.x) * kWidth;
+  let_next_begin();
   if (total.of_all_groups && group > 0) return;
   wait_for_previous();
   const bool scaled = total.of_all_groups && reduction.scale.rows.data != nullptr;

@@ -285,14 +285,15 @@ def _norm_gradients(ctx, grad, x, scale, weight, bias, grad_sum, branch, gate, w
         of_gate,
     )
     grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate = gradients
-    if of_shift and _has_own_rows(scale, x):
-        grad_shift = grad.to(scale.dtype)
+    # `reshape` takes as long as a launch, also where there is nothing to do.
+    if of_shift and grad_shift.shape != ctx.shift_shape:
+        grad_shift = (grad.to(scale.dtype) if _has_own_rows(scale, x) else grad_shift).reshape(ctx.shift_shape)
     return (
         grad_x,
         None if branch is None else grad_branch,
         grad_gate if of_gate else None,
         grad_scale if of_scale else None,
-        grad_shift.reshape(ctx.shift_shape) if of_shift else None,
+        grad_shift if of_shift else None,
         grad_weight if of_weight else None,
         grad_bias if of_bias else None,
     )
