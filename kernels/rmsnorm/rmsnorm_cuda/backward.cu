@@ -8,6 +8,7 @@
 // The gradient of the weight takes two kernels. The first runs `parts` blocks, at most two on each processor, in which
 // several groups of threads take a row each, again and again, and add up what they meet of a column in registers; the
 // second adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits.
+#include <atomic>
 #include <iterator>
 
 #include "kit/launch.cuh"
@@ -18,6 +19,12 @@ namespace rmsnorm {
 namespace {
 
 constexpr int kScalarLoads = 4;  // elements of a thread, of rows that are not read in vectors
+constexpr int kRingLoads = 4;    // vectors of a thread, of rows that pass through a ring
+constexpr int kRingThreads = 256;
+constexpr int kRingSlots = 3;          // of a group
+constexpr int kLeastRingVectors = 96;  // of a row
+constexpr int kLongRingVectors = 384;  // of a row of which two slots are better than three
+constexpr int kLeastRingTurns = 3;
 constexpr int kMostGroups = 15;  // of more than a warp in a block, each of which has one of its 16 barriers
 
 struct alignas(64) Arguments {
@@ -28,6 +35,7 @@ struct alignas(64) Arguments {
   float inverse_of_hidden, eps;
   int hidden;    // of rows that registers hold
   int group;     // threads of a row
+  int slots;     // of a group's ring
   bool strided;  // the rows of one of the three lie in more than one dimension
   int64_t x_stride, grad_stride, grad_sum_stride;
   const void* grad_sum;  // null: there is none
@@ -81,6 +89,46 @@ class GroupSums {
   int group_, index_, half_ = 0;
 };
 
+// Copies into shared memory that nobody waits for until what they bring is needed. A counter in shared memory knows
+// when so many bytes are there, again and again; `turn` is 0 the first time, then 1, then 0.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+__device__ __forceinline__ unsigned shared_address(const void* data) {
+  return static_cast<unsigned>(__cvta_generic_to_shared(data));
+}
+__device__ __forceinline__ void start_counting(uint64_t* counter) {
+  asm volatile(
+      "mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(shared_address(counter))
+      : "memory");
+}
+__device__ __forceinline__ void expect_bytes(uint64_t* counter, int bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(counter)), "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, uint64_t* counter) {
+  // What is read here is not read again soon, and need not stay in the cache.
+  uint64_t policy;
+  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(counter)), "l"(policy)
+      : "memory");
+}
+__device__ __forceinline__ void wait_for_bytes(uint64_t* counter, unsigned turn) {
+  unsigned there;
+  do {
+    asm volatile(
+        "{\n\t.reg .pred there;\n\tmbarrier.try_wait.parity.shared::cta.b64 there, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, there;\n\t}"
+        : "=r"(there)
+        : "r"(shared_address(counter)), "r"(turn)
+        : "memory");
+  } while (there == 0);
+}
+
+#endif
+
 // What is needed of the elements of a row for their gradient.
 struct Slope {
   float rstd, along;
@@ -105,8 +153,8 @@ __device__ __forceinline__ void add_to_sums(const Vector<T, kWidth>& x, const Ve
 // The gradient of a vector of elements; adds theirs to that of their weights.
 template <typename T, int kWidth>
 __device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x, const Vector<T, kWidth>& grad,
-                                                      const float (&factors)[kWidth], const Slope& slope,
-                                                      const T* grad_sum, float (&weight_sums)[kWidth]) {
+                                                      const float (&factors)[kWidth], const Slope& slope, bool add,
+                                                      const Vector<T, kWidth>& grad_sum, float (&weight_sums)[kWidth]) {
   float results[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
@@ -114,10 +162,9 @@ __device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x
     weight_sums[j] += own * (value * slope.rstd);
     results[j] = slope.rstd * (own * factors[j] - value * slope.along);
   }
-  if (grad_sum != nullptr) {
-    const auto other = load_once<T, kWidth>(grad_sum);
+  if (add) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) results[j] += decode(other.elements[j]);
+    for (int j = 0; j < kWidth; ++j) results[j] += decode(grad_sum.elements[j]);
   }
   return encode_all<T>(results);
 }
@@ -183,8 +230,9 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
         factors[i].forget();
         float values[kWidth];
         factors[i].finish(arguments.weight, column, values);
-        store_once(grad_x + column, gradient(x[i], grad[i], values, slope,
-                                             grad_sum == nullptr ? nullptr : grad_sum + column, weight_sums[i]));
+        Vector<T, kWidth> other{};
+        if (grad_sum != nullptr) other = load_once<T, kWidth>(grad_sum + column);
+        store_once(grad_x + column, gradient(x[i], grad[i], values, slope, grad_sum != nullptr, other, weight_sums[i]));
       }
     }
   }
@@ -212,6 +260,128 @@ __global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constan
       }
     }
   }
+}
+
+// The rows of each group pass through a ring in shared memory, which copies fill that need no registers while they are
+// on their way: so that there are enough of them, and a row waits for none of its three tensors.
+//
+// For a weight like x, or none.
+template <typename T, bool kAdd>
+__global__ void __launch_bounds__(kRingThreads, 2) backward_ring_kernel(const __grid_constant__ Arguments arguments) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  __shared__ GroupSums::Scratch scratch;
+  __shared__ uint64_t filled[kRingThreads / kWarp * kRingSlots];
+  extern __shared__ float4 ring[];
+  const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
+  const int thread = threadIdx.x - index * group, hidden = arguments.hidden, slots = arguments.slots;
+  const int row_bytes = hidden * static_cast<int>(sizeof(T)), slot_bytes = row_bytes * (kAdd ? 3 : 2);
+  GroupSums sum_over_group(scratch, group, index);
+  char* const own_ring = reinterpret_cast<char*>(ring) + index * slots * slot_bytes;
+  uint64_t* const own_filled = filled + index * slots;
+  if (thread == 0) {
+    for (int slot = 0; slot < slots; ++slot) start_counting(own_filled + slot);
+  }
+  __syncthreads();
+  wait_for_previous();
+  // The last rows come first, as above.
+  const int64_t step = static_cast<int64_t>(gridDim.x) * groups;
+  const int64_t first = arguments.rows - 1 - static_cast<int64_t>(blockIdx.x) - static_cast<int64_t>(gridDim.x) * index;
+  const int count = first < 0 ? 0 : static_cast<int>(first / step) + 1;
+  const auto fetch = [&](int number, int slot) {
+    const Offsets offsets(arguments, first - step * number);
+    char* const to = own_ring + slot * slot_bytes;
+    expect_bytes(own_filled + slot, slot_bytes);
+    copy_bytes(to, static_cast<const T*>(arguments.x) + offsets.x, row_bytes, own_filled + slot);
+    copy_bytes(to + row_bytes, static_cast<const T*>(arguments.grad) + offsets.grad, row_bytes, own_filled + slot);
+    if (kAdd) {
+      copy_bytes(to + 2 * row_bytes, static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, row_bytes,
+                 own_filled + slot);
+    }
+  };
+  if (thread == 0) {
+    for (int slot = 0; slot < slots && slot < count; ++slot) fetch(slot, slot);
+  }
+  Factors<T, kWidth> factors[kRingLoads];
+#pragma unroll
+  for (int i = 0; i < kRingLoads; ++i) {
+    const int column = (thread + i * group) * kWidth;
+    factors[i].start_plain(arguments.weight, column, arguments.weight.data != nullptr && column < hidden);
+  }
+  float weight_sums[kRingLoads][kWidth] = {};
+  int slot = 0;
+  unsigned turn = 0;
+  for (int number = 0; number < count; ++number) {
+    const T* const x = reinterpret_cast<const T*>(own_ring + slot * slot_bytes);
+    const T* const grad = x + hidden;
+    wait_for_bytes(own_filled + slot, turn);
+    float sums[2] = {0.0f, 0.0f};
+#pragma unroll
+    for (int i = 0; i < kRingLoads; ++i) {
+      const int column = (thread + i * group) * kWidth;
+      if (column < hidden) {
+        factors[i].forget();
+        float values[kWidth];
+        factors[i].finish_plain(arguments.weight, values);
+        add_to_sums(load<T, kWidth>(x + column), load<T, kWidth>(grad + column), values, sums);
+      }
+    }
+    sum_over_group(sums);
+    // Now the whole group has done with the row before this one.
+    if (thread == 0 && number > 0 && number - 1 + slots < count) {
+      fetch(number - 1 + slots, slot == 0 ? slots - 1 : slot - 1);
+    }
+    const Slope slope(arguments, sums);
+    T* const grad_x = static_cast<T*>(arguments.grad_x) + (first - step * number) * hidden;
+#pragma unroll
+    for (int i = 0; i < kRingLoads; ++i) {
+      const int column = (thread + i * group) * kWidth;
+      if (column < hidden) {
+        factors[i].forget();
+        float values[kWidth];
+        factors[i].finish_plain(arguments.weight, values);
+        Vector<T, kWidth> other{};
+        if (kAdd) other = load<T, kWidth>(grad + hidden + column);
+        store_once(grad_x + column, gradient(load<T, kWidth>(x + column), load<T, kWidth>(grad + column), values, slope,
+                                             kAdd, other, weight_sums[i]));
+      }
+    }
+    if (++slot == slots) {
+      slot = 0;
+      turn ^= 1;
+    }
+  }
+  let_next_begin();
+  if (arguments.partial == nullptr) return;
+  __syncthreads();
+  // In the order in which neighbouring threads meet no bank twice.
+  constexpr int kParts = kWidth / 4;
+#pragma unroll
+  for (int i = 0; i < kRingLoads; ++i) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const float* const sums = weight_sums[i] + part * 4;
+      ring[((index * kRingLoads + i) * kParts + part) * group + thread] =
+          make_float4(sums[0], sums[1], sums[2], sums[3]);
+    }
+  }
+  __syncthreads();
+  float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
+  const int of_group = kRingLoads * kParts * group;
+  for (int number = threadIdx.x; number < of_group; number += blockDim.x) {
+    const int row = number / group, column = (number - row * group + row / kParts * group) * kWidth + row % kParts * 4;
+    if (column >= hidden) continue;
+    float4 sum = ring[number];
+    for (int other = 1; other < groups; ++other) {
+      const float4 more = ring[other * of_group + number];
+      sum.x += more.x;
+      sum.y += more.y;
+      sum.z += more.z;
+      sum.w += more.w;
+    }
+    *reinterpret_cast<float4*>(partial + column) = sum;
+  }
+#endif
 }
 
 template <typename T, int kWidth>
@@ -247,8 +417,10 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
       factors.finish(arguments.weight, column, values);
       // A thread meets the same columns in every row.
       if (partial != nullptr && row != blockIdx.x) load_floats(partial + column, weight_sums);
+      Vector<T, kWidth> other{};
+      if (grad_sum != nullptr) other = load_once<T, kWidth>(grad_sum + column);
       store_once(grad_x + column, gradient(load<T, kWidth>(x + column), load<T, kWidth>(grad + column), values, slope,
-                                           grad_sum == nullptr ? nullptr : grad_sum + column, weight_sums));
+                                           grad_sum != nullptr, other, weight_sums));
       if (partial != nullptr) store_floats(partial + column, weight_sums);
     }
   }
@@ -326,6 +498,58 @@ void launch_kernel(Arguments& arguments, const Plan& plan, cudaStream_t stream) 
                static_cast<unsigned>(plan.group * plan.groups), shared, stream, arguments);
 }
 
+// Bytes of shared memory that each of two blocks of a processor can have for its rings; 0: the device has no such
+// copies, or the code that runs on it does not use them.
+template <typename T, bool kAdd>
+int ring_bytes() {
+  constexpr int kDevices = 64, kReserved = 1024;
+  static std::atomic<int> known[kDevices];  // one more; 0: not yet known
+  const auto kernel = backward_ring_kernel<T, kAdd>;
+  int device;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return 0;
+  int bytes = known[device].load(std::memory_order_relaxed) - 1;
+  if (bytes >= 0) return bytes;
+  bytes = 0;
+  cudaFuncAttributes attributes;
+  int shared;
+  if (waits_for_previous(reinterpret_cast<const void*>(kernel)) &&
+      cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
+      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) == cudaSuccess) {
+    shared = shared / 2 - kReserved - static_cast<int>(attributes.sharedSizeBytes);
+    shared -= shared % kVectorBytes;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess)
+      bytes = shared;
+  }
+  known[device].store(bytes + 1, std::memory_order_relaxed);
+  return bytes;
+}
+
+// How rows are laid over rings; no groups where there are too few rows to fill them, or where the rows do not fit.
+Plan ring_plan(int64_t rows, int64_t vectors, int processors) {
+  Plan plan{kRingLoads, kWarp, 0, static_cast<unsigned>(2 * processors)};
+  if (vectors < kLeastRingVectors || vectors > kRingThreads * kRingLoads) return plan;
+  while (plan.group * kRingLoads < vectors) plan.group += kWarp;
+  const int groups = kRingThreads / plan.group;
+  if (rows >= static_cast<int64_t>(kLeastRingTurns) * groups * plan.blocks) plan.groups = groups;
+  return plan;
+}
+
+// Whether the rows were laid over rings.
+template <typename T, bool kAdd>
+bool launch_ring(Arguments& arguments, const Backward& problem, int processors, cudaStream_t stream) {
+  if (problem.weight.data != nullptr && problem.weight.type != problem.type) return false;
+  const int64_t vectors = problem.hidden * static_cast<int64_t>(sizeof(T)) / kVectorBytes;
+  const Plan plan = ring_plan(problem.rows, vectors, processors);
+  if (plan.groups == 0) return false;
+  const int bytes = plan.groups * static_cast<int>(vectors) * kVectorBytes * (kAdd ? 3 : 2);
+  arguments.group = plan.group;
+  arguments.slots = std::min(ring_bytes<T, kAdd>() / bytes, vectors < kLongRingVectors ? kRingSlots : 2);
+  if (arguments.slots < 2) return false;
+  launch_early(backward_ring_kernel<T, kAdd>, plan.blocks, static_cast<unsigned>(plan.group * plan.groups),
+               static_cast<size_t>(bytes) * arguments.slots, stream, arguments);
+  return true;
+}
+
 template <typename T, int kWidth>
 void launch(Arguments& arguments, const Plan& plan, cudaStream_t stream) {
   if (plan.loads == 0) {
@@ -373,6 +597,10 @@ void launch_aligned(const Backward& problem, int processors, cudaStream_t stream
                        aligned(problem.grad, sizeof(T)) && aligned(problem.grad_sum, sizeof(T)) &&
                        aligned(problem.weight.data) && aligned(problem.grad_x);
   Arguments arguments = arguments_of(problem);
+  if (vectors && (problem.grad_sum.data == nullptr ? launch_ring<T, false>(arguments, problem, processors, stream)
+                                                   : launch_ring<T, true>(arguments, problem, processors, stream))) {
+    return;
+  }
   Plan plan = plan_of(problem.rows, problem.hidden, vectors ? kWidth : 1, processors);
   if (problem.partial != nullptr) plan.blocks = static_cast<unsigned>(problem.parts);
   return vectors ? launch<T, kWidth>(arguments, plan, stream) : launch<T, 1>(arguments, plan, stream);
@@ -391,7 +619,9 @@ int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts) {
   int processors;
   const cudaError_t error = processors_of_device(&processors);
   if (error != cudaSuccess) return error;
-  *parts = plan_of(rows, hidden, type == Type::float32 ? 4 : 8, processors).blocks;
+  const int width = type == Type::float32 ? 4 : 8;
+  const bool rings = hidden % width == 0 && ring_plan(rows, hidden / width, processors).groups > 0;
+  *parts = rings ? 2 * processors : plan_of(rows, hidden, width, processors).blocks;
   return cudaSuccess;
 }
 

@@ -134,6 +134,18 @@ class Factors {
     }
   }
 
+  // Of a weight like the rows, which is there where `read` says so.
+  __device__ __forceinline__ void start_plain(const Weight& weight, int64_t column, bool read) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) vector_.elements[i] = encode<T>(1.0f);
+    if (read) vector_ = load<T, kWidth>(static_cast<const T*>(weight.data) + column);
+  }
+
+  __device__ __forceinline__ void finish_plain(const Weight& weight, float (&factors)[kWidth]) const {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) factors[i] = decode(vector_.elements[i]) + weight.offset;
+  }
+
   __device__ __forceinline__ void finish(const Weight& weight, int64_t column, float (&factors)[kWidth]) const {
     if (is_like_rows(weight)) {
 #pragma unroll

@@ -14,41 +14,58 @@
 namespace rmsnorm {
 namespace {
 
-constexpr int kSharedBlock = 128;     // threads of a block with several rows
-constexpr uint8_t kWholeBlock = 255;  // instead of a number of lanes
-constexpr int kShiftedLoads = 4;      // vectors of a thread, of rows that start anywhere
+constexpr int kSharedBlock = 128;       // threads of a block with several rows
+constexpr uint8_t kWholeBlock = 255;    // instead of a number of lanes
+constexpr int kLeastDenseVectors = 64;  // of a row; up to here several share a block
+constexpr int kShiftedLoads = 4;        // vectors of a thread, of rows that start anywhere
+
+// How rows that registers hold are laid over threads. Of `dense` blocks a processor holds as many threads as it can:
+// they have 32 registers, and read the weight only when the sum is there.
+enum class Layout { shared, block, dense };
+
+// Threads of a processor.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100)
+constexpr int kResidentThreads = 2048;
+#elif __CUDA_ARCH__ < 800
+constexpr int kResidentThreads = 1024;
+#else
+constexpr int kResidentThreads = 1536;
+#endif
 
 struct alignas(64) Arguments {
   const void* x;
   void* normed;
   Weight weight;
-  int64_t rows, x_stride;
+  int64_t rows, x_stride, normed_stride;
   int hidden;  // of rows that registers hold
   float inverse_of_hidden, eps;
   uint8_t shift;  // 2^shift lanes read a row, where a block has several
   bool wide;      // `normed` is float32 beside smaller elements
   bool rounded_before_weight;
-  bool in_place;  // results lie where x and the residual do
+  bool plain;
   // From here on, what few need.
   bool strided;  // the rows of x or of the residual lie in more than one dimension
   void* sum;
   const void* residual;
-  int64_t residual_stride, long_hidden;
+  int64_t residual_stride, sum_stride, long_hidden;
+  bool in_place;  // results lie where x and the residual do
   Rows x_rows, residual_rows;
 };
 
-// Where the elements of a row start in each tensor.
-template <bool kAdd>
+// Where the elements of a row start in each tensor. kPlain: none is `strided`.
+template <bool kAdd, bool kPlain = false>
 struct Offsets {
   int64_t x, residual, normed, sum;
-  __device__ __forceinline__ Offsets(const Arguments& arguments, int64_t row, int64_t hidden) {
+  __device__ __forceinline__ Offsets(const Arguments& arguments, int64_t row) {
     x = row * arguments.x_stride;
-    normed = sum = row * hidden;
-    if (kAdd) residual = row * arguments.residual_stride;
-    if (arguments.strided) {
-      x = arguments.x_rows.offset(row);
-      if (kAdd) residual = arguments.residual_rows.offset(row);
+    normed = row * arguments.normed_stride;
+    if (kAdd) {
+      residual = row * arguments.residual_stride;
+      sum = row * arguments.sum_stride;
     }
+    if (kPlain || !arguments.strided) return;
+    x = arguments.x_rows.offset(row);
+    if (kAdd) residual = arguments.residual_rows.offset(row);
     if (kAdd && arguments.in_place) {
       normed = x;
       sum = residual;
@@ -73,56 +90,89 @@ __device__ __forceinline__ float sum_of_squares(const Vector<T, kWidth>& vector)
 }
 
 template <typename T, int kWidth>
-__device__ __forceinline__ void write_norm(const Arguments& arguments, int64_t offset, Vector<T, kWidth>& vector,
-                                           float rstd, const float (&factors)[kWidth]) {
+__device__ __forceinline__ Vector<T, kWidth> norm(const Vector<T, kWidth>& vector, float rstd,
+                                                  const float (&factors)[kWidth], bool rounded) {
   float values[kWidth];
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) values[i] = decode(vector.elements[i]) * rstd;
-  if (sizeof(T) < sizeof(float) && arguments.rounded_before_weight) {
-    const auto rounded = encode_all<T>(values);
+  if (rounded) {
+    const auto quotients = encode_all<T>(values);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = decode(rounded.elements[i]);
+    for (int i = 0; i < kWidth; ++i) values[i] = decode(quotients.elements[i]);
   }
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) values[i] *= factors[i];
+  return encode_all<T>(values);
+}
+
+// As any arguments ask for.
+template <typename T, int kWidth>
+__device__ __forceinline__ void write_norm(const Arguments& arguments, int64_t offset, Vector<T, kWidth>& vector,
+                                           float rstd, const float (&factors)[kWidth]) {
+  const bool rounded = sizeof(T) < sizeof(float) && arguments.rounded_before_weight;
   if (sizeof(T) < sizeof(float) && arguments.wide) {
+    float values[kWidth];
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = decode(vector.elements[i]) * rstd;
+    const auto quotients = encode_all<T>(values);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) values[i] = decode(quotients.elements[i]) * factors[i];
     store_floats_once(static_cast<float*>(arguments.normed) + offset, values);
   } else {
-    store_once(static_cast<T*>(arguments.normed) + offset, encode_all<T>(values));
+    store_once(static_cast<T*>(arguments.normed) + offset, norm(vector, rstd, factors, rounded));
   }
 }
 
-// kBlock: a block has one row; else several.
-template <typename T, int kWidth, int kLoads, bool kAdd, bool kBlock>
-__global__ void __launch_bounds__(kBlock ? kMostThreads : kSharedBlock)
+// kPlain: rows and results in one dimension, a weight like x, or none, and a result like x. All loads are then under
+// way before the first is waited for, and nothing is decided for each vector: that is 2% of the time of large tensors,
+// and a tenth of that of small ones.
+template <typename T, int kWidth, int kLoads, bool kAdd, Layout kLayout, bool kPlain>
+__global__ void __launch_bounds__(kLayout == Layout::shared ? kSharedBlock : kMostThreads,
+                                  kLayout == Layout::dense ? kResidentThreads / kMostThreads : 1)
     forward_kernel(const __grid_constant__ Arguments arguments) {
+  constexpr bool kBlock = kLayout != Layout::shared, kDense = kLayout == Layout::dense;
+  // Where a residual and a weight at once would take too many registers, the weight comes later.
+  constexpr bool kLate = kAdd && kLoads > 4;
   const int lanes = kBlock ? blockDim.x : 1 << arguments.shift;
   const int lane = kBlock ? threadIdx.x : threadIdx.x & (lanes - 1);
   const int64_t row =
       kBlock ? blockIdx.x : (static_cast<int64_t>(blockIdx.x) * kSharedBlock + threadIdx.x) >> arguments.shift;
   // A thread without a row still takes part in the sums of its warp.
   const int columns = kBlock || row < arguments.rows ? arguments.hidden : 0;
-  const Offsets<kAdd> offsets(arguments, row, arguments.hidden);
+  const int weight_columns = arguments.weight.data != nullptr ? columns : 0;
+  const Offsets<kAdd, kPlain> offsets(arguments, row);
+  const auto first_factors = [&](int column, Factors<T, kWidth>& factors) {
+    if constexpr (kPlain) {
+      factors.start_plain(arguments.weight, column, column < weight_columns);
+    } else {
+      if (column < columns) factors.start(arguments.weight, column);
+    }
+  };
   wait_for_previous();
   let_next_begin();
-  Vector<T, kWidth> x[kLoads];
+  Vector<T, kWidth> x[kLoads], residual[kAdd ? kLoads : 1];
   Factors<T, kWidth> factors[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const int column = (lane + i * lanes) * kWidth;
     x[i] = {};
-    if (column < columns) x[i] = load_once<T, kWidth>(static_cast<const T*>(arguments.x) + offsets.x + column);
+    if (column < columns) x[i] = load<T, kWidth>(static_cast<const T*>(arguments.x) + offsets.x + column);
   }
-  if (kAdd) {
-    Vector<T, kWidth> residual[kLoads];
+  if constexpr (kAdd) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int column = (lane + i * lanes) * kWidth;
       residual[i] = {};
       if (column < columns) {
-        residual[i] = load_once<T, kWidth>(static_cast<const T*>(arguments.residual) + offsets.residual + column);
+        residual[i] = load<T, kWidth>(static_cast<const T*>(arguments.residual) + offsets.residual + column);
       }
     }
+  }
+  if constexpr (!kDense && !kLate) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) first_factors((lane + i * lanes) * kWidth, factors[i]);
+  }
+  if constexpr (kAdd) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       const int column = (lane + i * lanes) * kWidth;
@@ -130,10 +180,9 @@ __global__ void __launch_bounds__(kBlock ? kMostThreads : kSharedBlock)
       if (column < columns) store_once(static_cast<T*>(arguments.sum) + offsets.sum + column, x[i]);
     }
   }
+  if constexpr (kLate) {
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int column = (lane + i * lanes) * kWidth;
-    if (column < columns) factors[i].start(arguments.weight, column);
+    for (int i = 0; i < kLoads; ++i) first_factors((lane + i * lanes) * kWidth, factors[i]);
   }
   float squares = 0.0f;
 #pragma unroll
@@ -147,16 +196,31 @@ __global__ void __launch_bounds__(kBlock ? kMostThreads : kSharedBlock)
     squares = sums[0];
   }
   const float rstd = reciprocal_norm(squares, arguments.inverse_of_hidden, arguments.eps);
+  const auto write = [&](bool rounded) {
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int column = (lane + i * lanes) * kWidth;
-    if (column < columns) {
-      forget(x[i]);
-      factors[i].forget();
-      float values[kWidth];
-      factors[i].finish(arguments.weight, column, values);
-      write_norm(arguments, offsets.normed + column, x[i], rstd, values);
+    for (int i = 0; i < kLoads; ++i) {
+      const int column = (lane + i * lanes) * kWidth;
+      if constexpr (kDense) first_factors(column, factors[i]);
+      if (column < columns) {
+        if constexpr (!kPlain || kDense || kLoads > 2) {
+          forget(x[i]);
+          factors[i].forget();
+        }
+        float values[kWidth];
+        if constexpr (kPlain) {
+          factors[i].finish_plain(arguments.weight, values);
+          store_once(static_cast<T*>(arguments.normed) + offsets.normed + column, norm(x[i], rstd, values, rounded));
+        } else {
+          factors[i].finish(arguments.weight, column, values);
+          write_norm(arguments, offsets.normed + column, x[i], rstd, values);
+        }
+      }
     }
+  };
+  if (kPlain && sizeof(T) < sizeof(float) && arguments.rounded_before_weight) {
+    write(true);
+  } else {
+    write(false);
   }
 }
 
@@ -192,7 +256,7 @@ template <typename T, int kWidth, int kLoads, bool kAdd>
 __global__ void __launch_bounds__(kMostThreads) forward_shifted_kernel(const __grid_constant__ Arguments arguments) {
   __shared__ float4 scratch[kMostWarps / 4];
   const int hidden = arguments.hidden, thread = threadIdx.x;
-  const Offsets<kAdd> offsets(arguments, blockIdx.x, hidden);
+  const Offsets<kAdd> offsets(arguments, blockIdx.x);
   const auto address = reinterpret_cast<uintptr_t>(static_cast<const T*>(arguments.x) + offsets.x) / sizeof(T);
   const int before = static_cast<int>(-address % kWidth);
   const int vectors = (hidden - before) / kWidth, behind = before + vectors * kWidth;
@@ -236,7 +300,7 @@ __global__ void __launch_bounds__(kLongBlock) forward_twice_kernel(const __grid_
   const int64_t row = block ? blockIdx.x : thread >> arguments.shift;
   const int64_t hidden = row < arguments.rows ? arguments.long_hidden : 0, step = static_cast<int64_t>(lanes) * kWidth;
   const int64_t first_column = static_cast<int64_t>(block ? threadIdx.x : threadIdx.x & (lanes - 1)) * kWidth;
-  const Offsets<kAdd> offsets(arguments, row, arguments.long_hidden);
+  const Offsets<kAdd> offsets(arguments, row);
   const T* x = static_cast<const T*>(arguments.x) + offsets.x;
   wait_for_previous();
   let_next_begin();
@@ -286,19 +350,21 @@ unsigned threads_for(int64_t vectors, int loads) {
   return static_cast<unsigned>((vectors + loads * kWarp - 1) / (loads * kWarp) * kWarp);
 }
 
-template <typename T, int kWidth, int kLoads, bool kAdd>
+template <typename T, int kWidth, int kLoads, bool kAdd, Layout kLayout = Layout::block>
 void launch_block(const Arguments& arguments, int64_t vectors, cudaStream_t stream) {
-  launch_early(forward_kernel<T, kWidth, kLoads, kAdd, true>, static_cast<unsigned>(arguments.rows),
-               threads_for(vectors, kLoads), 0, stream, arguments);
+  const auto kernel = arguments.plain ? forward_kernel<T, kWidth, kLoads, kAdd, kLayout, true>
+                                      : forward_kernel<T, kWidth, kLoads, kAdd, Layout::block, false>;
+  launch_early(kernel, static_cast<unsigned>(arguments.rows), threads_for(vectors, kLoads), 0, stream, arguments);
 }
 
 template <typename T, int kWidth, int kLoads, bool kAdd>
 void launch_shared(Arguments& arguments, int64_t lanes, cudaStream_t stream) {
   arguments.shift = static_cast<uint8_t>(power_of_two_from(lanes));
   const int64_t rows_of_block = kSharedBlock >> arguments.shift;
-  launch_early(forward_kernel<T, kWidth, kLoads, kAdd, false>,
-               static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block), kSharedBlock, 0, stream,
-               arguments);
+  const auto kernel = arguments.plain ? forward_kernel<T, kWidth, kLoads, kAdd, Layout::shared, true>
+                                      : forward_kernel<T, kWidth, kLoads, kAdd, Layout::shared, false>;
+  launch_early(kernel, static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block), kSharedBlock, 0,
+               stream, arguments);
 }
 
 template <typename T, int kWidth, bool kAdd>
@@ -315,17 +381,23 @@ void launch_twice(Arguments& arguments, int64_t vectors, cudaStream_t stream) {
   launch_early(forward_twice_kernel<T, kWidth, kAdd>, blocks, threads, 0, stream, arguments);
 }
 
-// As many threads as share a row well: with more than 320 for two vectors each, the registers of a processor hold too
-// few rows at a time to keep its memory busy.
+// As many threads as share a row well: too many rows at a time on a processor, and the next launch finds its room
+// unevenly spread over processors; too few, and memory is not kept busy.
 template <typename T, int kWidth, bool kAdd>
 void launch_vectors(Arguments& arguments, int64_t vectors, cudaStream_t stream) {
-  if (vectors <= kWarp * 4) {
-    return launch_shared<T, kWidth, 4, kAdd>(arguments, std::max((vectors + 3) / 4, std::min<int64_t>(vectors, 4)),
-                                             stream);
+  if (vectors <= kLeastDenseVectors) {
+    launch_shared<T, kWidth, 4, kAdd>(arguments, std::max((vectors + 3) / 4, std::min<int64_t>(vectors, 4)), stream);
+  } else if (vectors <= kWarp * 4) {
+    launch_block<T, kWidth, 2, kAdd, Layout::dense>(arguments, vectors, stream);
+  } else if (vectors <= 320 * 2) {
+    launch_block<T, kWidth, 2, kAdd>(arguments, vectors, stream);
+  } else if (vectors <= kMostThreads * 2) {
+    launch_block<T, kWidth, 2, kAdd, Layout::dense>(arguments, vectors, stream);
+  } else if (vectors <= kMostThreads * 8) {
+    launch_block<T, kWidth, 8, kAdd>(arguments, vectors, stream);
+  } else {
+    launch_twice<T, kWidth, kAdd>(arguments, vectors, stream);
   }
-  if (vectors <= 320 * 2) return launch_block<T, kWidth, 2, kAdd>(arguments, vectors, stream);
-  if (vectors <= kMostThreads * 8) return launch_block<T, kWidth, 8, kAdd>(arguments, vectors, stream);
-  launch_twice<T, kWidth, kAdd>(arguments, vectors, stream);
 }
 
 template <typename T, bool kAdd>
@@ -369,6 +441,10 @@ Arguments arguments_of(const Forward& problem) {
   arguments.rounded_before_weight = problem.rounded_before_weight && problem.weight.data != nullptr;
   arguments.strided = problem.x.dims > 1 || problem.residual.dims > 1;
   arguments.long_hidden = problem.hidden;
+  arguments.normed_stride = arguments.in_place ? arguments.x_stride : problem.hidden;
+  arguments.sum_stride = arguments.in_place ? problem.residual.strides[0] : problem.hidden;
+  arguments.plain =
+      !arguments.strided && !arguments.wide && (problem.weight.data == nullptr || problem.weight.type == problem.type);
   if (arguments.strided) {
     arguments.x_rows = problem.x;
     arguments.residual_rows = problem.residual;
