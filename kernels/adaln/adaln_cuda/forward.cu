@@ -1,15 +1,16 @@
 // Modulated norms, with and without a gated branch that is added before, on CUDA.
 //
 // Reads:    x and the branch, each once from memory: a row stays in registers between its sums and its result. Rows
-//           that are too long for that, or lie unfavourably, are read again. Parameters and modulations from the
+//           that are too long for that, or lie unfavourably, are read again. Parameters and modulations by way of the
 //           processor's cache, once for the rows that a thread has at a time.
 // Writes:   `normed`, and `sum` when there is a branch.
 // Must not: allocate, synchronize, or use another stream than the one given.
 //
 // Bytes, for elements of e bytes and modulations of m bytes: rows * hidden * 2e (4e with a branch), and beside them
 // rows / span * hidden * 2m (3m). A copy's speed takes some 40 KB on their way to each processor, and not many more
-// instructions than there are elements. Hence two rows for a thread, which share what the modulation takes; elements
-// kept as they came, in half the registers, and decoded again; and one exchange between the warps of a row.
+// instructions than there are elements. Hence elements kept as they came, in half the registers, and decoded again;
+// modulations on their way into shared memory from the start, which takes none; a warp for each row that it can hold,
+// for it waits for no other; and for longer ones two rows for a thread, with one exchange between the warps of both.
 #include "adaln_cuda/adaln.h"
 #include "adaln_cuda/device.cuh"
 
@@ -24,14 +25,14 @@ constexpr int kWarpLoads = 5, kMostWarpLoads = 8;
 constexpr uint32_t kManyRows = 512;
 
 // Threads of a block, at most, and blocks that fit on a processor.
-template <int kLoads, int kRows>
-constexpr int kMostThreads = kLoads > 2          ? kSharedBlock
-                             : kLoads* kRows < 4 ? 512
-                                                 : 384;
-template <int kLoads>
-constexpr int kBlocks = kLoads > kWarpLoads ? 4
-                        : kLoads > 2        ? 6
-                                            : 2;
+constexpr int most_threads(int loads, int rows) {
+  if (loads > 2) return kSharedBlock;
+  return loads * rows < 4 ? 512 : 384;
+}
+constexpr int blocks_of_processor(int loads) {
+  if (loads > kWarpLoads) return 4;
+  return loads > 2 ? 6 : 2;
+}
 
 // Rows that registers hold.
 struct RowsForward {
@@ -50,10 +51,10 @@ struct RowsForward {
 
 // Blocks of (threads of a row, rows side by side), and kRows below one another, which lie in one span.
 template <typename T, typename M, int kWidth, int kLoads, int kRows, bool kBranch, bool kStepwise>
-__global__ void __launch_bounds__(kMostThreads<kLoads, kRows>, kBlocks<kLoads>)
+__global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_processor(kLoads))
     forward_kernel(const __grid_constant__ RowsForward problem) {
-  // Vectors that every thread has. The others may lie past the row's end. They are then read at the row's start, and do
-  // not count.
+  // So many vectors every thread has. The others may lie past the row's end. They are then read at the row's start, and
+  // do not count.
   constexpr int kSure = kLoads > 2 ? 0 : kLoads - 1;
   extern __shared__ uint4 memory[];
   __shared__ float2 of_warps[kRows][kMostWarps];
@@ -329,8 +330,8 @@ __global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_c
     const int64_t span = span_of(row, problem.span);
     const T* x_row = row_of<T>(problem.x, row);
     const T* branch_row = problem.branch.data == nullptr ? nullptr : row_of<T>(problem.branch, row);
-    T *sum_row = static_cast<T*>(problem.sum) + row * hidden,
-      *normed_row = static_cast<T*>(problem.normed) + row * hidden;
+    T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
+    T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
     const EitherRow gate_row(problem.gate, span);
     const int64_t start = static_cast<int64_t>(threadIdx.x) * kWidth - before<kWidth>(normed_row);
     // Sums of differences from one of the thread's elements.
@@ -456,14 +457,15 @@ cudaError_t launch_fitting(const RowsForward& problem, bool stepwise, cudaStream
         return launch_rows<T, M, kWidth, 1, 2, false>(problem, group_for(vectors, 1), stream);
       }
       if (problem.rows >= kManyRows && vectors > kWarp) {
-        if (vectors <= kWarp * kWarpLoads)
+        if (vectors <= kWarp * kWarpLoads) {
           return launch_rows<T, M, kWidth, kWarpLoads, 1, false>(problem, kWarp, stream);
+        }
         if (vectors <= kWarp * kMostWarpLoads) {
           return launch_rows<T, M, kWidth, kMostWarpLoads, 1, false>(problem, kWarp, stream);
         }
       }
     }
-    if (problem.span % 2 == 0 && group <= kMostThreads<2, 2>) {
+    if (problem.span % 2 == 0 && group <= most_threads(2, 2)) {
       return launch_rows<T, M, kWidth, 2, 2, false>(problem, group, stream);
     }
   }
@@ -491,9 +493,12 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   // Without modulations, any division of the rows will do.
   const bool modulated = problem.scale.rows.data != nullptr || problem.gate.rows.data != nullptr;
   const int64_t span = !modulated && problem.x.dims == 2 ? problem.x.sizes[1] : problem.span;
-  int staged = 0;
-  for (const void* data : {problem.scale.rows.data, problem.shift.rows.data, problem.weight.data, problem.bias.data}) {
-    if (data != nullptr) ++staged;
+  const void* const shared_by_rows[] = {problem.scale.rows.data, problem.shift.rows.data, problem.weight.data,
+                                        problem.bias.data};
+  int slots[4], staged = 0;
+  for (int k = 0; k < 4; ++k) {
+    slots[k] = staged;
+    if (shared_by_rows[k] != nullptr) ++staged;
   }
   constexpr int64_t kWarpRows = int64_t{kSharedBlock} * kMostWarpLoads * kWidth;
   const int64_t elements = std::max<int64_t>(problem.hidden + 2 * kWarp * kWidth, kWarpRows) * staged;
@@ -501,32 +506,27 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   const bool fits = shared + kStaticBytes <= kUsualBytes || shared + kStaticBytes <= most_shared_bytes();
   Lines x, branch, gate, scale, shift;
   if (vectors && fits && common.one() && !(problem.stepwise && common.type() != problem.type) &&
-      problem.hidden <= 2 * kWidth * kMostThreads<2, 1> && problem.rows < INT32_MAX && lines_of(problem.x, span, &x) &&
+      problem.hidden <= 2 * kWidth * most_threads(2, 1) && problem.rows < INT32_MAX && lines_of(problem.x, span, &x) &&
       lines_of(problem.branch, span, &branch) && lines_of(problem.gate, &gate) && lines_of(problem.scale, &scale) &&
       lines_of(problem.shift, &shift)) {
-    RowsForward rows{x,
-                     branch,
-                     gate,
-                     scale,
-                     shift,
-                     problem.weight.data,
-                     problem.bias.data,
-                     problem.normed,
-                     problem.sum,
-                     {},
-                     0,
-                     static_cast<uint32_t>(problem.rows),
-                     static_cast<uint32_t>(span),
-                     static_cast<int>(problem.hidden),
-                     Divider(static_cast<uint32_t>(span)),
-                     Average(problem.hidden),
-                     problem.eps,
-                     problem.centered};
-    const void* const held[] = {scale.data, shift.data, rows.weight, rows.bias};
-    for (int k = 0; k < 4; ++k) {
-      rows.slots[k] = rows.staged;
-      if (held[k] != nullptr) ++rows.staged;
-    }
+    const RowsForward rows{x,
+                           branch,
+                           gate,
+                           scale,
+                           shift,
+                           problem.weight.data,
+                           problem.bias.data,
+                           problem.normed,
+                           problem.sum,
+                           {slots[0], slots[1], slots[2], slots[3]},
+                           staged,
+                           static_cast<uint32_t>(problem.rows),
+                           static_cast<uint32_t>(span),
+                           static_cast<int>(problem.hidden),
+                           Divider(static_cast<uint32_t>(span)),
+                           Average(problem.hidden),
+                           problem.eps,
+                           problem.centered};
     return problem.branch.data == nullptr ? launch_typed<T, false>(rows, common.type(), problem.stepwise, stream)
                                           : launch_typed<T, true>(rows, common.type(), problem.stepwise, stream);
   }

@@ -1,6 +1,6 @@
 // A residual and a gated branch, forward and backward, on CUDA.
 //
-// Reads:    residual, branch and grad, each once; the gate once for the rows that a thread meets in a span.
+// Reads:    residual, branch and grad, each once; the gate by way of the processor's cache.
 // Writes:   `sum`; or `grad_branch`, `partial` and `grad_gate`.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
@@ -14,7 +14,7 @@
 namespace adaln {
 namespace {
 
-constexpr int kThreads = 256, kAnyThreads = 256;
+constexpr int kThreads = 256;
 // Backward, few large blocks, so that few partial sums are left to be summed.
 constexpr int kBackwardThreads = 640, kBackwardBlocks = 1;
 constexpr int kBackwardRows = 2;  // of a thread at a time, so that enough loads are on their way
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
 
 // Rows wherever they lie, a block for each. Its vectors are those of `sum`.
 template <typename T>
-__global__ void __launch_bounds__(kAnyThreads) gate_any_kernel(const __grid_constant__ Gate problem) {
+__global__ void __launch_bounds__(kThreads) gate_any_kernel(const __grid_constant__ Gate problem) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   wait_for_previous();
   let_next_begin();
@@ -207,7 +207,7 @@ cudaError_t launch(const Gate& problem, cudaStream_t stream) {
                         tiles);
   }
   // One vector more than in a row of whole ones, for the row may begin within one.
-  const int64_t vectors = problem.hidden / kWidth + 2, rounds = (vectors + kAnyThreads - 1) / kAnyThreads;
+  const int64_t vectors = problem.hidden / kWidth + 2, rounds = (vectors + kThreads - 1) / kThreads;
   const int64_t threads = ((vectors + rounds - 1) / rounds + kWarp - 1) / kWarp * kWarp;
   const Shape shape{static_cast<int>(threads), 1};
   return launch_early(gate_any_kernel<T>, dim3(blocks_for(problem.rows, shape)), dim3(shape.block()), 0, stream,
