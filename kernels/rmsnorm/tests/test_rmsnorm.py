@@ -239,9 +239,13 @@ def test_backward(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [1, 33, 128, 4096, 20001])
 def test_add_backward(hidden, dtype):
-    x, residual = (random(5, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
-    weight = random(hidden, dtype=dtype, requires_grad=True)
     grads = [random(5, hidden, dtype=dtype) for _ in range(2)]
+    assert_add_gradients(grads, random(hidden, dtype=dtype, requires_grad=True))
+
+
+def assert_add_gradients(grads, weight):
+    dtype = grads[0].dtype
+    x, residual = (random(*grads[0].shape, dtype=dtype, requires_grad=True) for _ in range(2))
 
     def eager_add(x, residual, weight):
         total = x + residual
@@ -699,6 +703,23 @@ def test_graph():
         x.copy_(random(64, 1000, dtype=torch.float16))
     graph.replay()
     assert all(torch.equal(a, b) for a, b in zip(captured, step()))
+
+
+@gpu
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [776, 1024, 2048, 3072, 5120, 8192])
+def test_backward_of_many_rows(hidden, dtype):
+    """So many that a block gets several, and reads them ahead; also from a tensor with gaps between rows."""
+    rows = 7001
+    grads = [random(rows, hidden + 16, dtype=dtype)[:, :hidden] for _ in range(2)]
+    x = random(rows, hidden, dtype=dtype, requires_grad=True)
+    assert_gradients(kernel.rms_norm, eager, exact, [x], grads[:1])
+    for weight_dtype in {dtype, torch.float32}:
+        weight = random(hidden, dtype=weight_dtype, requires_grad=True)
+        assert_gradients(kernel.rms_norm, eager, exact, [x, weight], grads[:1])
+        assert_add_gradients(grads, weight)
+    first, again = (gradients_of_rows(grads[0], x.detach(), weight.detach(), grads[1]) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, again))
 
 
 @gpu
