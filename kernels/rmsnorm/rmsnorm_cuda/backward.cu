@@ -21,11 +21,10 @@ namespace {
 constexpr int kScalarLoads = 4;  // elements of a thread, of rows that are not read in vectors
 constexpr int kRingLoads = 4;    // vectors of a thread, of rows that pass through a ring
 constexpr int kRingThreads = 256;
-constexpr int kRingSlots = 3;          // of a group
+constexpr int kRingSlots = 2;          // of a group; with more, memory is read further ahead than it likes
 constexpr int kLeastRingVectors = 96;  // of a row
-constexpr int kLongRingVectors = 384;  // of a row of which two slots are better than three
-constexpr int kLeastRingTurns = 3;
-constexpr int kMostGroups = 15;  // of more than a warp in a block, each of which has one of its 16 barriers
+constexpr int kLeastRingTurns = 3;  // of a group; with fewer rows, the start of the rings takes longer than they save
+constexpr int kMostGroups = 15;     // of more than a warp in a block, each of which has one of its 16 barriers
 
 struct alignas(64) Arguments {
   const void *x, *grad;
@@ -35,7 +34,6 @@ struct alignas(64) Arguments {
   float inverse_of_hidden, eps;
   int hidden;    // of rows that registers hold
   int group;     // threads of a row
-  int slots;     // of a group's ring
   bool strided;  // the rows of one of the three lie in more than one dimension
   int64_t x_stride, grad_stride, grad_sum_stride;
   const void* grad_sum;  // null: there is none
@@ -274,13 +272,13 @@ __global__ void __launch_bounds__(kRingThreads, 2) backward_ring_kernel(const __
   __shared__ uint64_t filled[kRingThreads / kWarp * kRingSlots];
   extern __shared__ float4 ring[];
   const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
-  const int thread = threadIdx.x - index * group, hidden = arguments.hidden, slots = arguments.slots;
+  const int thread = threadIdx.x - index * group, hidden = arguments.hidden;
   const int row_bytes = hidden * static_cast<int>(sizeof(T)), slot_bytes = row_bytes * (kAdd ? 3 : 2);
   GroupSums sum_over_group(scratch, group, index);
-  char* const own_ring = reinterpret_cast<char*>(ring) + index * slots * slot_bytes;
-  uint64_t* const own_filled = filled + index * slots;
+  char* const own_ring = reinterpret_cast<char*>(ring) + index * kRingSlots * slot_bytes;
+  uint64_t* const own_filled = filled + index * kRingSlots;
   if (thread == 0) {
-    for (int slot = 0; slot < slots; ++slot) start_counting(own_filled + slot);
+    for (int slot = 0; slot < kRingSlots; ++slot) start_counting(own_filled + slot);
   }
   __syncthreads();
   wait_for_previous();
@@ -300,7 +298,7 @@ __global__ void __launch_bounds__(kRingThreads, 2) backward_ring_kernel(const __
     }
   };
   if (thread == 0) {
-    for (int slot = 0; slot < slots && slot < count; ++slot) fetch(slot, slot);
+    for (int slot = 0; slot < kRingSlots && slot < count; ++slot) fetch(slot, slot);
   }
   Factors<T, kWidth> factors[kRingLoads];
 #pragma unroll
@@ -328,8 +326,8 @@ __global__ void __launch_bounds__(kRingThreads, 2) backward_ring_kernel(const __
     }
     sum_over_group(sums);
     // Now the whole group has done with the row before this one.
-    if (thread == 0 && number > 0 && number - 1 + slots < count) {
-      fetch(number - 1 + slots, slot == 0 ? slots - 1 : slot - 1);
+    if (thread == 0 && number > 0 && number - 1 + kRingSlots < count) {
+      fetch(number - 1 + kRingSlots, slot == 0 ? kRingSlots - 1 : slot - 1);
     }
     const Slope slope(arguments, sums);
     T* const grad_x = static_cast<T*>(arguments.grad_x) + (first - step * number) * hidden;
@@ -346,7 +344,7 @@ __global__ void __launch_bounds__(kRingThreads, 2) backward_ring_kernel(const __
                                              kAdd, other, weight_sums[i]));
       }
     }
-    if (++slot == slots) {
+    if (++slot == kRingSlots) {
       slot = 0;
       turn ^= 1;
     }
@@ -543,10 +541,9 @@ bool launch_ring(Arguments& arguments, const Backward& problem, int processors, 
   if (plan.groups == 0) return false;
   const int bytes = plan.groups * static_cast<int>(vectors) * kVectorBytes * (kAdd ? 3 : 2);
   arguments.group = plan.group;
-  arguments.slots = std::min(ring_bytes<T, kAdd>() / bytes, vectors < kLongRingVectors ? kRingSlots : 2);
-  if (arguments.slots < 2) return false;
+  if (kRingSlots * bytes > ring_bytes<T, kAdd>()) return false;
   launch_early(backward_ring_kernel<T, kAdd>, plan.blocks, static_cast<unsigned>(plan.group * plan.groups),
-               static_cast<size_t>(bytes) * arguments.slots, stream, arguments);
+               static_cast<size_t>(bytes) * kRingSlots, stream, arguments);
   return true;
 }
 

@@ -352,8 +352,11 @@ unsigned threads_for(int64_t vectors, int loads) {
 
 template <typename T, int kWidth, int kLoads, bool kAdd, Layout kLayout = Layout::block>
 void launch_block(const Arguments& arguments, int64_t vectors, cudaStream_t stream) {
-  const auto kernel = arguments.plain ? forward_kernel<T, kWidth, kLoads, kAdd, kLayout, true>
-                                      : forward_kernel<T, kWidth, kLoads, kAdd, Layout::block, false>;
+  auto kernel = forward_kernel<T, kWidth, kLoads, kAdd, Layout::block, false>;
+  // Of eight vectors and their weights at once, a thread has too much.
+  if constexpr (kLoads < 8) {
+    if (arguments.plain) kernel = forward_kernel<T, kWidth, kLoads, kAdd, kLayout, true>;
+  }
   launch_early(kernel, static_cast<unsigned>(arguments.rows), threads_for(vectors, kLoads), 0, stream, arguments);
 }
 

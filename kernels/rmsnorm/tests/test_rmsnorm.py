@@ -239,13 +239,12 @@ def test_backward(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [1, 33, 128, 4096, 20001])
 def test_add_backward(hidden, dtype):
-    grads = [random(5, hidden, dtype=dtype) for _ in range(2)]
-    assert_add_gradients(grads, random(hidden, dtype=dtype, requires_grad=True))
+    x, residual = (random(5, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+    weight = random(hidden, dtype=dtype, requires_grad=True)
+    assert_add_gradients(x, residual, weight, [random(5, hidden, dtype=dtype) for _ in range(2)])
 
 
-def assert_add_gradients(grads, weight):
-    dtype = grads[0].dtype
-    x, residual = (random(*grads[0].shape, dtype=dtype, requires_grad=True) for _ in range(2))
+def assert_add_gradients(x, residual, weight, grads):
 
     def eager_add(x, residual, weight):
         total = x + residual
@@ -254,7 +253,7 @@ def assert_add_gradients(grads, weight):
     def exact_add(x, residual, weight):
         total = x + residual
         # The forward pass rounds the sum; its gradient is that of the rounded value.
-        total = total + (total.to(dtype).double() - total).detach()
+        total = total + (total.to(grads[0].dtype).double() - total).detach()
         return exact(total, weight), total
 
     assert_gradients(kernel.add_rms_norm, eager_add, exact_add, [x, residual, weight], grads)
@@ -712,12 +711,12 @@ def test_backward_of_many_rows(hidden, dtype):
     """So many that a block gets several, and reads them ahead; also from a tensor with gaps between rows."""
     rows = 7001
     grads = [random(rows, hidden + 16, dtype=dtype)[:, :hidden] for _ in range(2)]
-    x = random(rows, hidden, dtype=dtype, requires_grad=True)
+    x, residual = (random(rows, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
     assert_gradients(kernel.rms_norm, eager, exact, [x], grads[:1])
     for weight_dtype in {dtype, torch.float32}:
         weight = random(hidden, dtype=weight_dtype, requires_grad=True)
         assert_gradients(kernel.rms_norm, eager, exact, [x, weight], grads[:1])
-        assert_add_gradients(grads, weight)
+        assert_add_gradients(x, residual, weight, grads)
     first, again = (gradients_of_rows(grads[0], x.detach(), weight.detach(), grads[1]) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again))
 
