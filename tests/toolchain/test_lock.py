@@ -55,7 +55,7 @@ def test_it_reads_back(pinned: lock.Lock, tmp_path: Path) -> None:
     assert lock.read(path) == pinned
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 1, "cuda": {"13.0": {}}, "torch": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', '{"schema": 2, "cuda": {"13.0": {}}, "torch": {}}'])
 def test_what_is_not_a_lock_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
