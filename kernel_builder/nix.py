@@ -2,8 +2,10 @@
 
     python -m kernel_builder.nix fetch|unpack|compile|package SPEC OUT
 
+    python -m kernel_builder.nix copy BUNDLE DIRECTORY
+
 SPEC is a JSON file that names everything that the step may use; OUT is what it makes. What to compile and how is
-decided by `plan`, as for `kernel-builder build`, so that both give the same bytes.
+decided by `plan`, as for `kernel-builder build`, so that both give the same bytes. `copy` is for what has been built.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -147,6 +150,22 @@ def package(spec: Spec, out: Path) -> None:
     shutil.copytree(Path("packages") / variant.name, out)
 
 
+def copy(bundle: Path, destination: Path) -> None:
+    """Put all packages of a result of `nix build` into a `build` directory, at once, as `kernel-builder build` does.
+
+    Raises:
+        PackageError: If the directory cannot be written.
+    """
+    from kernel_builder.package import publish, staging
+
+    with staging(Path(os.path.realpath(destination))) as staged:
+        for result in bundle.iterdir():
+            shutil.copytree(result, staged / result.name)
+            for path in [staged / result.name, *(staged / result.name).rglob("*")]:
+                path.chmod(path.stat().st_mode | stat.S_IWUSR)
+        publish(staged, Path(os.path.realpath(destination)), replace_all=[])
+
+
 _STEPS: Mapping[str, Callable[[Spec, Path], None]] = {
     "fetch": fetch,
     "unpack": unpack,
@@ -157,9 +176,12 @@ _STEPS: Mapping[str, Callable[[Spec, Path], None]] = {
 
 def main() -> int:
     """Run the step that the arguments name."""
-    _, name, spec, out = sys.argv
+    _, name, given, out = sys.argv
     try:
-        _STEPS[name](json.loads(Path(spec).read_text()), Path(out))
+        if name == "copy":
+            copy(Path(given), Path(out))
+        else:
+            _STEPS[name](json.loads(Path(given).read_text()), Path(out))
     except KernelBuilderError as error:
         print(f"error: {error}", file=sys.stderr)
         if isinstance(error, BuildError):
