@@ -1,7 +1,7 @@
 # What a flake offers of one kernel on one system, under the names that the public builder's flakes have.
 { steps, kernel }: with builtins;
 let
-  inherit (steps) builder dependencies pkgs python run stdenv;
+  inherit (steps) builder dependencies libraries pkgs python run stdenv;
   inherit (kernel) packages variants;
   inherit (kernel.build.general) name;
   byVariant = make: listToAttrs (map (variant: { inherit (variant) name; value = make variant; }) variants);
@@ -11,7 +11,7 @@ let
       #!${stdenv.shell}
       set -euo pipefail
       export PATH=${stdenv.cc}/bin:${stdenv.cc.bintools}/bin:${python}/bin:${pkgs.ninja}/bin:${pkgs.git}/bin:$PATH
-      export PYTHONPATH=${builder} PYTHONDONTWRITEBYTECODE=1
+      export PYTHONPATH=${builder} PYTHONDONTWRITEBYTECODE=1 LIBRARY_PATH=${libraries}
     '' + text;
     buildCommand = "mkdir -p $out/bin; cp $textPath $out/bin/${name}; chmod 755 $out/bin/${name}";
   };

@@ -25,12 +25,13 @@ let
     "schema.py" "sources.py" "templates/compat.cpp" "templates/registration.h" "toolchain" "variant.py"
   ]);
   builder = "${subset "kernel-builder" ../. [ "kernel_builder" ]}:${dependencies}";
+  libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # g++'s wrapper does not tell where it has them
   step = name: program: spec: attributes: run name ({
     spec = toJSON spec;
     passAsFile = [ "spec" ];
     nativeBuildInputs = [ python ];
     PYTHONPATH = planner;
-    LIBRARY_PATH = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # g++'s wrapper does not tell where these are
+    LIBRARY_PATH = libraries;
     buildCommand = "python3 -m kernel_builder.nix ${program} $specPath $out";
   } // attributes);
   # Programs from elsewhere have to find the C library.
@@ -134,14 +135,16 @@ let
           } // when (name != null) { kernel.${name} = narrowed; };
         } // toolchain variant reached.torch) { };
       package = variant:
-        let listed = table: table.include or [ ] ++ table.src or [ ];
+        let
+          units = unitsOf variant;
+          listed = table: table.include or [ ] ++ table.src or [ ];
         in step "${general.name}-${variant.name}" "package" ({
           inherit commit;
           builder = builderCommit;
           variant = variant.name;
           source = subset general.name path ([ "build.toml" "torch-ext" ]
-            ++ concatMap listed ([ torch ] ++ attrValues kernels) ++ concatMap (unit: unit.reached.files) (unitsOf variant));
-          objects = map (compile variant) (unitsOf variant);
+            ++ concatMap listed ([ torch ] ++ attrValues kernels) ++ concatMap (unit: unit.reached.files) units);
+          objects = map (compile variant) units;
         } // toolchain variant (build ? torch)) {
           PYTHONPATH = builder;
           nativeBuildInputs = [ python pkgs.ninja ];
@@ -164,4 +167,4 @@ let
         ([ "${general.name} has no variant ${name} on ${system}; it has" ] ++ attrNames packages ++ leftOut)));
     };
   builderCommit = commit;
-in { inherit builder dependencies installed kernel pkgs python run stdenv; }
+in { inherit builder dependencies installed kernel libraries pkgs python run stdenv; }

@@ -11,6 +11,7 @@ let
         builder = "/bin/bash";
         args = [ ./builder.sh ];
         stdenv = ./stdenv;
+        outputs = [ "out" ]; # `nix develop` looks for it
       }
       // attributes
     );
