@@ -3,18 +3,13 @@
 # few is an error of the compile step.
 root: { include, listed }: source: with builtins;
 let
-  isFile = file: pathExists (root + "/${file}")
-    && (readDir (dirOf (root + "/${file}"))).${baseNameOf file} != "directory";
-  # `a/./b/../c` -> `a/c`; empty where it leads out of the project.
-  normal = name:
-    let
-      join = parts: part:
-        if parts == null || part == "" || part == "." then parts
-        else if part != ".." then parts ++ [ part ]
-        else if parts == [ ] then null
-        else genList (elemAt parts) (length parts - 1);
-      parts = foldl' join [ ] (filter isString (split "/" name));
-    in if parts == null then "" else concatStringsSep "/" parts;
+  start = stringLength (toString root) + 1;
+  # A file's name in the project, without `.` and `..`; empty where it leads out of the project or is no file.
+  inside = name:
+    let file = root + "/${name}";
+    in if substring 0 start (toString file) == "${toString root}/" && pathExists file
+      && (readDir (dirOf file)).${baseNameOf file} != "directory"
+    then substring start (stringLength (toString file)) (toString file) else "";
   includes = file:
     let
       text = readFile (root + "/${file}");
@@ -26,10 +21,9 @@ let
   visit = { key }:
     let
       seen = includes key;
-      beside = if match ".*/.*" key == null then "." else dirOf key;
-      places = name: map (place: normal "${place}/${name}") ([ beside ] ++ include);
+      places = name: map (place: inside "${place}/${name}") ([ "${key}/.." ] ++ include);
       candidates = concatMap places seen.names ++ (if seen.computed then listed else [ ]);
-    in map (key: { inherit key; }) (filter (file: file != "" && isFile file) candidates);
+    in map (key: { inherit key; }) (filter (file: file != "") candidates);
   files = map (one: one.key) (genericClosure { startSet = [ { key = source; } ]; operator = visit; });
   isTorch = name: elem (head (split "/" name)) [ "ATen" "c10" "caffe2" "torch" ];
   computed = any (file: (includes file).computed) files;

@@ -19,12 +19,20 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 CONFIG = """
 experimental-features = nix-command flakes
-sandbox = false
+sandbox = true
+sandbox-fallback = true
+sandbox-paths = {paths}
 build-users-group =
 substituters =
 max-jobs = 2
 cores = 1
 """
+
+
+def _certificates() -> str:
+    return (
+        os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
+    )
 
 
 @dataclass(frozen=True)
@@ -83,7 +91,11 @@ def nix(tmp_path_factory: pytest.TempPathFactory) -> Nix:
     if PYTHON not in json.loads((ROOT / "nix" / "python.json").read_text())["needed"]["builder"]:
         pytest.skip(f"the flake has no wheels for Python {PYTHON}, and nixpkgs' stand-in has no other")
     root = tmp_path_factory.mktemp("nix")
-    (root / "nix.conf").write_text(CONFIG)
+    # Where the kernel allows a sandbox, it has this machine's tools, since the stand-in for nixpkgs is made of them.
+    certificates = str(Path(_certificates()).parent)
+    places = ["/bin", "/usr", "/lib", "/lib64", "/etc/alternatives", certificates, sys.prefix, sys.base_prefix]
+    paths = " ".join(f"{place}={place}" for place in places if Path(place).exists())
+    (root / "nix.conf").write_text(CONFIG.format(paths=paths))
     return Nix(
         root,
         {
@@ -108,7 +120,7 @@ def flake(nix: Nix) -> Path:
         "pythonVersion": PYTHON,
         "environment": sys.prefix,
         "torchVersion": torch.__version__,
-        "certificates": os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile,
+        "certificates": _certificates(),
     }
     (nixpkgs / "machine.json").write_text(json.dumps(machine))
     listed = subprocess.run(
