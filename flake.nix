@@ -18,7 +18,7 @@
       }) [ "x86_64-linux" "aarch64-linux" ];
 
       # The public builder's function of this name takes more, none of which is needed here.
-      genKernelFlakeOutputs = { self, path, ... }:
+      genKernelFlakeOutputs = { path, self ? { }, ... }:
         let
           outputs = mapAttrs (_: steps: import ./nix/outputs.nix {
             inherit steps;
@@ -30,7 +30,7 @@
         (filter (name: pathExists (./kernels + "/${name}/build.toml")) (attrNames (readDir ./kernels)));
       each = make: mapAttrs (system: _: merged (attrValues (mapAttrs (make system) kernels))) systems;
     in {
-      lib = { inherit genKernelFlakeOutputs; };
+      lib = { inherit genKernelFlakeOutputs; genFlakeOutputs = genKernelFlakeOutputs; };
       packages = mapAttrs (system: packages: packages // {
         default = systems.${system}.run "kernels" {
           buildCommand = concatStringsSep "\n" ([ "mkdir $out" ]
