@@ -5,7 +5,9 @@ let
   lock = fromJSON (readFile ../kernel_builder/toolchain/lock.json);
   wheels = fromJSON (readFile ./python.json);
   variantsOf = import ./matrix.nix { inherit system; matrix = fromTOML (readFile ../kernel_builder/matrix.toml); };
-  stdenv = pkgs.gcc13Stdenv or pkgs.stdenv; # the newest GCC that nvcc of CUDA 12.6 takes
+  # What only some releases of nixpkgs have; what one had is an error in the next.
+  optional = name: let found = tryEval (pkgs.${name} or null); in if found.success then found.value else null;
+  stdenv = if optional "gcc13Stdenv" == null then pkgs.stdenv else pkgs.gcc13Stdenv; # the newest that nvcc 12.6 takes
   python = pkgs.python3;
 
   when = condition: value: if condition then value else { };
@@ -84,7 +86,7 @@ let
       (patched { buildCommand = "python3 -m kernel_builder.nix unpack $specPath $out"; })) lock.cuda;
   torchTree = release: kind: tree "torch-${release}-${kind}" { torch = only release lock.torch; }
     [ lock.torch.${release}.platforms.${system}.${kind} ] { };
-  cudaPackages = release: pkgs."cudaPackages_${replaceStrings [ "." ] [ "_" ] release}" or null;
+  cudaPackages = release: optional "cudaPackages_${replaceStrings [ "." ] [ "_" ] release}";
   cudaHome = release: pkgs.symlinkJoin {
     name = "cuda-${release}";
     paths = concatMap (package: map (output: package.${output}) package.outputs)

@@ -43,7 +43,7 @@ def test_cpu_tests_pass_on_what_was_built(nix: Nix, flake: Path) -> None:
     nix.build(flake, f"checks.{os.uname().machine}-linux.rmsnorm-cpu-tests")
 
 
-def test_a_change_rebuilds_what_it_must_and_no_more(nix: Nix, flake: Path, kernel_flake: KernelFlake) -> None:
+def test_a_change_rebuilds_what_it_must_and_no_more(nix: Nix, kernel_flake: KernelFlake) -> None:
     project = kernel_flake(ROOT / "kernels" / "rmsnorm")
     nix.build(project, "bundle")
 
@@ -118,14 +118,12 @@ def test_a_compile_error_is_told_as_the_command_line_tells_it(nix: Nix, kernel_f
     assert "broken on purpose" in done.stderr
 
 
-def test_a_shell_builds_the_same_without_the_network(
-    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
-) -> None:
+def test_a_shell_builds_the_same_without_the_network(nix: Nix, kernel_flake: KernelFlake, tmp_path: Path) -> None:
     project = kernel_flake(ROOT / "kernels" / "rmsnorm")
     out = tmp_path / "out"
     command = ["kernel-builder", "build", ".", "--variant", CPU, "--offline", "--no-load", "--out", str(out)]
-    nix.environment["KERNEL_BUILDER_CACHE"] = str(tmp_path / "cache")
-    nix.run(project, "develop", f".#{CPU}", "--command", *command)
+    empty = Nix(nix.root, {**nix.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")})
+    empty.run(project, "develop", f".#{CPU}", "--command", *command)
     (shared,) = (out / CPU).glob("*.abi3.so")
     assert shared.read_bytes() == (nix.build(project, f"redistributable.{CPU}") / shared.name).read_bytes()
 
