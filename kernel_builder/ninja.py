@@ -25,6 +25,7 @@ from pathlib import Path
 from kernel_builder import sources
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.plan import PLACEHOLDER, STEP, SYSROOT, Binary, Compile, Graph
+from kernel_builder.toolchain import host
 from kernel_builder.toolchain.sysroot import Sysroot
 
 # What one compile step is taken to need at its peak: nvcc's optimiser on a large templated source.
@@ -37,24 +38,6 @@ _KEEP_SECONDS = 30 * 24 * 3600
 _LEAST_FREE = 2**20
 
 _PR_SET_PDEATHSIG = 1
-
-# Environment variables that change what g++, ld or nvcc make of a command; the ones of Nix are read by its wrappers.
-_STEERING = (
-    "COMPILER_PATH",
-    "CPATH",
-    "CPLUS_INCLUDE_PATH",
-    "C_INCLUDE_PATH",
-    "GCC_EXEC_PREFIX",
-    "LD_RUN_PATH",
-    "LIBRARY_PATH",
-    "NIX_CFLAGS_COMPILE",
-    "NIX_CFLAGS_LINK",
-    "NIX_HARDENING_ENABLE",
-    "NIX_LDFLAGS",
-    "NVCC_APPEND_FLAGS",
-    "NVCC_CCBIN",
-    "NVCC_PREPEND_FLAGS",
-)
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and the title of the step that ended last."""
@@ -375,14 +358,9 @@ def find_ninja() -> Path:
 
 def _environment(work: Path) -> dict[str, str]:
     """The environment of the steps, with a directory for temporary files that is made now."""
-    environment = dict(os.environ)
-    # What the user has set for these tools would change bytes behind the keys' back, and so would the time.
-    for name in _STEERING:
-        environment.pop(name, None)
-    environment.update(LC_ALL="C.UTF-8", TZ="UTC", SOURCE_DATE_EPOCH="0", NIX_DONT_SET_RPATH="1")
     (work / "tmp").mkdir()
     # What killed compilers leave goes with the rest.
-    return {**environment, "TMPDIR": str(work / "tmp")}
+    return {**host.environment(), "TMPDIR": str(work / "tmp")}
 
 
 def _ninja(
