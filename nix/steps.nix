@@ -12,7 +12,10 @@ let
 
   when = condition: value: if condition then value else { };
   run = name: attributes:
-    stdenv.mkDerivation ({ name = concatStringsSep "-" (filter isString (split "[^A-Za-z0-9._-]+" name)); } // attributes);
+    stdenv.mkDerivation ({
+      name = concatStringsSep "-" (filter isString (split "[^A-Za-z0-9._-]+" name));
+      PYTHONDONTWRITEBYTECODE = 1; # where there is no sandbox, root could write it into the store
+    } // attributes);
   # Of a directory, the files that are listed, and all that is below listed directories.
   subset = name: root: listed:
     let
