@@ -72,9 +72,10 @@ def test_a_changed_source_gives_the_bytes_of_the_command_line(
     nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
 ) -> None:
     project = kernel_flake(ROOT / "kernels" / "rmsnorm")
+    attribute = f"redistributable.{CPU}"
+    nix.build(project, attribute)
     source = project / "rmsnorm_cpu" / "rmsnorm.cpp"
     source.write_text(source.read_text() + "\nint changed() { return 1; }\n")
-    attribute = f"redistributable.{CPU}"
     assert nix.to_build(project, attribute) == {"rmsnorm-rmsnorm_cpu-rmsnorm.cpp", f"rmsnorm-{CPU}"}
     expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", CPU)
     assert {CPU: hash_tree(nix.build(project, attribute)).value} == expected
