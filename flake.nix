@@ -39,7 +39,7 @@
       }) (each (system: name: outputs:
         let inherit (outputs.packages.${system}) bundle build-and-upload kernel-builder;
         in { inherit build-and-upload kernel-builder; ${name} = bundle; }
-          // listToAttrs (map (variant: { name = "${name}-${variant}"; value = bundle.variant variant; }) bundle.variants)));
+          // listToAttrs (map (one: { name = "${name}-${one}"; value = bundle.variant one; }) bundle.variants)));
       devShells = each (system: name: outputs: outputs.devShells.${system});
       checks = each (system: name: outputs: outputs.checks.${system});
     };

@@ -1,4 +1,4 @@
-# build.toml -> the variants that it offers on one system, by the rules of kernel_builder/matrix.py; a test holds the two
+# build.toml -> the variants that it offers on one system, by the rules of kernel_builder/matrix.py; a test holds them
 # equal. Plain data: which compilers a variant gets is for steps.nix to say.
 { matrix, system }: build: with builtins;
 let
@@ -10,7 +10,8 @@ let
   floors = [ (range.minver or null) ] ++ map (kernel: kernel.cuda-minver or null) cudaKernels;
   usable = filter (release: atMost release (range.maxver or null) && all (floor: atMost floor release) floors);
   inRange = filter (release: atMost (torch.minver or null) release && atMost release (torch.maxver or null));
-  newest = list: count: genList (n: elemAt list (length list - 1 - n)) (if count < length list then count else length list);
+  newest = list: count:
+    let size = length list; in genList (n: elemAt list (size - 1 - n)) (if count < size then count else size);
   oldestOfEachMajor = releases: attrValues
     (foldl' (kept: release: { ${head (splitVersion release)} = release; } // kept) { } (ascending releases));
 
@@ -37,7 +38,7 @@ let
         else oldestOfEachMajor (usable (attrNames matrix.cuda));
       found = concatMap (release: map (variant backend floor release) (cudas release))
         (if floor == null then releases else [ floor ]);
-      nothing = throw "${build.general.name}: build.toml's version ranges leave no ${backend} variant: widen or drop them";
+      nothing = throw "${build.general.name}: the version ranges of build.toml leave no ${backend} variant: widen them";
     in if found == [ ] then nothing else found;
   pythonOnly = backend: { inherit backend; name = "torch-${backend}"; cuda = null; floor = null; };
 in

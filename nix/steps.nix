@@ -25,10 +25,11 @@ let
       start = stringLength (toString root) + 1;
     in path { inherit name; path = root; filter = file: keep (substring start (stringLength file) file); };
   # Of the builder, what decides on an object; a change to the rest recompiles nothing.
-  planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") [
+  planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") ([
     "__init__.py" "build_toml.py" "errors.py" "matrix.py" "matrix.toml" "ninja.py" "nix.py" "plan.py" "project.py"
-    "schema.py" "sources.py" "templates/compat.cpp" "templates/registration.h" "toolchain" "variant.py"
-  ]);
+    "schema.py" "sources.py" "templates/compat.cpp" "templates/registration.h" "variant.py"
+  ] ++ map (name: "toolchain/${name}")
+    (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
   builder = "${subset "kernel-builder" ../. [ "kernel_builder" ]}:${dependencies}";
   libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # g++'s wrapper does not tell where it has them
   step = name: program: spec: attributes: run name ({
@@ -81,9 +82,11 @@ let
   only = release: table: when (table ? ${toString release}) { ${release} = table.${release} // {
     platforms = { ${system} = table.${release}.platforms.${system}; };
   }; };
-  tree = kind: releases: wheels: attributes: step kind "unpack"
-    { inherit kind; lock = { inherit (lock) schema; cuda = { }; torch = { }; } // releases; fetched = map fetch wheels; }
-    attributes;
+  tree = kind: releases: wheels: step kind "unpack" {
+    inherit kind;
+    lock = { inherit (lock) schema; cuda = { }; torch = { }; } // releases;
+    fetched = map fetch wheels;
+  };
   cudaTrees = mapAttrs (release: entry:
     tree "cuda-${release}" { cuda = only release lock.cuda; } entry.platforms.${system}
       (patched { buildCommand = "python3 -m kernel_builder.nix unpack $specPath $out"; })) lock.cuda;
@@ -156,8 +159,8 @@ let
         };
       all = variantsOf build;
       variants = filter isBuildable all;
-      leftOut = map ({ name, cuda, ... }: "${general.name}: ${name} is left out: neither the toolchain lock nor this nixpkgs "
-        + "has CUDA ${cuda}") (filter (variant: !isBuildable variant) all);
+      leftOut = map ({ name, cuda, ... }: "${general.name}: ${name} is left out: neither the toolchain lock nor this "
+        + "nixpkgs has CUDA ${cuda}") (filter (variant: !isBuildable variant) all);
       packages = listToAttrs (map (variant: { inherit (variant) name; value = package variant; }) variants);
       bundle = variants: run general.name {
         buildCommand = foldl' (command: line: trace "warning: ${line}" command) (concatStringsSep "\n"
