@@ -39,6 +39,7 @@ class Request:
         jobs: Processors to use at most; None for what this machine has free.
         compiler_cache: An sccache to put before the compilers.
         load: Load each package that this machine can load, as a check.
+        provenance: What the packages' metadata says of builder and sources; None for what git says.
     """
 
     directories: tuple[Path, ...]
@@ -49,6 +50,7 @@ class Request:
     jobs: int | None = None
     compiler_cache: Path | None = None
     load: bool = True
+    provenance: Mapping[str, Any] | None = None
 
 
 class Listener:
@@ -236,7 +238,7 @@ def build(request: Request, toolchains: Toolchains, listener: Listener | None = 
 
         graph = plan(selected, toolchains, is_split)
         listener.planned(len(graph.variants), len(graph.binaries))
-        records = {project.root: package.provenance(project) for project, _ in selected}
+        records = {project.root: request.provenance or package.provenance(project) for project, _ in selected}
         stale = [
             planned
             for planned in graph.variants

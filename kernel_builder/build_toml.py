@@ -201,8 +201,16 @@ def read(path: Path) -> dict[str, Any]:
     Raises:
         ConfigError: If the file is missing, is not TOML, or is not what edition 5 allows.
     """
-    place = Place(str(path))
-    document = _parse(path)
+    return validate(_parse(path), str(path))
+
+
+def validate(document: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """What `read` gives, of a document that is parsed already; `where` names its file.
+
+    Raises:
+        ConfigError: If it is not what edition 5 allows.
+    """
+    place = Place(where)
     _require_edition(document, place)
     tables = dict(schema.table(_DOCUMENT)(document, place))
     found = [name for name in FRAMEWORKS if name.replace("-", "_") in tables]
@@ -212,8 +220,8 @@ def read(path: Path) -> dict[str, Any]:
             where=str(place),
             hint="keep one of [torch] (compiled), [torch-noarch] (Python only) and [tvm-ffi] (compiled, without Torch)",
         )
-    _check_range(tables.get("torch", {}), Place(str(path), "torch"))
-    _check_range(tables["general"].get("cuda", {}), Place(str(path), "general.cuda"))
+    _check_range(tables.get("torch", {}), Place(where, "torch"))
+    _check_range(tables["general"].get("cuda", {}), Place(where, "general.cuda"))
     return tables
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from kernel_builder import sources
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.plan import PLACEHOLDER, STEP, SYSROOT, Binary, Compile, Graph
+from kernel_builder.toolchain import host
 from kernel_builder.toolchain.sysroot import Sysroot
 
 # What one compile step is taken to need at its peak: nvcc's optimiser on a large templated source.
@@ -37,20 +38,6 @@ _KEEP_SECONDS = 30 * 24 * 3600
 _LEAST_FREE = 2**20
 
 _PR_SET_PDEATHSIG = 1
-
-# Environment variables that change what g++, ld or nvcc make of a command.
-_STEERING = (
-    "COMPILER_PATH",
-    "CPATH",
-    "CPLUS_INCLUDE_PATH",
-    "C_INCLUDE_PATH",
-    "GCC_EXEC_PREFIX",
-    "LD_RUN_PATH",
-    "LIBRARY_PATH",
-    "NVCC_APPEND_FLAGS",
-    "NVCC_CCBIN",
-    "NVCC_PREPEND_FLAGS",
-)
 
 Progress = Callable[[int, int, str], None]
 """Called with steps done, steps in all, and the title of the step that ended last."""
@@ -157,6 +144,25 @@ def _refuse_unsafe(cache: Path) -> None:
             where=str(cache),
             hint="set KERNEL_BUILDER_CACHE to a plain path; project directories may have any name",
         )
+
+
+def compile_alone(step: Compile, work: Path, output: Path, threads: int) -> None:
+    """Run one compile step without ninja or a cache.
+
+    Args:
+        work: An empty directory to work in.
+        output: The object, which appears when it is whole.
+        threads: How many processors to use at most.
+
+    Raises:
+        BuildError: If the compiler fails; it carries the command and the compiler's words.
+        StoreError: If the disk is full.
+    """
+    _refuse_unsafe(work)
+    _stage_compile(step, work, output, None, threads)
+    subprocess.run(["sh", str(work / step.key / "run.sh")], env=_environment(work), check=False)
+    if not output.exists():
+        raise _failure(Graph(()), step, work, "")
 
 
 def _missing(graph: Graph, cache: Path) -> tuple[list[Compile], list[Binary]]:
@@ -350,6 +356,13 @@ def find_ninja() -> Path:
     return Path(found)
 
 
+def _environment(work: Path) -> dict[str, str]:
+    """The environment of the steps, with a directory for temporary files that is made now."""
+    (work / "tmp").mkdir()
+    # What killed compilers leave goes with the rest.
+    return {**host.environment(), "TMPDIR": str(work / "tmp")}
+
+
 def _ninja(
     work: Path,
     jobs: int,
@@ -363,17 +376,12 @@ def _ninja(
     Ninja and the compilers inherit `lock`, the descriptor of the lock on the cache: should they outlive this process,
     a later build waits for them instead of working in the same directories.
     """
-    environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
-    # What the user has set for these tools would change bytes behind the keys' back, and so would the time.
-    for name in _STEERING:
-        environment.pop(name, None)
-    environment.update(LC_ALL="C.UTF-8", TZ="UTC", SOURCE_DATE_EPOCH="0")
+    environment = {**_environment(work), "NINJA_STATUS": "[%f/%t] "}
     if compiler_cache is not None:
         environment.setdefault("SCCACHE_BASEDIRS", str(cache))
         # Its server outlives the build, so it must be no child of a step, which has the lock. It may be running.
         start = [str(compiler_cache), "--start-server"]
         subprocess.run(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, env=environment)
-    (work / "tmp").mkdir()
     libc = ctypes.CDLL(None)
     process = subprocess.Popen(
         [str(find_ninja()), "-C", str(work), "-j", str(jobs)],
@@ -381,8 +389,7 @@ def _ninja(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        # What killed compilers leave goes with the rest.
-        env={**environment, "TMPDIR": str(work / "tmp")},
+        env=environment,
         pass_fds=[lock],
         # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
@@ -422,7 +429,7 @@ def _failure(graph: Graph, step: Compile | Binary, work: Path, ninja_output: str
             where=str(work),
             hint="free some space, or set KERNEL_BUILDER_CACHE to a directory on another disk; what is built is kept",
         )
-    variants = ", ".join(graph.variants_of(step))
+    variants = ", ".join(graph.variants_of(step)) or "a variant"
     command = os.fsdecode((directory / "run.sh").read_bytes()).splitlines()[4:]
     if isinstance(step, Compile):
         return BuildError(

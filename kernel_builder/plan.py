@@ -18,6 +18,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
@@ -210,11 +211,11 @@ def plan(
 
 @dataclass(frozen=True)
 class _Tools:
-    """The toolchain of one variant."""
+    """The toolchain of one variant. Torch's headers are asked for by the sources that include them."""
 
     host: HostCompiler
     cuda: CudaToolkit | None
-    torch: TorchHeaders
+    torch: Callable[[], TorchHeaders]
 
 
 def _binary(
@@ -224,13 +225,56 @@ def _binary(
     toolchains: Toolchains,
     is_split: Callable[[str], bool],
 ) -> Binary:
+    drafts = compiles(project, variant, toolchains)
+    if not drafts:
+        raise ConfigError(
+            f"there is nothing to compile for the {variant.backend} backend",
+            where=f"{project.root / 'build.toml'}: [torch] src",
+            hint="list the source that registers the ops, for example torch-ext/torch_binding.cpp",
+        )
+
+    assert isinstance(project.framework, TorchFramework)
+    stable = variant.backend in project.framework.stable_abi
+    libraries = _torch_libraries(stable=stable, cuda=variant.cuda is not None)
+    argv = (*_LINK_FLAGS, f"-L{SYSROOT}/lib")
+    sysroot = toolchains.sysroot().root
+    host = toolchains.host()
+    # The store names a sysroot by its recipe and the host compiler.
+    inputs = [host.identity, sysroot.name, sysroot.parent.name, [draft.key for draft in drafts], argv, libraries]
+    module = unique_name(project, variant.backend, python, *inputs)
+    objects = tuple(_settle(draft, module, is_split) for draft in drafts)
+    return Binary(
+        key=digest("link", _RECIPE, module, [step.key for step in objects], inputs),
+        module=module,
+        objects=objects,
+        cxx=host.path,
+        argv=argv,
+        libraries=libraries,
+        roots={SYSROOT: sysroot},
+        generated={"exports.map": _EXPORTS},
+        title=f"{project.name} {variant.backend}{f' {variant.cuda}' if variant.cuda else ''}",
+    )
+
+
+def compiles(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[Compile, ...]:
+    """The compile steps of a variant's binary as they are before its op namespace is known, in the order of the link.
+
+    The steps of which `needs_namespace` holds cannot be run like this.
+
+    Raises:
+        ConfigError, ToolchainError: As `plan`.
+    """
     framework = project.framework
     assert isinstance(framework, TorchFramework)
     assert not isinstance(variant.framework, Noarch)
     # A project on the stable ABI gets its stable binary for the variants of single Torch releases too.
     stable = framework.stable_abi.get(variant.backend)
-    headers = toolchains.torch(stable, "stable") if stable else toolchains.torch(variant.framework.release, "full")
-    tools = _Tools(toolchains.host(), toolchains.cuda(variant.cuda) if variant.cuda else None, headers)
+    release = stable or variant.framework.release
+    tools = _Tools(
+        toolchains.host(),
+        toolchains.cuda(variant.cuda) if variant.cuda else None,
+        cache(lambda: toolchains.torch(release, "stable" if stable else "full")),
+    )
 
     definitions = [f"-D{variant.backend.upper()}_KERNEL", "-DPy_LIMITED_API=0x03090000"]
     if stable:
@@ -252,31 +296,7 @@ def _binary(
         for source in part.src:
             if PurePosixPath(source).suffix not in sources.HEADER_SUFFIXES:
                 drafts.append(_compile(project, part, source, variant, tools, definitions))
-    if not any(drafts):
-        raise ConfigError(
-            f"there is nothing to compile for the {variant.backend} backend",
-            where=f"{project.root / 'build.toml'}: [torch] src",
-            hint="list the source that registers the ops, for example torch-ext/torch_binding.cpp",
-        )
-
-    libraries = _torch_libraries(stable=stable is not None, cuda=variant.cuda is not None)
-    argv = (*_LINK_FLAGS, f"-L{SYSROOT}/lib")
-    sysroot = toolchains.sysroot().root
-    # The store names a sysroot by its recipe and the host compiler.
-    inputs = [tools.host.identity, sysroot.name, sysroot.parent.name, [draft.key for draft in drafts], argv, libraries]
-    module = unique_name(project, variant.backend, python, *inputs)
-    objects = tuple(_settle(draft, module, is_split) for draft in drafts)
-    return Binary(
-        key=digest("link", _RECIPE, module, [step.key for step in objects], inputs),
-        module=module,
-        objects=objects,
-        cxx=tools.host.path,
-        argv=argv,
-        libraries=libraries,
-        roots={SYSROOT: sysroot},
-        generated={"exports.map": _EXPORTS},
-        title=f"{project.name} {variant.backend}{f' {variant.cuda}' if variant.cuda else ''}",
-    )
+    return tuple(drafts)
 
 
 def _target_version(release: Release) -> str:
@@ -350,17 +370,19 @@ def _compile(
     identities = [tools.host.identity]
     includes = [f"-I{STEP}/src/{entry}" if entry != "." else f"-I{STEP}/src" for entry in kernel.include]
     includes.append(f"-I{STEP}/builder")
+    standard = 17
     if scanned.torch:
-        identities.append(tools.torch.identity)
-        roots[TORCH] = tools.torch.include[0]
-        includes += _system_includes(TORCH, tools.torch.include[0], tools.torch.include)
+        headers = tools.torch()
+        standard = matrix.cxx_standard(headers.release)
+        identities.append(headers.identity)
+        roots[TORCH] = headers.include[0]
+        includes += _system_includes(TORCH, headers.include[0], headers.include)
     if scanned.python:
         identities.append(sys.version)
         roots[PYTHON] = _python_include(project, source)
         includes += ["-isystem", PYTHON]
 
     uses_cuda = suffix in sources.CUDA_SUFFIXES
-    standard = f"-std=c++{matrix.cxx_standard(tools.torch.release) if scanned.torch else 17}"
     defines = [*definitions]
     if scanned.namespace:
         defines.append(f"-DTORCH_EXTENSION_NAME=_{project.python_name}_{variant.backend}_{PLACEHOLDER}")
@@ -379,7 +401,7 @@ def _compile(
             "-c",
             f"{STEP}/src/{source}",
             f"-ccbin={tools.host.path}",
-            standard,
+            f"-std=c++{standard}",
             *_NVCC_FLAGS,
             *_gencode(matrix.capabilities(kernel, variant.cuda, variant.platform or "")),
             *_compression(tools.cuda.release),
@@ -401,7 +423,7 @@ def _compile(
             str(tools.host.path),
             "-c",
             f"{STEP}/src/{source}",
-            standard,
+            f"-std=c++{standard}",
             *_CXX_FLAGS,
             *defines,
             *includes,
@@ -428,16 +450,21 @@ def _compile(
     )
 
 
+def needs_namespace(draft: Compile) -> bool:
+    """Whether a step has to be given the real op namespace, because the link cannot replace it in the object."""
+    in_reach = draft.tool == "cxx" and not any(part.startswith("-flto") for part in draft.argv)
+    return draft.placeholder and not in_reach
+
+
 def _settle(draft: Compile, module: str, is_split: Callable[[str], bool]) -> Compile:
     """Give a step that has to know the op namespace itself the real one.
 
     A host object is compiled with a placeholder where that can be replaced at the link, so that a change to one source
     does not change the command of the others. That needs the name to be in the object as one string. It is not in
     device code, which is compressed, nor in the bytecode of link-time optimisation, nor where the compiler copies the
-    name in pieces, as it does for the std::string that the full C++ API makes of it.
+    name in pieces, as it does for the std::string that the full C++ API makes of it: `is_split` tells of that.
     """
-    in_reach = draft.tool == "cxx" and not any(part.startswith("-flto") for part in draft.argv)
-    if not draft.placeholder or (in_reach and not is_split(draft.key)):
+    if not needs_namespace(draft) and not (draft.placeholder and is_split(draft.key)):
         return draft
     argv = tuple(
         f"-DTORCH_EXTENSION_NAME={module}" if part.startswith("-DTORCH_EXTENSION_NAME=") else part

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -139,22 +139,30 @@ def read(directory: Path) -> Project:
             names is missing or outside the project.
     """
     file = directory / build_toml.FILE
-    tables = build_toml.read(file)
+    project = from_tables(Path(os.path.realpath(directory)), build_toml.read(file))
+    table, folder = next(
+        (table, folder) for table, (make, folder) in _FRAMEWORKS.items() if isinstance(project.framework, make)
+    )
+    if not isinstance(project.framework, TorchNoarch):
+        _check_files(project.root, project.framework.src, project.framework.include, Place(str(file), table))
+    for kernel in project.kernels:
+        _check_files(project.root, kernel.src, kernel.include, Place(str(file), f"kernel.{kernel.name}"))
+    package = directory / folder / project.python_name
+    return replace(project, python_files=_python_files(project.root, package, project.framework.pyext))
+
+
+def from_tables(root: Path, tables: Mapping[str, Any]) -> Project:
+    """The project that the validated tables of a `build.toml` describe, without its Python files.
+
+    Whether the files that they name exist in `root` is not asked. `root` itself is free of links.
+    """
     general = tables["general"]
     backends = tuple(dict.fromkeys(general["backends"]))
     table = next(name for name in _FRAMEWORKS if name.replace("-", "_") in tables)
-    make, folder = _FRAMEWORKS[table]
+    make, _ = _FRAMEWORKS[table]
     given = tables[table.replace("-", "_")]
     if isinstance(given.get("stable_abi"), Release):
-        given["stable_abi"] = dict.fromkeys(backends, given["stable_abi"])
-    framework = make(**given)
-    kernels = tuple(Kernel(**kernel) for kernel in tables.get("kernel", {}).values())
-
-    root = Path(os.path.realpath(directory))
-    if not isinstance(framework, TorchNoarch):
-        _check_files(root, framework.src, framework.include, Place(str(file), table))
-    for kernel in kernels:
-        _check_files(root, kernel.src, kernel.include, Place(str(file), f"kernel.{kernel.name}"))
+        given = {**given, "stable_abi": dict.fromkeys(backends, given["stable_abi"])}
     cuda = general.get("cuda", {})
     hub = general.get("hub", {})
     return Project(
@@ -163,9 +171,9 @@ def read(directory: Path) -> Project:
         version=general["version"],
         license=general["license"],
         backends=backends,
-        framework=framework,
-        kernels=kernels,
-        python_files=_python_files(root, directory / folder / python_name(general["name"]), framework.pyext),
+        framework=make(**given),
+        kernels=tuple(Kernel(**kernel) for kernel in tables.get("kernel", {}).values()),
+        python_files=(),
         upstream=general.get("upstream"),
         source=general.get("source"),
         python_depends=general.get("python_depends", ()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -13,6 +14,24 @@ from typing import Any
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain.facts import Facts
 from kernel_builder.toolchain.model import HostCompiler
+
+# Environment variables that change what g++, ld or nvcc make of a command; the ones of Nix are read by its wrappers.
+_STEERING = (
+    "COMPILER_PATH",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "C_INCLUDE_PATH",
+    "GCC_EXEC_PREFIX",
+    "LD_RUN_PATH",
+    "LIBRARY_PATH",
+    "NIX_CFLAGS_COMPILE",
+    "NIX_CFLAGS_LINK",
+    "NIX_HARDENING_ENABLE",
+    "NIX_LDFLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "NVCC_PREPEND_FLAGS",
+)
 
 OLDEST = 11  # GCC's major version
 
@@ -92,3 +111,16 @@ def _run(path: Path, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"cannot be run: {error}", where=str(path), hint=_HINT) from error
     return done.stdout.strip()
+
+
+def environment() -> dict[str, str]:
+    """This process's environment for a compiler or linker: what decides on their output is in the command alone.
+
+    What the user has set for these tools would change bytes behind the back of a step's key, and so would the time.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _STEERING}
+    kept.update(LC_ALL="C.UTF-8", TZ="UTC", SOURCE_DATE_EPOCH="0")
+    # Nix's linker adds a run path otherwise. In its shells it reads the first name, outside of them the other.
+    for name in ("NIX_DONT_SET_RPATH", f"NIX_DONT_SET_RPATH_{platform.machine()}_unknown_linux_gnu"):
+        kept[name] = "1"
+    return kept

@@ -19,7 +19,7 @@ from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain.model import Subset
 from kernel_builder.variant import Release
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Wheel:
         sha256: Of the whole wheel, as the index states it.
         record: SHA-256 of its `RECORD`.
         ranges: Bytes to fetch, `(start, stop)`, ascending and apart. Each is a run of whole zip members.
+        fetched: SHA-256 of these bytes, one range after the other, for who has to know it before they are unpacked.
         unpacked: Bytes on disk of the members that are kept.
     """
 
@@ -43,6 +44,7 @@ class Wheel:
     sha256: str
     record: str
     ranges: tuple[tuple[int, int], ...]
+    fetched: str
     unpacked: int
 
     @property
@@ -77,7 +79,7 @@ class Lock:
     torch: Mapping[Release, Torch]
 
 
-def _load_wheel(entry: Mapping[str, Any]) -> Wheel:
+def load_wheel(entry: Mapping[str, Any]) -> Wheel:
     ranges = [text.split("-") for text in entry["ranges"]]
     return Wheel(**{**entry, "ranges": tuple((int(start), int(stop)) for start, stop in ranges)})
 
@@ -100,7 +102,7 @@ def loads(text: str, where: str) -> Lock:
             Release.parse(name): Cuda(
                 Release.parse(name),
                 entry["version"],
-                {platform: tuple(map(_load_wheel, wheels)) for platform, wheels in entry["platforms"].items()},
+                {platform: tuple(map(load_wheel, wheels)) for platform, wheels in entry["platforms"].items()},
             )
             for name, entry in data["cuda"].items()
         }
@@ -109,7 +111,7 @@ def loads(text: str, where: str) -> Lock:
                 Release.parse(name),
                 entry["version"],
                 {
-                    platform: {"stable": _load_wheel(subsets["stable"]), "full": _load_wheel(subsets["full"])}
+                    platform: {"stable": load_wheel(subsets["stable"]), "full": load_wheel(subsets["full"])}
                     for platform, subsets in entry["platforms"].items()
                 },
             )

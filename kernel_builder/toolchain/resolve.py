@@ -2,7 +2,7 @@
 
 Rules: of each Torch release the newest patch, of its wheels the newest build for the oldest CPython (its headers are
 the same for all); of each CUDA release the newest patch of the index's `cuda-toolkit`, whose metadata says which
-versions of the parts belong together. No wheel is downloaded but that one, which holds only metadata.
+versions of the parts belong together. Of the other wheels, only the ranges that a build would fetch are downloaded.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from packaging.metadata import Metadata
 from packaging.specifiers import SpecifierSet
@@ -187,10 +187,19 @@ def _pin(
                     sha256=package.digests["sha256"],
                     record=hashlib.sha256(record).hexdigest(),
                     ranges=tuple(ranges),
+                    fetched=_hash(stream, ranges),
                     unpacked=unpacked,
                 )
             )
     return pinned
+
+
+def _hash(stream: BinaryIO, ranges: Iterable[tuple[int, int]]) -> str:
+    digest = hashlib.sha256()
+    for start, stop in ranges:
+        stream.seek(start)
+        digest.update(stream.read(stop - start))
+    return digest.hexdigest()
 
 
 def _lacks(wanted: str, index: Index) -> FetchError:

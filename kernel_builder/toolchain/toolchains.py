@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
@@ -24,6 +25,11 @@ def default_cache() -> Path:
     return Path(platformdirs.user_cache_dir("kernel-builder"))
 
 
+def _given() -> Mapping[str, Path]:
+    named = os.environ.get("KERNEL_BUILDER_TREES")
+    return {path.name: path.resolve() for path in Path(named).iterdir()} if named else {}
+
+
 class Toolchains:
     """The toolchains of one invocation.
 
@@ -34,6 +40,8 @@ class Toolchains:
         offline: Never ask the network.
         index_url: The index; else what pip or uv is set to use, else the default one.
         pinned: The lock; else the one that comes with the builder.
+        given: Kind of a pinned tree, e.g. `cuda-13.0` -> where its files are, for a provider that has its own store;
+            else the entries of the directory KERNEL_BUILDER_TREES.
     """
 
     def __init__(
@@ -46,6 +54,7 @@ class Toolchains:
         progress: Progress | None = None,
         index_url: str | None = None,
         pinned: lock.Lock | None = None,
+        given: Mapping[str, Path] | None = None,
     ) -> None:
         self.cache = cache or default_cache()
         self._progress = progress or Silent()
@@ -55,6 +64,7 @@ class Toolchains:
         self._cuda_home, self._cxx = cuda_home, cxx
         self._offline, self._index_url = offline, index_url
         self._pinned = pinned
+        self._given = _given() if given is None else given
 
     @cached_property
     def lock(self) -> lock.Lock:
@@ -184,7 +194,7 @@ class Toolchains:
         Raises:
             FetchError, StoreError: If they cannot be fetched or kept.
         """
-        if found := self.store.find(tree.name):
+        if found := self._given.get(tree.kind) or self.store.find(tree.name):
             return found
         if self._offline:
             raise FetchError(

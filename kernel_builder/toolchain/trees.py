@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -133,7 +133,8 @@ def fill(tree: Tree, index: Index, scratch: Path, directory: Path, progress: Pro
             before += stop - start
     for wheel in tree.wheels:
         try:
-            _unpack(tree, wheel, scratch, directory)
+            slices = [map_file(_part(scratch, wheel, start, stop)) for start, stop in wheel.ranges]
+            unpack(tree, wheel, slices, directory)
         except wheels.CorruptWheel as error:
             for start, stop in wheel.ranges:
                 _part(scratch, wheel, start, stop).unlink()
@@ -150,11 +151,21 @@ def _part(scratch: Path, wheel: Wheel, start: int, stop: int) -> Path:
     return scratch / f"{wheel.project}-{wheel.sha256[:16]}-{start}-{stop}.part"
 
 
-def _unpack(tree: Tree, wheel: Wheel, scratch: Path, directory: Path) -> None:
-    slices = []
-    for start, stop in wheel.ranges:
-        with _part(scratch, wheel, start, stop).open("rb") as stream:
-            slices.append(memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)))
+def map_file(path: Path) -> memoryview:
+    """The bytes of a file, mapped."""
+    with path.open("rb") as stream:
+        return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def unpack(tree: Tree, wheel: Wheel, slices: Iterable[memoryview], directory: Path) -> None:
+    """Write the files that a tree has of a wheel.
+
+    Args:
+        slices: The bytes of the wheel's ranges.
+
+    Raises:
+        wheels.CorruptWheel: If they are not what the lock pins.
+    """
     for name, content in wheels.checked(slices, wheel.record, tree.prefix, tree.keep):
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)

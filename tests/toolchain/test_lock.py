@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -36,12 +37,22 @@ def test_rules_choose_the_newest_that_belongs_together(pinned: lock.Lock) -> Non
     }
 
 
-def test_writing_it_needs_a_small_part_of_the_wheels_and_is_repeatable(
-    server: IndexServer, pinned: lock.Lock, wheel_files: dict[str, bytes]
-) -> None:
+def test_writing_it_needs_little_more_than_it_pins_and_is_repeatable(server: IndexServer, pinned: lock.Lock) -> None:
     again = resolve(Index(server.url), [Release(2, 10)], [Release(12, 6), Release(13, 0)], PLATFORMS, Silent())
     assert lock.dumps(again) == lock.dumps(pinned), "12.6 has no compiler in the index and is left out"
-    assert server.sent < sum(map(len, wheel_files.values())) / 4
+    wheels = [wheel for cuda in pinned.cuda.values() for parts in cuda.platforms.values() for wheel in parts]
+    wheels += [
+        wheel for torch in pinned.torch.values() for parts in torch.platforms.values() for wheel in parts.values()
+    ]
+    # What is pinned was hashed, and of each wheel the end was read, which is its directory.
+    assert server.sent < sum(wheel.download for wheel in wheels) * 1.1
+
+
+def test_the_hash_of_what_is_fetched(pinned: lock.Lock, wheel_files: dict[str, bytes]) -> None:
+    for parts in pinned.cuda[Release(13, 0)].platforms.values():
+        for wheel in parts:
+            fetched = b"".join(wheel_files[wheel.file][start:stop] for start, stop in wheel.ranges)
+            assert wheel.fetched == hashlib.sha256(fetched).hexdigest()
 
 
 def test_a_torch_release_that_the_index_lacks(server: IndexServer) -> None:
@@ -55,7 +66,7 @@ def test_it_reads_back(pinned: lock.Lock, tmp_path: Path) -> None:
     assert lock.read(path) == pinned
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 1, "cuda": {"13.0": {}}, "torch": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', '{"schema": 2, "cuda": {"13.0": {}}, "torch": {}}'])
 def test_what_is_not_a_lock_is_refused_by_name(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)

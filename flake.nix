@@ -1,0 +1,46 @@
+{
+  description = "Compute kernels for PyTorch: from build.toml to every binary that the Kernel Hub asks for";
+  inputs.nixpkgs.url = "github:NixOS/nixpkgs/nixos-25.05";
+
+  outputs = { self, nixpkgs }: with builtins;
+    let
+      named = make: names: listToAttrs (map (name: { inherit name; value = make name; }) names);
+      merged = foldl' (all: more: all // more) { };
+      # What packages say of the commit of their builder or sources: nothing where the flake is in no repository.
+      commitOf = flake:
+        if flake ? rev then { commit = flake.rev; dirty = false; }
+        else if flake ? dirtyRev then { commit = replaceStrings [ "-dirty" ] [ "" ] flake.dirtyRev; dirty = true; }
+        else { };
+      systems = named (system: import ./nix/steps.nix {
+        inherit system;
+        commit = commitOf self;
+        pkgs = import nixpkgs { inherit system; config.allowUnfree = true; }; # CUDA 12.6
+      }) [ "x86_64-linux" "aarch64-linux" ];
+
+      # The public builder's function of this name takes more, none of which is needed here.
+      genKernelFlakeOutputs = { path, self ? { }, ... }:
+        let
+          outputs = mapAttrs (_: steps: import ./nix/outputs.nix {
+            inherit steps;
+            kernel = steps.kernel { inherit path; commit = commitOf self; };
+          }) systems;
+        in named (output: mapAttrs (_: each: each.${output}) outputs) [ "packages" "devShells" "checks" ];
+
+      kernels = named (name: genKernelFlakeOutputs { inherit self; path = ./kernels + "/${name}"; })
+        (filter (name: pathExists (./kernels + "/${name}/build.toml")) (attrNames (readDir ./kernels)));
+      each = make: mapAttrs (system: _: merged (attrValues (mapAttrs (make system) kernels))) systems;
+    in {
+      lib = { inherit genKernelFlakeOutputs; genFlakeOutputs = genKernelFlakeOutputs; };
+      packages = mapAttrs (system: packages: packages // {
+        default = systems.${system}.run "kernels" {
+          buildCommand = concatStringsSep "\n" ([ "mkdir $out" ]
+            ++ map (name: "ln -s ${packages.${name}} $out/${name}") (attrNames kernels));
+        };
+      }) (each (system: name: outputs:
+        let inherit (outputs.packages.${system}) bundle build-and-upload kernel-builder;
+        in { inherit build-and-upload kernel-builder; ${name} = bundle; }
+          // listToAttrs (map (one: { name = "${name}-${one}"; value = bundle.variant one; }) bundle.variants)));
+      devShells = each (system: name: outputs: outputs.devShells.${system});
+      checks = each (system: name: outputs: outputs.checks.${system});
+    };
+}

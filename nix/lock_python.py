@@ -1,0 +1,58 @@
+"""Write nix/python.json: the wheels of the Python packages that the flake uses, pinned by hash.
+
+    python nix/lock_python.py
+
+`builder` is what pyproject.toml says that the builder needs, `torch` is Torch and what tests of kernels need, for a
+nixpkgs whose Torch is older. pip resolves both for each Python and platform.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path, PurePosixPath
+from urllib.parse import unquote, urlsplit
+
+import tomllib
+
+HERE = Path(__file__).parent
+PYTHONS = ("3.11", "3.12", "3.13")
+MACHINES = ("x86_64", "aarch64")
+TORCH = ("torch==2.10.0", "numpy>=2", "pytest>=8.4")
+GLIBCS = ("2_35", "2_34", "2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
+
+
+def resolve(python: str, machine: str, requirements: list[str]) -> dict[str, str]:
+    """File name -> SHA-256 of every wheel that the requirements need."""
+    platforms = [f"--platform=manylinux_{glibc}_{machine}" for glibc in GLIBCS]
+    platforms += [f"--platform=manylinux2014_{machine}", f"--platform=manylinux2010_{machine}"]
+    with tempfile.TemporaryDirectory() as target:
+        command = [sys.executable, "-m", "pip", "--isolated", "install", "--quiet", "--dry-run", "--report=-"]
+        command += ["--ignore-installed", "--only-binary=:all:", f"--python-version={python}", *platforms]
+        done = subprocess.run([*command, "--target", target, *requirements], check=True, capture_output=True, text=True)
+    found = [item["download_info"] for item in json.loads(done.stdout)["install"]]
+    return {
+        PurePosixPath(unquote(urlsplit(item["url"]).path)).name: item["archive_info"]["hashes"]["sha256"]
+        for item in found
+    }
+
+
+def main() -> None:
+    project = tomllib.loads((HERE.parent / "pyproject.toml").read_text())["project"]
+    wheels: dict[str, str] = {}
+    needed: dict[str, dict[str, dict[str, list[str]]]] = {}
+    for name, requirements in {"builder": project["dependencies"], "torch": list(TORCH)}.items():
+        for python in PYTHONS:
+            for machine in MACHINES:
+                found = resolve(python, machine, requirements)
+                wheels.update(found)
+                needed.setdefault(name, {}).setdefault(python, {})[f"{machine}-linux"] = sorted(found)
+                print(f"{name}, Python {python}, {machine}: {len(found)} wheels", file=sys.stderr)
+    text = json.dumps({"wheels": dict(sorted(wheels.items())), "needed": needed}, indent=1)
+    (HERE / "python.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()

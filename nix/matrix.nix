@@ -1,0 +1,47 @@
+# build.toml -> the variants that it offers on one system, by the rules of kernel_builder/matrix.py; a test holds them
+# equal. Plain data: which compilers a variant gets is for steps.nix to say.
+{ matrix, system }: build: with builtins;
+let
+  torch = build.torch or { };
+  range = build.general.cuda or { };
+  atMost = low: high: low == null || high == null || compareVersions low high <= 0;
+  ascending = sort (a: b: compareVersions a b < 0);
+  cudaKernels = filter (kernel: kernel.backend == "cuda") (attrValues (build.kernel or { }));
+  floors = [ (range.minver or null) ] ++ map (kernel: kernel.cuda-minver or null) cudaKernels;
+  usable = filter (release: atMost release (range.maxver or null) && all (floor: atMost floor release) floors);
+  inRange = filter (release: atMost (torch.minver or null) release && atMost release (torch.maxver or null));
+  newest = list: count:
+    let size = length list; in genList (n: elemAt list (size - 1 - n)) (if count < size then count else size);
+  oldestOfEachMajor = releases: attrValues
+    (foldl' (kept: release: { ${head (splitVersion release)} = release; } // kept) { } (ascending releases));
+
+  # `floor` is the oldest Torch of a variant on the stable ABI, else null. A source that includes nothing of Torch is
+  # compiled under the name `withoutTorch`, which is the same for all releases.
+  variant = backend: floor: release: cuda:
+    let
+      digits = replaceStrings [ "." ] [ "" ];
+      named = framework: "${framework}-${if cuda == null then backend else "cu${digits cuda}"}-${system}";
+      stable = "torch-stable-abi${digits release}";
+    in {
+      inherit backend floor release cuda;
+      name = named (if floor == null then "torch${digits release}-cxx11" else stable);
+      withoutTorch = named (if floor == null then "torch00-cxx11" else stable);
+    };
+  compiled = backend:
+    let
+      abi = torch.stable-abi or null;
+      floor = if isAttrs abi then abi.${backend} or null else abi;
+      releases = newest (inRange (ascending (attrNames matrix.torch))) matrix.hub.torch-releases;
+      cudas = release:
+        if backend == "cpu" then [ null ]
+        else if floor == null then usable matrix.torch.${release}.cuda
+        else oldestOfEachMajor (usable (attrNames matrix.cuda));
+      found = concatMap (release: map (variant backend floor release) (cudas release))
+        (if floor == null then releases else [ floor ]);
+      nothing = throw "${build.general.name}: the version ranges of build.toml leave no ${backend} variant: widen them";
+    in if found == [ ] then nothing else found;
+  pythonOnly = backend: { inherit backend; name = "torch-${backend}"; cuda = null; floor = null; };
+in
+if build ? torch-noarch then map pythonOnly build.general.backends
+else if build ? torch then concatMap compiled (filter (backend: elem backend [ "cpu" "cuda" ]) build.general.backends)
+else [ ]

@@ -1,0 +1,178 @@
+# One derivation for each step of a build, on one system. What a step does is Python, in kernel_builder/nix.py; here is
+# what it may see, and so what it depends on.
+{ pkgs, system, commit }: with builtins;
+let
+  lock = fromJSON (readFile ../kernel_builder/toolchain/lock.json);
+  wheels = fromJSON (readFile ./python.json);
+  variantsOf = import ./matrix.nix { inherit system; matrix = fromTOML (readFile ../kernel_builder/matrix.toml); };
+  # What only some releases of nixpkgs have; what one had is an error in the next.
+  optional = name: let found = tryEval (pkgs.${name} or null); in if found.success then found.value else null;
+  stdenv = if optional "gcc13Stdenv" == null then pkgs.stdenv else pkgs.gcc13Stdenv; # the newest that nvcc 12.6 takes
+  python = pkgs.python3;
+
+  when = condition: value: if condition then value else { };
+  run = name: attributes:
+    stdenv.mkDerivation ({
+      name = concatStringsSep "-" (filter isString (split "[^A-Za-z0-9._-]+" name));
+      PYTHONDONTWRITEBYTECODE = 1; # where there is no sandbox, root could write it into the store
+    } // attributes);
+  # Of a directory, the files that are listed, and all that is below listed directories.
+  subset = name: root: listed:
+    let
+      below = directory: file: substring 0 (stringLength directory + 1) file == "${directory}/";
+      keep = file: type: baseNameOf file != "__pycache__"
+        && any (one: one == file || below one file || (type == "directory" && below file one)) listed;
+      start = stringLength (toString root) + 1;
+    in path { inherit name; path = root; filter = file: keep (substring start (stringLength file) file); };
+  # Of the builder, what decides on an object; a change to the rest recompiles nothing.
+  planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") ([
+    "__init__.py" "build_toml.py" "errors.py" "matrix.py" "matrix.toml" "ninja.py" "nix.py" "plan.py" "project.py"
+    "schema.py" "sources.py" "templates/compat.cpp" "templates/registration.h" "variant.py"
+  ] ++ map (name: "toolchain/${name}")
+    (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
+  builder = "${subset "kernel-builder" ../. [ "kernel_builder" ]}:${dependencies}";
+  libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # g++'s wrapper does not tell where it has them
+  step = name: program: spec: attributes: run name ({
+    spec = toJSON spec;
+    passAsFile = [ "spec" ];
+    nativeBuildInputs = [ python ];
+    PYTHONPATH = planner;
+    LIBRARY_PATH = libraries;
+    buildCommand = "python3 -m kernel_builder.nix ${program} $specPath $out";
+  } // attributes);
+  # Programs from elsewhere have to find the C library.
+  patched = attributes: attributes // {
+    nativeBuildInputs = [ python pkgs.autoPatchelfHook ];
+    buildInputs = [ stdenv.cc.cc.lib ];
+    autoPatchelfIgnoreMissingDeps = [ "*" ];
+    buildCommand = attributes.buildCommand + "\nchmod -R u+w $out; autoPatchelf $out";
+  };
+
+  # The network is for these alone. Which index they ask is a setting of the machine, as for pip; Nix holds the hash.
+  fixed = sha256: {
+    outputHashMode = "flat";
+    outputHashAlgo = "sha256";
+    outputHash = sha256;
+    impureEnvVars = [ "PIP_INDEX_URL" "http_proxy" "https_proxy" "all_proxy" "no_proxy" ];
+    SSL_CERT_FILE = "${pkgs.cacert}/etc/ssl/certs/ca-bundle.crt";
+    REQUESTS_CA_BUNDLE = "${pkgs.cacert}/etc/ssl/certs/ca-bundle.crt";
+  };
+  wheel = file:
+    let parts = filter isString (split "-" file);
+    in run file (fixed wheels.wheels.${file} // {
+      nativeBuildInputs = [ (python.withPackages (packages: [ packages.pip ])) ];
+      buildCommand = ''
+        echo "${head parts}==${elemAt parts 1} --hash=sha256:${wheels.wheels.${file}}" > pinned
+        python3 -m pip download --quiet --no-cache-dir --no-deps --only-binary :all: --requirement pinned
+        mv *.whl $out
+      '';
+    });
+  installed = name:
+    let
+      unpinned = throw "nix/python.json has no wheels for Python ${python.pythonVersion}: nix/lock_python.py writes it";
+      needed = map wheel (wheels.needed.${name}.${python.pythonVersion}.${system} or unpinned);
+    in run "python-${name}" (patched {
+      buildCommand = "mkdir $out; for wheel in ${toString needed}; do python3 -m zipfile -e $wheel $out; done";
+    });
+  dependencies = installed "builder";
+  fetch = wheel: step "${wheel.project}-${wheel.version}-ranges" "fetch" { inherit wheel; }
+    (fixed wheel.fetched // { PYTHONPATH = "${planner}:${dependencies}"; });
+
+  # Toolchains: release -> tree, of what is locked. CUDA releases that the lock lacks are nixpkgs'.
+  only = release: table: when (table ? ${toString release}) { ${release} = table.${release} // {
+    platforms = { ${system} = table.${release}.platforms.${system}; };
+  }; };
+  tree = kind: releases: wheels: step kind "unpack" {
+    inherit kind;
+    lock = { inherit (lock) schema; cuda = { }; torch = { }; } // releases;
+    fetched = map fetch wheels;
+  };
+  cudaTrees = mapAttrs (release: entry:
+    tree "cuda-${release}" { cuda = only release lock.cuda; } entry.platforms.${system}
+      (patched { buildCommand = "python3 -m kernel_builder.nix unpack $specPath $out"; })) lock.cuda;
+  torchTree = release: kind: tree "torch-${release}-${kind}" { torch = only release lock.torch; }
+    [ lock.torch.${release}.platforms.${system}.${kind} ] { };
+  cudaPackages = release: optional "cudaPackages_${replaceStrings [ "." ] [ "_" ] release}";
+  cudaHome = release: pkgs.symlinkJoin {
+    name = "cuda-${release}";
+    paths = concatMap (package: map (output: package.${output}) package.outputs)
+      (with cudaPackages release; [ cuda_nvcc cuda_cudart cuda_cccl ]);
+  };
+  isBuildable = { cuda, ... }: cuda == null || cudaTrees ? ${cuda} || cudaPackages cuda != null;
+  toolchain = { cuda, floor, ... }@variant: usesTorch:
+    let
+      release = if usesTorch then variant.release else null;
+      kind = if floor == null then "full" else "stable";
+      isLocked = cudaTrees ? ${toString cuda};
+    in {
+      lock = { inherit (lock) schema; cuda = only cuda lock.cuda; torch = only release lock.torch; };
+      cudaHome = if cuda == null || isLocked then null else cudaHome cuda;
+      trees = when isLocked { "cuda-${cuda}" = cudaTrees.${cuda}; }
+        // when usesTorch { "torch-${release}-${kind}" = torchTree release kind; };
+    };
+
+  # A project: `path` is its directory, `commit` what its packages' metadata says of the sources.
+  kernel = { path, commit }@given:
+    let
+      build = fromTOML (readFile (path + "/build.toml"));
+      inherit (build) general;
+      torch = build.torch or { };
+      kernels = build.kernel or { };
+      isHeader = file: match ".*[.](cuh|h|hh|hpp|hxx|inc|inl)" file != null;
+      # What a variant compiles: sources, with the table of build.toml that they stand in and the files that they reach.
+      unitsOf = variant:
+        let
+          mine = filter (name: kernels.${name}.backend == variant.backend) (attrNames kernels);
+          units = name: table: map (file: {
+            inherit name table file;
+            reached = import ./sources.nix path { include = table.include or [ ]; listed = table.src; } file;
+          }) (filter (file: !isHeader file) (table.src or [ ]));
+        in units null torch ++ concatMap (name: units name kernels.${name}) mine;
+      compile = variant: { name, table, file, reached }:
+        let
+          narrowed = removeAttrs table [ "maxver" "minver" "pyext" "stable-abi" ]
+            // { src = if reached.computed then table.src else [ file ]; };
+        in step "${general.name}-${file}" "compile" ({
+          inherit file;
+          variant = if reached.torch then variant.name else variant.withoutTorch;
+          source = subset "source" path reached.files;
+          build = {
+            general = { inherit (general) name license edition; version = 0; backends = [ variant.backend ]; };
+            torch = { src = [ ]; } // when (variant.floor != null) { stable-abi = variant.floor; }
+              // when (name == null) narrowed;
+          } // when (name != null) { kernel.${name} = narrowed; };
+        } // toolchain variant reached.torch) { };
+      package = variant:
+        let
+          units = unitsOf variant;
+          listed = table: table.include or [ ] ++ table.src or [ ];
+        in step "${general.name}-${variant.name}" "package" ({
+          inherit commit;
+          builder = builderCommit;
+          variant = variant.name;
+          source = subset general.name path ([ "build.toml" "torch-ext" ]
+            ++ concatMap listed ([ torch ] ++ attrValues kernels) ++ concatMap (unit: unit.reached.files) units);
+          objects = map (compile variant) units;
+        } // toolchain variant (build ? torch)) {
+          PYTHONPATH = builder;
+          nativeBuildInputs = [ python pkgs.ninja ];
+        };
+      all = variantsOf build;
+      variants = filter isBuildable all;
+      leftOut = map ({ name, cuda, ... }: "${general.name}: ${name} is left out: neither the toolchain lock nor this "
+        + "nixpkgs has CUDA ${cuda}") (filter (variant: !isBuildable variant) all);
+      packages = listToAttrs (map (variant: { inherit (variant) name; value = package variant; }) variants);
+      bundle = variants: run general.name {
+        buildCommand = foldl' (command: line: trace "warning: ${line}" command) (concatStringsSep "\n"
+          ([ "mkdir $out" ] ++ map ({ name, ... }: "cp -r ${packages.${name}} $out/${name}") variants)) leftOut;
+      };
+    in {
+      inherit build packages path variants;
+      toolchain = variant: toolchain variant (build ? torch);
+      bundle = bundle variants;
+      backendBundle = backend: bundle (filter (variant: variant.backend == backend) variants);
+      variant = name: packages.${name} or (throw (concatStringsSep "\n  "
+        ([ "${general.name} has no variant ${name} on ${system}; it has" ] ++ attrNames packages ++ leftOut)));
+    };
+  builderCommit = commit;
+in { inherit builder dependencies installed kernel libraries pkgs python run stdenv; }

@@ -1,0 +1,183 @@
+"""A real Nix with a store of its own, and this repository as a flake whose nixpkgs is the stand-in beside this file."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+CONFIG = """
+experimental-features = nix-command flakes
+sandbox = true
+sandbox-fallback = true
+sandbox-paths = {paths}
+build-users-group =
+substituters =
+max-jobs = 2
+cores = 1
+"""
+
+
+def _certificates() -> str:
+    return (
+        os.environ.get("SSL_CERT_FILE") or ssl.get_default_verify_paths().cafile or "/etc/ssl/certs/ca-certificates.crt"
+    )
+
+
+@dataclass(frozen=True)
+class Nix:
+    """Nix in the directory of a flake.
+
+    Attributes:
+        root: Holds everything: the store, the flakes, results.
+        environment: For commands that run Nix themselves.
+    """
+
+    root: Path
+    environment: dict[str, str]
+
+    def run(self, flake: Path, *arguments: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
+        """`nix ARGUMENTS`, run in `flake`."""
+        command = ["nix", *map(str, arguments)]
+        done = subprocess.run(
+            command, cwd=flake, capture_output=True, text=True, check=False, env=self.environment, timeout=1800
+        )
+        assert not ok or done.returncode == 0, done.stderr
+        return done
+
+    def build(self, flake: Path, attribute: str) -> Path:
+        """The result of a package of the flake."""
+        link = self.root / "results" / attribute
+        link.parent.mkdir(exist_ok=True)
+        self.run(flake, "build", f".#{attribute}", "--out-link", link, "--print-build-logs")
+        return link.resolve()
+
+    def to_build(self, flake: Path, attribute: str) -> set[str]:
+        """The names of the derivations that a build of a package would run."""
+        done = self.run(flake, "build", f".#{attribute}", "--dry-run", "--no-link")
+        lines = [line.strip() for line in done.stderr.splitlines()]
+        return {Path(line).name.partition("-")[2].removesuffix(".drv") for line in lines if line.endswith(".drv")}
+
+    def eval(self, expression: str) -> object:
+        """The value of an expression, which may read this repository's files."""
+        command = ["nix-instantiate", "--eval", "--strict", "--json", "--expr", expression]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+
+def committed(directory: Path) -> None:
+    """Make a directory a git repository with all its files in one commit."""
+    identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"]
+    for command in (["init", "--quiet"], ["add", "--all"], [*identity, "commit", "--quiet", "--message", "test"]):
+        subprocess.run(["git", "-C", str(directory), *command], check=True)
+
+
+@pytest.fixture(scope="session")
+def nix(tmp_path_factory: pytest.TempPathFactory) -> Nix:
+    if shutil.which("nix") is None:
+        pytest.skip("Nix is not installed: apt-get install nix-bin")
+    if PYTHON not in json.loads((ROOT / "nix" / "python.json").read_text())["needed"]["builder"]:
+        pytest.skip(f"the flake has no wheels for Python {PYTHON}, and nixpkgs' stand-in has no other")
+    root = tmp_path_factory.mktemp("nix")
+    # Where the kernel allows a sandbox, it has this machine's tools, since the stand-in for nixpkgs is made of them.
+    certificates = str(Path(_certificates()).parent)
+    places = ["/bin", "/usr", "/lib", "/lib64", "/etc/alternatives", certificates, sys.prefix, sys.base_prefix]
+    paths = " ".join(f"{place}={place}" for place in places if Path(place).exists())
+    (root / "nix.conf").write_text(CONFIG.format(paths=paths))
+    return Nix(
+        root,
+        {
+            **os.environ,
+            "NIX_STORE_DIR": str(root / "store"),
+            "NIX_STATE_DIR": str(root / "state"),
+            "NIX_LOG_DIR": str(root / "log"),
+            "NIX_CONF_DIR": str(root),
+            "XDG_CACHE_HOME": str(root / "cache"),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
+    )
+
+
+@pytest.fixture(scope="session")
+def flake(nix: Nix) -> Path:
+    """A clean commit of this repository as it is in the working tree, pinned to the stand-in for nixpkgs."""
+    nixpkgs, copy = nix.root / "nixpkgs", nix.root / "repository"
+    shutil.copytree(Path(__file__).parent / "nixpkgs", nixpkgs)
+    machine = {
+        "python": sys._base_executable,  # type: ignore[attr-defined]
+        "pythonVersion": PYTHON,
+        "environment": sys.prefix,
+        "torchVersion": torch.__version__,
+        "certificates": _certificates(),
+    }
+    (nixpkgs / "machine.json").write_text(json.dumps(machine))
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    for name in listed.stdout.split("\0"):
+        if name and (ROOT / name).exists():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, copy / name)
+    committed(copy)
+    nix.run(copy, "flake", "lock", "--override-input", "nixpkgs", f"path:{nixpkgs}")
+    committed(copy)
+    _add_wheels(nix, copy)
+    return copy
+
+
+def _add_wheels(nix: Nix, flake: Path) -> None:
+    """Put the wheels that the builder needs into the store by one call of pip: the flake has one for each wheel.
+
+    A fixed-output derivation is not run if its output is there; what is tested of them is the fetching of toolchains.
+    """
+    pinned = json.loads((flake / "nix" / "python.json").read_text())
+    wheels = pinned["needed"]["builder"][PYTHON][f"{os.uname().machine}-linux"]
+    lines = []
+    for file in wheels[1:]:  # the flake fetches one itself
+        project, version, *_ = file.split("-")
+        lines.append(f"{project}=={version} --hash=sha256:{pinned['wheels'][file]}\n")
+    requirements, downloads = nix.root / "requirements.txt", nix.root / "wheels"
+    requirements.write_text("".join(lines))
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    subprocess.run([*command, "--dest", str(downloads), "--requirement", str(requirements)], check=True)
+    subprocess.run(
+        ["nix-store", "--add-fixed", "sha256", *downloads.iterdir()],
+        check=True,
+        env=nix.environment,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+@pytest.fixture
+def kernel_flake(nix: Nix, flake: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Makes a flake of a project as other people have them, on this builder."""
+
+    def make(project: Path, ignored: Sequence[str] = ("build", "__pycache__")) -> Path:
+        target = tmp_path / project.name
+        shutil.copytree(project, target, ignore=shutil.ignore_patterns(*ignored))
+        (target / "flake.nix").write_text(
+            f"""{{
+  inputs.kernel-builder.url = "git+file://{flake}";
+  outputs = {{ self, kernel-builder }}: kernel-builder.lib.genKernelFlakeOutputs {{ inherit self; path = ./.; }};
+}}
+"""
+        )
+        nix.run(target, "flake", "lock")
+        return target
+
+    return make

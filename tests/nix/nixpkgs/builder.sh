@@ -1,0 +1,3 @@
+set -eo pipefail
+source "$stdenv/setup"
+eval "$buildCommand"

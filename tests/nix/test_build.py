@@ -1,0 +1,136 @@
+"""`nix build` gives what `kernel-builder build` gives, step by step, and fetches only what is pinned."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.package import hash_tree
+from tests.conftest import CPU, CUDA, PROJECTS, ROOT
+from tests.nix.conftest import Nix
+
+KERNELS = sorted(path.parent.name for path in ROOT.glob("kernels/*/build.toml"))
+KernelFlake = Callable[[Path], Path]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+def built_by_the_command_line(flake: Path, project: Path, out: Path, *arguments: str) -> dict[str, str]:
+    """Variant -> digest of its package, by the builder of the flake's repository and the user's cache."""
+    environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "kernel_builder", "build", str(project), "--out", str(out), "--no-load"]
+    subprocess.run([*command, *arguments], cwd=flake, check=True, env=environment)
+    return digests(out)
+
+
+def digests(bundle: Path) -> dict[str, str]:
+    return {package.name: hash_tree(package).value for package in bundle.iterdir()}
+
+
+def test_rmsnorm_is_to_the_byte_what_the_command_line_builds(nix: Nix, flake: Path, tmp_path: Path) -> None:
+    bundle = nix.build(flake, "rmsnorm")
+    assert {path.name for path in bundle.iterdir()} == {CPU, CUDA}
+    assert digests(bundle) == built_by_the_command_line(flake, flake / "kernels/rmsnorm", tmp_path / "out")
+
+
+def test_cpu_tests_pass_on_what_was_built(nix: Nix, flake: Path) -> None:
+    nix.build(flake, f"checks.{os.uname().machine}-linux.rmsnorm-cpu-tests")
+
+
+def test_a_change_rebuilds_what_it_must_and_no_more(nix: Nix, kernel_flake: KernelFlake) -> None:
+    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
+    nix.build(project, "bundle")
+
+    def changed(name: str, text: str = "\n// changed\n") -> set[str]:
+        original = (project / name).read_bytes()
+        with (project / name).open("a") as file:
+            file.write(text)
+        names = nix.to_build(project, "bundle")
+        (project / name).write_bytes(original)
+        assert nix.to_build(project, "bundle") == set()
+        return {one.removeprefix("rmsnorm-") for one in names}
+
+    assert changed("rmsnorm_cuda/forward.cu") == {"rmsnorm_cuda-forward.cu", CUDA, CPU, "rmsnorm"}
+    assert changed("rmsnorm_cuda/device.cuh") == {
+        "rmsnorm_cuda-forward.cu",
+        "rmsnorm_cuda-backward.cu",
+        CUDA,
+        CPU,
+        "rmsnorm",
+    }
+    assert changed("torch-ext/rmsnorm/norm.py", "\n# changed\n") == {CUDA, CPU, "rmsnorm"}
+    assert changed("CARD.md") == set()
+
+
+def test_a_changed_source_gives_the_bytes_of_the_command_line(
+    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
+) -> None:
+    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
+    attribute = f"redistributable.{CPU}"
+    nix.build(project, attribute)
+    source = project / "rmsnorm_cpu" / "rmsnorm.cpp"
+    source.write_text(source.read_text() + "\nint changed() { return 1; }\n")
+    assert nix.to_build(project, attribute) == {"rmsnorm-rmsnorm_cpu-rmsnorm.cpp", f"rmsnorm-{CPU}"}
+    expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", CPU)
+    assert {CPU: hash_tree(nix.build(project, attribute)).value} == expected
+
+
+def test_full_abi_where_the_link_cannot_replace_the_namespace(
+    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
+) -> None:
+    variant = "torch215-cxx11-cpu-x86_64-linux"
+    project = kernel_flake(PROJECTS / "full-scale")
+    expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", variant)
+    assert {variant: hash_tree(nix.build(project, f"redistributable.{variant}")).value} == expected
+
+
+def test_python_only_project(nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path) -> None:
+    project = kernel_flake(PROJECTS / "python-only")
+    expected = built_by_the_command_line(flake, project, tmp_path / "out")
+    assert digests(nix.build(project, "bundle")) == expected
+
+
+def test_another_hash_in_the_lock_is_refused(nix: Nix, flake: Path, tmp_path: Path) -> None:
+    other = tmp_path / "repository"
+    shutil.copytree(flake, other)
+    lock = other / "kernel_builder/toolchain/lock.json"
+    text = lock.read_text()
+    at = text.index('"fetched": "', text.index('"stable"', text.index('"2.10"'))) + len('"fetched": "')
+    lock.write_text(f"{text[:at]}{'0' * 64}{text[at + 64 :]}")
+    done = nix.run(other, "build", f".#rmsnorm-{CPU}", "--no-link", ok=False)
+    assert done.returncode != 0
+    assert "hash mismatch in fixed-output derivation" in done.stderr
+    assert "torch-2.10" in done.stderr
+
+
+def test_a_compile_error_is_told_as_the_command_line_tells_it(nix: Nix, kernel_flake: KernelFlake) -> None:
+    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
+    source = project / "rmsnorm_cpu" / "rmsnorm.cpp"
+    source.write_text(source.read_text() + "\n#error broken on purpose\n")
+    done = nix.run(project, "build", f".#redistributable.{CPU}", "--no-link", "--print-build-logs", ok=False)
+    assert done.returncode != 0
+    assert "rmsnorm_cpu/rmsnorm.cpp: the compiler refused it" in done.stderr
+    assert "broken on purpose" in done.stderr
+
+
+def test_a_shell_builds_the_same_without_the_network(nix: Nix, kernel_flake: KernelFlake, tmp_path: Path) -> None:
+    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
+    out = tmp_path / "out"
+    command = ["kernel-builder", "build", ".", "--variant", CPU, "--offline", "--no-load", "--out", str(out)]
+    empty = Nix(nix.root, {**nix.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")})
+    empty.run(project, "develop", f".#{CPU}", "--command", *command)
+    (shared,) = (out / CPU).glob("*.abi3.so")
+    assert shared.read_bytes() == (nix.build(project, f"redistributable.{CPU}") / shared.name).read_bytes()
+
+
+def test_every_kernel_builds_for_all_variants(nix: Nix, flake: Path) -> None:
+    everything = nix.build(flake, "default")
+    assert sorted(path.name for path in everything.iterdir()) == KERNELS
+    for kernel in everything.iterdir():
+        assert {path.name for path in kernel.iterdir()} == {CPU, CUDA}

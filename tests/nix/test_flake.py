@@ -1,0 +1,191 @@
+"""What evaluation says: the variants, the files that a source reaches, the outputs, refusals. Nothing is built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import tomli
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name, parse_wheel_filename
+
+from kernel_builder import build_toml, matrix, project, sources
+from kernel_builder.errors import VariantError
+from kernel_builder.variant import PLATFORMS
+from tests.conftest import CPU, CUDA, PROJECTS, ROOT
+from tests.nix.conftest import Nix
+
+PROJECT_DIRECTORIES = sorted(
+    path.parent for path in [*ROOT.glob("kernels/*/build.toml"), *PROJECTS.glob("*/build.toml")]
+)
+
+GENERAL = '[general]\nname = "relu"\nversion = 1\nedition = 5\nlicense = "MIT"\n'
+SOURCE = 'src = ["torch-ext/torch_binding.cpp"]\n'
+BUILD_TOMLS = [
+    f"{GENERAL}backends = {backends}\n{cuda}[{framework}]\n{keys}\n{kernel}"
+    for backends in ('["cuda"]', '["cpu", "cuda"]', '["rocm", "cuda", "cpu"]')
+    for cuda in ("", '[general.cuda]\nminver = "12.8"\n', '[general.cuda]\nmaxver = "13.0"\nminver = "12.8"\n')
+    for framework, keys in (
+        ("torch", SOURCE),
+        ("torch", f'{SOURCE}minver = "2.11"\nmaxver = "2.13"'),
+        ("torch", f'{SOURCE}maxver = "2.10"'),
+        ("torch", f'{SOURCE}stable-abi = "2.10"'),
+        ("torch", f'{SOURCE}stable-abi = {{ cuda = "2.11" }}'),
+        ("torch-noarch", ""),
+    )
+    for kernel in (
+        "",
+        '[kernel.a]\nbackend = "cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.0"\n',
+        '[kernel.a]\nbackend = "cuda"\ndepends = []\nsrc = ["a.cu"]\ncuda-minver = "13.1"\n',
+    )
+    if not (framework == "torch-noarch" and kernel)
+]
+
+
+def names_by_python(text: str, system: str) -> list[str] | None:
+    """The names of the variants on one system; None where the builder refuses the version ranges."""
+    tables = build_toml.validate(tomli.loads(text), "build.toml")
+    try:
+        found = matrix.variants(project.from_tables(Path("/"), tables))
+    except VariantError:
+        return None
+    return sorted(variant.name for variant in found if variant.platform in {None, system})
+
+
+@pytest.mark.parametrize("system", PLATFORMS)
+def test_variants_are_those_of_the_builder(nix: Nix, tmp_path: Path, system: str) -> None:
+    texts = tmp_path / "texts.json"
+    texts.write_text(json.dumps(BUILD_TOMLS))
+    got = nix.eval(
+        f"""
+        let
+          matrix = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/matrix.toml);
+          variants = import {ROOT}/nix/matrix.nix {{ inherit matrix; system = "{system}"; }};
+          names = text: map (variant: variant.name) (variants (builtins.fromTOML text));
+          tried = text: let all = names text; in builtins.tryEval (builtins.deepSeq all all);
+        in map (text: let one = tried text; in if one.success then builtins.sort builtins.lessThan one.value else null)
+          (builtins.fromJSON (builtins.readFile {texts}))
+        """
+    )
+    assert got == [names_by_python(text, system) for text in BUILD_TOMLS]
+
+
+@pytest.mark.parametrize("directory", PROJECT_DIRECTORIES, ids=lambda path: path.name)
+def test_a_source_reaches_at_least_what_the_builder_finds(nix: Nix, directory: Path) -> None:
+    read = project.read(directory)
+    parts = [read.framework, *read.kernels]
+    asked = [
+        (source, list(part.include), list(part.src))
+        for part in parts
+        for source in getattr(part, "src", ())
+        if Path(source).suffix not in sources.HEADER_SUFFIXES
+    ]
+    expressions = [
+        f"scan {{ include = builtins.fromJSON ''{json.dumps(include)}''; "
+        f"listed = builtins.fromJSON ''{json.dumps(listed)}''; }} ''{source}''"
+        for source, include, listed in asked
+    ]
+    got = nix.eval(
+        f"let scan = import {ROOT}/nix/sources.nix {directory}; in [ {' '.join(f'({one})' for one in expressions)} ]"
+    )
+    assert isinstance(got, list)
+    for (source, include, listed), reached in zip(asked, got, strict=True):
+        scanned = sources.scan(directory, source, include, listed, {"registration.h": ""})
+        assert {name for name, _ in scanned.files} == set(reached["files"])
+        assert scanned.torch == reached["torch"]
+
+
+def test_includes_that_are_hard_to_find(nix: Nix, tmp_path: Path) -> None:
+    files = {
+        "src/a.cpp": '#include "../inc/./up.h"\n  #  include <deep/b.h>\n#include "nowhere.h"\n#include <vector>\n',
+        "inc/up.h": "#define OTHER <c.h>\n#include OTHER\n",
+        "inc/deep/b.h": '#import "beside.h"\n',
+        "inc/deep/beside.h": '#include "../../../outside.h"\n',
+        "inc/vector/file.h": "",
+        "c.h": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    listed = ["src/a.cpp", "c.h"]
+    got = nix.eval(
+        f'import {ROOT}/nix/sources.nix {tmp_path} {{ include = [ "inc" "." ]; listed = [ "src/a.cpp" "c.h" ]; }} '
+        '"src/a.cpp"'
+    )
+    assert isinstance(got, dict)
+    assert sorted(got["files"]) == ["c.h", "inc/deep/b.h", "inc/deep/beside.h", "inc/up.h", "src/a.cpp"]
+    assert got["computed"]
+    found = {name for name, _ in sources.scan(tmp_path, "src/a.cpp", ["inc", "."], listed).files}
+    assert found == set(got["files"])
+
+
+def test_an_unknown_variant_is_refused_with_the_list(nix: Nix, flake: Path) -> None:
+    done = nix.run(
+        flake, "eval", ".#rmsnorm", "--apply", 'kernel: (kernel.variant "torch99-cxx11-cu130").name', ok=False
+    )
+    assert done.returncode != 0
+    for words in (
+        "rmsnorm has no variant torch99-cxx11-cu130",
+        CPU,
+        CUDA,
+        "neither the toolchain lock nor this nixpkgs",
+    ):
+        assert words in done.stderr
+
+
+@pytest.mark.parametrize("system", PLATFORMS)
+def test_all_outputs_evaluate(nix: Nix, flake: Path, system: str) -> None:
+    packages = nix.run(flake, "eval", "--raw", f".#packages.{system}.default.drvPath").stdout
+    assert packages.endswith("-kernels.drv")
+    for outputs, needed in (
+        (
+            "packages",
+            {f"rmsnorm-{CPU}".replace("x86_64-linux", system), "rope3d", "kernel-builder", "build-and-upload"},
+        ),
+        ("devShells", {CUDA.replace("x86_64-linux", system), "default"}),
+        ("checks", {"rmsnorm", "rmsnorm-cpu-tests"}),
+    ):
+        apply = "builtins.mapAttrs (_: value: value.drvPath)"
+        done = nix.run(flake, "eval", "--json", f".#{outputs}.{system}", "--apply", apply)
+        assert needed <= json.loads(done.stdout).keys()
+
+
+def test_nix_is_content_with_the_flake(nix: Nix, flake: Path) -> None:
+    done = nix.run(flake, "flake", "check", "--no-build")
+    assert "error" not in done.stderr
+
+
+def test_cuda_that_the_lock_lacks_comes_from_nixpkgs(nix: Nix, flake: Path, tmp_path: Path) -> None:
+    nixpkgs = tmp_path / "nixpkgs"
+    nixpkgs.mkdir()
+    (nixpkgs / "flake.nix").write_text("{ outputs = _: { }; }")
+    (nixpkgs / "default.nix").write_text(
+        f"""arguments: let
+          real = import {nix.root}/nixpkgs arguments;
+          part = name: {{ outputs = [ "bin" "dev" ]; bin = one "${{name}}-bin"; dev = one "${{name}}-dev"; }};
+          one = name: real.stdenv.mkDerivation {{ inherit name; buildCommand = "exit 1"; }};
+        in real // {{
+          symlinkJoin = {{ name, paths }}: real.stdenv.mkDerivation {{ inherit name paths; buildCommand = "exit 1"; }};
+          cudaPackages_12_6 = {{
+            cuda_nvcc = part "cuda_nvcc"; cuda_cudart = part "cuda_cudart"; cuda_cccl = part "cuda_cccl";
+          }};
+        }}
+        """
+    )
+    variant = f"rmsnorm-{CUDA}".replace("cu130", "cu126")
+    override = ("--override-input", "nixpkgs", f"path:{nixpkgs}", "--no-write-lock-file", "--impure")
+    done = nix.run(flake, "build", "--dry-run", *override, f".#{variant}", "--no-link")
+    for step in ("rmsnorm_cuda-forward.cu", "cuda-12.6", "cuda_nvcc-bin"):
+        assert f"-{step}.drv" in done.stderr
+
+
+def test_pinned_wheels_are_what_the_builder_needs(nix: Nix) -> None:
+    needed = json.loads((ROOT / "nix/python.json").read_text())["needed"]["builder"]
+    declared = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    for python, systems in needed.items():
+        for files in systems.values():
+            versions = {name: version for name, version, *_ in map(parse_wheel_filename, files)}
+            for requirement in map(Requirement, declared):
+                if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
+                    assert versions[canonicalize_name(requirement.name)] in requirement.specifier
