@@ -17,13 +17,14 @@ namespace adaln {
 
 using namespace kit;
 
-// Vectors of a row are read and written once: they are not kept in a processor's cache, where modulations and weights
-// are to stay, and are the first to leave the L2 cache.
+// Vectors of a row are read and written once: what is written is the first to leave the L2 cache. Loads are ordinary
+// ones, which a barrier holds in their place; others the compiler puts behind copies that take no registers.
 __device__ __forceinline__ uint4 load_word_once(const uint4* from) {
   uint4 word;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
                : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "l"(from));
+               : "l"(from)
+               : "memory");
   return word;
 }
 template <typename Word>

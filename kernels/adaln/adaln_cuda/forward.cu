@@ -29,18 +29,19 @@ constexpr int most_threads(int loads, int rows) {
   if (loads > 2) return kSharedBlock;
   return loads * rows < 4 ? 512 : 384;
 }
-constexpr int blocks_of_processor(int loads) {
+constexpr int blocks_of_processor(int loads, int rows, bool branch) {
   if (loads > kWarpLoads) return 4;
-  return loads > 2 ? 6 : 2;
+  if (loads > 2) return 6;
+  return loads == 2 && rows == 1 && !branch ? 3 : 2;
 }
 
 // Rows that registers hold.
 struct RowsForward {
-  Lines x, branch, gate, scale, shift;  // branch and gate, scale and shift: data null where there are none
-  const void *weight, *bias;
+  Lines x, branch, gate;  // branch and gate: data null where there are none
   void *normed, *sum;
-  int slots[4];  // in shared memory, of scale, shift, weight and bias
-  int staged;    // how many of these there are
+  Lines shared[4];  // of scale, shift, weight and bias those that there are, each for all rows of a span
+  int staged;       // how many of these there are
+  int slots[4];     // where among them are scale, shift, weight and bias; negative where there is none
   uint32_t rows, span;
   int hidden;
   Divider spans;
@@ -51,7 +52,7 @@ struct RowsForward {
 
 // Blocks of (threads of a row, rows side by side), and kRows below one another, which lie in one span.
 template <typename T, typename M, int kWidth, int kLoads, int kRows, bool kBranch, bool kStepwise>
-__global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_processor(kLoads))
+__global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_processor(kLoads, kRows, kBranch))
     forward_kernel(const __grid_constant__ RowsForward problem) {
   // So many vectors every thread has. The others may lie past the row's end. They are then read at the row's start, and
   // do not count.
@@ -59,7 +60,6 @@ __global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_process
   extern __shared__ uint4 memory[];
   __shared__ float2 of_warps[kRows][kMostWarps];
   wait_for_previous();
-  let_next_begin();
   const int hidden = problem.hidden, group = kLoads > 2 ? kWarp : blockDim.x;
   const int first_column = threadIdx.x * kWidth;
   const auto has = [&](int i) { return i < kSure || first_column + i * group * kWidth < hidden; };
@@ -82,25 +82,19 @@ __global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_process
   // would keep rows from the processor.
   constexpr int kWords = sizeof(M) * kWidth / sizeof(uint4);
   const int threads = blockDim.x * blockDim.y;
-  const M* staged[4] = {};
-  if (problem.scale.data != nullptr) {
-    staged[0] = problem.scale.at<M>(span);
-    staged[1] = problem.shift.at<M>(span);
-  }
-  staged[2] = static_cast<const M*>(problem.weight);
-  staged[3] = static_cast<const M*>(problem.bias);
   const auto slot = [&](int k, int i) {
-    return memory + (problem.slots[k] * kLoads + i) * kWords * threads + threadIdx.y * group + threadIdx.x;
+    return memory + (k * kLoads + i) * kWords * threads + threadIdx.y * group + threadIdx.x;
   };
   const auto stage_all = [&] {
-#pragma unroll
-    for (int k = 0; k < 4; ++k) {
-      if (staged[k] == nullptr) continue;
+    __syncwarp();  // the rows' own loads go first
+#pragma unroll 1
+    for (int k = 0; k < problem.staged; ++k) {
+      const M* row = problem.shared[k].at<M>(span);
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
 #pragma unroll
         for (int word = 0; word < kWords; ++word) {
-          copy_word<true>(slot(k, i) + word * threads, reinterpret_cast<const uint4*>(staged[k] + column_of(i)) + word);
+          copy_word<true>(slot(k, i) + word * threads, reinterpret_cast<const uint4*>(row + column_of(i)) + word);
         }
       }
     }
@@ -110,7 +104,7 @@ __global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_process
     Elements<M, kWidth> elements;
 #pragma unroll
     for (int word = 0; word < kWords; ++word) {
-      const uint4 whole = slot(k, i)[word * threads];
+      const uint4 whole = slot(problem.slots[k], i)[word * threads];
       memcpy(&elements.values[word * kWidth / kWords], &whole, sizeof(whole));
     }
     decode_all(elements.values, values);
@@ -215,6 +209,7 @@ __global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_process
       squares[r] = sums[2 * r + 1] - sums[2 * r] * away;
     }
   }
+  let_next_begin();
   float rstd[kRows];
 #pragma unroll
   for (int r = 0; r < kRows; ++r) rstd[r] = rsqrtf(problem.average(squares[r]) + problem.eps);
@@ -223,7 +218,7 @@ __global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_process
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     float factor[kWidth] = {}, offset[kWidth] = {};
-    if (staged[0] != nullptr) {
+    if (problem.slots[0] >= 0) {
       read_staged(0, i, factor);
       read_staged(1, i, offset);
     }
@@ -245,13 +240,13 @@ __global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_process
       for (int r = 0; r < kRows; ++r) {
         float x[kWidth];
         normalize(r, x);
-        if (staged[2] != nullptr) {
+        if (problem.slots[2] >= 0) {
           float weight[kWidth];
           read_staged(2, i, weight);
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) x[j] *= weight[j];
         }
-        if (staged[3] != nullptr) {
+        if (problem.slots[3] >= 0) {
           float bias[kWidth];
           read_staged(3, i, bias);
 #pragma unroll
@@ -267,13 +262,13 @@ __global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_process
       }
       continue;
     }
-    if (staged[3] != nullptr) {
+    if (problem.slots[3] >= 0) {
       float bias[kWidth];
       read_staged(3, i, bias);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) offset[j] += bias[j] * factor[j];
     }
-    if (staged[2] != nullptr) {
+    if (problem.slots[2] >= 0) {
       float weight[kWidth];
       read_staged(2, i, weight);
 #pragma unroll
@@ -460,7 +455,8 @@ cudaError_t launch_fitting(const RowsForward& problem, bool stepwise, cudaStream
         if (vectors <= kWarp * kWarpLoads) {
           return launch_rows<T, M, kWidth, kWarpLoads, 1, false>(problem, kWarp, stream);
         }
-        if (vectors <= kWarp * kMostWarpLoads) {
+        // Without a mean there is one exchange between warps less to save.
+        if (vectors <= kWarp * kMostWarpLoads && problem.centered) {
           return launch_rows<T, M, kWidth, kMostWarpLoads, 1, false>(problem, kWarp, stream);
         }
       }
@@ -493,40 +489,41 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   // Without modulations, any division of the rows will do.
   const bool modulated = problem.scale.rows.data != nullptr || problem.gate.rows.data != nullptr;
   const int64_t span = !modulated && problem.x.dims == 2 ? problem.x.sizes[1] : problem.span;
-  const void* const shared_by_rows[] = {problem.scale.rows.data, problem.shift.rows.data, problem.weight.data,
-                                        problem.bias.data};
-  int slots[4], staged = 0;
-  for (int k = 0; k < 4; ++k) {
-    slots[k] = staged;
-    if (shared_by_rows[k] != nullptr) ++staged;
-  }
+  const bool has[] = {problem.scale.rows.data != nullptr, problem.shift.rows.data != nullptr,
+                      problem.weight.data != nullptr, problem.bias.data != nullptr};
+  int staged = 0;
+  for (const bool one : has) staged += one;
   constexpr int64_t kWarpRows = int64_t{kSharedBlock} * kMostWarpLoads * kWidth;
   const int64_t elements = std::max<int64_t>(problem.hidden + 2 * kWarp * kWidth, kWarpRows) * staged;
   const auto shared = static_cast<size_t>(elements * bytes_of(common.type()));
   const bool fits = shared + kStaticBytes <= kUsualBytes || shared + kStaticBytes <= most_shared_bytes();
-  Lines x, branch, gate, scale, shift;
+  Lines x, branch, gate, shared_by_rows[4];
+  shared_by_rows[2].data = problem.weight.data;
+  shared_by_rows[3].data = problem.bias.data;
   if (vectors && fits && common.one() && !(problem.stepwise && common.type() != problem.type) &&
       problem.hidden <= 2 * kWidth * most_threads(2, 1) && problem.rows < INT32_MAX && lines_of(problem.x, span, &x) &&
-      lines_of(problem.branch, span, &branch) && lines_of(problem.gate, &gate) && lines_of(problem.scale, &scale) &&
-      lines_of(problem.shift, &shift)) {
-    const RowsForward rows{x,
-                           branch,
-                           gate,
-                           scale,
-                           shift,
-                           problem.weight.data,
-                           problem.bias.data,
-                           problem.normed,
-                           problem.sum,
-                           {slots[0], slots[1], slots[2], slots[3]},
-                           staged,
-                           static_cast<uint32_t>(problem.rows),
-                           static_cast<uint32_t>(span),
-                           static_cast<int>(problem.hidden),
-                           Divider(static_cast<uint32_t>(span)),
-                           Average(problem.hidden),
-                           problem.eps,
-                           problem.centered};
+      lines_of(problem.branch, span, &branch) && lines_of(problem.gate, &gate) &&
+      lines_of(problem.scale, &shared_by_rows[0]) && lines_of(problem.shift, &shared_by_rows[1])) {
+    RowsForward rows{x,
+                     branch,
+                     gate,
+                     problem.normed,
+                     problem.sum,
+                     {},
+                     0,
+                     {-1, -1, -1, -1},
+                     static_cast<uint32_t>(problem.rows),
+                     static_cast<uint32_t>(span),
+                     static_cast<int>(problem.hidden),
+                     Divider(static_cast<uint32_t>(span)),
+                     Average(problem.hidden),
+                     problem.eps,
+                     problem.centered};
+    for (int k = 0; k < 4; ++k) {
+      if (!has[k]) continue;
+      rows.slots[k] = rows.staged;
+      rows.shared[rows.staged++] = shared_by_rows[k];
+    }
     return problem.branch.data == nullptr ? launch_typed<T, false>(rows, common.type(), problem.stepwise, stream)
                                           : launch_typed<T, true>(rows, common.type(), problem.stepwise, stream);
   }
