@@ -190,7 +190,7 @@ INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, 
       x[i] = at<T>(problem.x, first + i);
       grad[i] = at<T>(problem.grad, first + i);
     }
-    Buffer weight_buffer, x_buffer, grad_buffer, grad_sum_buffer;
+    Buffer weight_buffer, x_buffer, grad_buffer, grad_sum_buffer, tile_sums;
     for (int64_t start = 0; start < hidden; start += kBlock) {
       const int64_t count = std::min(kBlock, hidden - start);
       const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
@@ -214,9 +214,21 @@ INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, 
         const float rstd = rstds[i], along = alongs[i];
         const Reader<T, kSet> values(x[i] + start, x_buffer, count), slopes(grad[i] + start, grad_buffer, count);
         // Before the result is written: a load that follows a write to the same place in another page waits for it.
+        // The rows of a tile first, so that a long sum does not round for each of them.
         if (partial != nullptr) {
+          float* const sums = i + 1 < tile ? tile_sums : partial + start;
+          const auto term = [&](int64_t j) { return slopes[j] * (values[j] * rstd); };
+          if (i == 0) {
+            const bool only = tile == 1;
 #pragma omp simd
-          for (int64_t j = 0; j < count; ++j) partial[start + j] += slopes[j] * (values[j] * rstd);
+            for (int64_t j = 0; j < count; ++j) sums[j] = only ? sums[j] + term(j) : term(j);
+          } else if (i + 1 < tile) {
+#pragma omp simd
+            for (int64_t j = 0; j < count; ++j) sums[j] += term(j);
+          } else {
+#pragma omp simd
+            for (int64_t j = 0; j < count; ++j) sums[j] += tile_sums[j] + term(j);
+          }
         }
         Storage* to = static_cast<Storage*>(problem.grad_x) + (first + i) * hidden + start;
         const auto result = [&](int64_t j) {
@@ -233,15 +245,18 @@ INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, 
   }
 }
 
-// Writes over the first of the partial sums on its way.
+// Adds the partial sums by pairs, then pairs of pairs, and writes over them on its way.
 template <class W>
 void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
-  float* __restrict__ sums = problem.partial;
-  for (int64_t part = 1; part < problem.parts; ++part) {
-    const float* partial = problem.partial + part * problem.hidden;
+  for (int64_t distance = 1; distance < problem.parts; distance *= 2) {
+    for (int64_t part = 0; part + distance < problem.parts; part += 2 * distance) {
+      float* __restrict__ sums = problem.partial + part * problem.hidden;
+      const float* __restrict__ others = sums + distance * problem.hidden;
 #pragma omp simd
-    for (int64_t i = begin; i < end; ++i) sums[i] += partial[i];
+      for (int64_t i = begin; i < end; ++i) sums[i] += others[i];
+    }
   }
+  const float* sums = problem.partial;
   auto* __restrict__ out = static_cast<typename W::Storage*>(problem.grad_weight);
 #pragma omp simd
   for (int64_t i = begin; i < end; ++i) out[i] = W::encode(sums[i]);
