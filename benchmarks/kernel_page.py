@@ -53,16 +53,17 @@ What is missed, and why, as far as it is known:
   reaches 0.996 to 0.998 of the fastest copy itself. `rms_norm` at 16384x8192 took 179 us in another run of the same
   code; at 4096x16384 rows are too long for the kernel that the other widths have.
 - **Few rows.** Where a call takes less than about 10 us, its beginning and end are no longer hidden: the first rows
-  arrive after 4 us or more. That is ada_layer_norm and ada_rms_norm at 2x1024x2048 and 2x4096x1152, and the small shapes of
-  each backward pass.
-- **Sums over rows.** Gradients of weights and modulations are summed in a fixed order, so that they are the same each time:
-  partial sums, and a second kernel for them. At 4096x2048 these take 2.4 to 2.8 us of `rms_norm`'s backward (a copy of
-  its bytes takes 18.3); for `ada_rms_norm` at 2x1024x2048 the partial sums alone are 4.2 MB beside 25.
-- **Rows that begin anywhere** (4097 wide): adaln reads such a row twice, and its modulations from the processor's cache
-  each time. 1000 wide, the last of five vectors of a thread is mostly empty.
-- **The host.** An operator on the stable ABI that does nothing but allocate its result and launch takes 9 to 10 us there:
-  about 5 for the call through Torch's dispatcher, 1 for a result, 3 for a launch. What remains above it is a second result
-  (3 us), and in adaln the description of strided modulations.
+  arrive after 4 us or more. That is ada_layer_norm and ada_rms_norm at 2x1024x2048 and 2x4096x1152, and the small
+  shapes of each backward pass.
+- **Sums over rows.** Gradients of weights and modulations are summed in a fixed order, so that they are the same
+  each time: partial sums, and a second kernel for them. At 4096x2048 these take 2.4 to 2.8 us of `rms_norm`'s
+  backward (a copy of its bytes takes 18.3); for `ada_rms_norm` at 2x1024x2048 the partial sums alone are 4.2 MB
+  beside 25.
+- **Rows that begin anywhere** (4097 wide): adaln reads such a row twice, and its modulations from the processor's
+  cache each time. 1000 wide, the last of five vectors of a thread is mostly empty.
+- **The host.** An operator on the stable ABI that does nothing but allocate its result and launch takes 9 to 10 us
+  there: about 5 for the call through Torch's dispatcher, 1 for a result, 3 for a launch. What remains above it is a
+  second result (3 us), and in adaln the description of strided modulations.
 """
 
 
