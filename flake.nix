@@ -18,13 +18,13 @@
       }) [ "x86_64-linux" "aarch64-linux" ];
 
       # The public builder's function of this name takes more, none of which is needed here.
-      genKernelFlakeOutputs = { path, self ? { }, ... }:
+      genKernelFlakeOutputs = { path, self ? { }, pythonCheckInputs ? _: [ ], pythonNativeCheckInputs ? _: [ ], ... }:
         let
           outputs = mapAttrs (_: steps: import ./nix/outputs.nix {
-            inherit steps;
+            inherit pythonCheckInputs pythonNativeCheckInputs steps;
             kernel = steps.kernel { inherit path; commit = commitOf self; };
           }) systems;
-        in named (output: mapAttrs (_: each: each.${output}) outputs) [ "packages" "devShells" "checks" ];
+        in named (name: mapAttrs (_: each: each.${name}) outputs) [ "packages" "legacyPackages" "devShells" "checks" ];
 
       kernels = named (name: genKernelFlakeOutputs { inherit self; path = ./kernels + "/${name}"; })
         (filter (name: pathExists (./kernels + "/${name}/build.toml")) (attrNames (readDir ./kernels)));
@@ -32,15 +32,13 @@
     in {
       lib = { inherit genKernelFlakeOutputs; genFlakeOutputs = genKernelFlakeOutputs; };
       packages = mapAttrs (system: packages: packages // {
-        default = systems.${system}.run "kernels" {
-          buildCommand = concatStringsSep "\n" ([ "mkdir $out" ]
-            ++ map (name: "ln -s ${packages.${name}} $out/${name}") (attrNames kernels));
-        };
+        default = systems.${system}.directory "kernels" "ln -s" (intersectAttrs kernels packages);
       }) (each (system: name: outputs:
-        let inherit (outputs.packages.${system}) bundle build-and-upload kernel-builder;
-        in { inherit build-and-upload kernel-builder; ${name} = bundle; }
-          // listToAttrs (map (one: { name = "${name}-${one}"; value = bundle.variant one; }) bundle.variants)));
-      devShells = each (system: name: outputs: outputs.devShells.${system});
+        let
+          inherit (outputs.packages.${system}) build-and-upload bundle kernel-builder redistributable;
+          single = variant: { name = "${name}-${variant}"; value = redistributable.${variant}; };
+        in { inherit build-and-upload kernel-builder; ${name} = bundle; } // listToAttrs (map single bundle.variants)));
+      devShells = each (system: name: outputs: removeAttrs outputs.devShells.${system} [ "test" "testShells" ]);
       checks = each (system: name: outputs: outputs.checks.${system});
     };
 }

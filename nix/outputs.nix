@@ -1,10 +1,15 @@
 # What a flake offers of one kernel on one system, under the names that the public builder's flakes have.
-{ steps, kernel }: with builtins;
+{ steps, kernel, pythonCheckInputs, pythonNativeCheckInputs }: with builtins;
 let
   inherit (steps) builder dependencies libraries pkgs python run stdenv;
-  inherit (kernel) packages variants;
+  inherit (kernel) bundleOf variants;
   inherit (kernel.build.general) name;
   byVariant = make: listToAttrs (map (variant: { inherit (variant) name; value = make variant; }) variants);
+  ofBackend = backend: filter (variant: variant.backend == backend) variants;
+  # Backend -> its first variant, which is for the newest Torch and, with that, the oldest CUDA.
+  firsts = listToAttrs (map (variant: { name = variant.backend; value = variant; }) variants);
+  first = firsts.cuda or (head variants);
+
   script = name: text: run name {
     passAsFile = [ "text" ];
     text = ''
@@ -19,43 +24,56 @@ let
 
   # Torch for shells and tests: nixpkgs' where it serves the stable ABI, else Torch's own wheels.
   hasTorch = compareVersions python.pkgs.torch.version "2.10" >= 0;
-  withTorch = {
-    nativeBuildInputs = [ kernel-builder pkgs.ninja pkgs.git
-      (if hasTorch then python.withPackages (packages: with packages; [ numpy pytest torch ]) else python) ];
-    PYTHONPATH = if hasTorch then dependencies else "${steps.installed "torch"}:${dependencies}";
-  };
-  shell = variant:
+  testPython = python.withPackages (packages:
+    pythonCheckInputs packages ++ (if hasTorch then with packages; [ numpy pytest torch ] else [ ]));
+  testPath = if hasTorch then dependencies else "${steps.installed "torch"}:${dependencies}";
+  # Lets Python find what was built: `import` the first of the variants, `get_kernel` the one that fits.
+  finding = variants:
+    let repository = kernel.build.general.hub.repo-id or null;
+    in "export PYTHONPATH=${bundleOf variants}/${(head variants).name}:${testPath}\n"
+      + (if repository == null then "" else "export LOCAL_KERNELS=${repository}=${bundleOf variants}\n");
+  shell = variant: attributes: run "${name}-${variant.name}-shell" ({
+    nativeBuildInputs = [ kernel-builder pkgs.ninja pkgs.git testPython ] ++ pythonNativeCheckInputs python.pkgs;
+    PYTHONPATH = testPath;
+    buildCommand = "echo 'error: this is for `nix develop`' >&2; exit 1";
+  } // attributes);
+  devShells = byVariant (variant:
     let inherit (kernel.toolchain variant) cudaHome trees;
-    in run "${name}-${variant.name}-shell" (withTorch // {
+    in shell variant {
       # For `kernel-builder build` in the shell: what `nix build` compiles with, and so the same bytes.
-      KERNEL_BUILDER_TREES = run "toolchains" { buildCommand = concatStringsSep "\n"
-        ([ "mkdir $out" ] ++ map (kind: "ln -s ${trees.${kind}} $out/${kind}") (attrNames trees)); };
+      KERNEL_BUILDER_TREES = steps.directory "toolchains" "ln -s" trees;
       ${if cudaHome == null then null else "CUDA_HOME"} = cudaHome;
-      buildCommand = "echo 'error: this is for `nix develop`' >&2; exit 1";
     });
-  shells = byVariant shell;
-  first = shells.${(head (filter (variant: variant.backend == "cuda") variants ++ variants)).name};
-  tests = run "${name}-cpu-tests" (withTorch // { buildCommand = ''
-    cp -r ${kernel.path} ${name}
-    chmod -R u+w ${name}
-    rm -rf ${name}/build
-    cp -r ${kernel.bundle} ${name}/build
-    HOME=$PWD python3 -m pytest -p no:cacheprovider ${name}/tests
-    touch $out
-  ''; });
-in {
+  testShells = byVariant (variant: shell variant { shellHook = finding [ variant ]; });
+  test = variants: script "ci-test" (''
+    export PATH=${testPython}/bin:$PATH project=${kernel.path} bundle=${bundleOf variants}
+  '' + finding variants + readFile ./ci-test.sh);
   # Sets of packages are packages, too, as `nix flake check` asks: `.#redistributable.VARIANT` is one variant.
   packages = rec {
     inherit kernel-builder;
-    bundle = kernel.bundle // { inherit (kernel) variant; variants = attrNames packages; };
+    bundle = kernel.bundle // { inherit (kernel) variant; variants = map (variant: variant.name) variants; };
     default = bundle;
-    redistributable = bundle // packages;
-    backendBundle = bundle
-      // listToAttrs (map ({ backend, ... }: { name = backend; value = kernel.backendBundle backend; }) variants);
+    redistributable = bundle // byVariant (variant: bundleOf [ variant ]);
+    backendBundle = bundle // mapAttrs (backend: _: bundleOf (ofBackend backend)) firsts;
+    ci = bundleOf (attrValues firsts);
+    backendCi = ci // mapAttrs (_: variant: bundleOf [ variant ]) firsts;
+    ci-test = test [ first ];
+    ciTests = ci-test // byVariant (variant: test [ variant ]);
+    kernels = script "kernels" ''exec python3 -c 'from kernels.cli import main; main()' "$@"'';
     build-and-copy = script "build-and-copy" "python3 -m kernel_builder.nix copy ${bundle} build";
     build-and-upload = script "build-and-upload" (readFile ./build-and-upload.sh);
   };
-  devShells = shells // { default = first; devShells = first // shells; };
-  checks = { ${name} = kernel.bundle; }
-    // (if any (variant: variant.backend == "cpu") variants then { "${name}-cpu-tests" = tests; } else { });
+in {
+  inherit packages;
+  # Lists are no packages; `nix eval .#variants` looks here, too.
+  legacyPackages = rec { inherit (packages.bundle) variants; archVariants = variants; };
+  devShells = devShells // {
+    default = devShells.${first.name};
+    test = testShells.${first.name};
+    devShells = devShells.${first.name} // devShells;
+    testShells = testShells.${first.name} // testShells;
+  };
+  checks = { ${name} = kernel.bundle; } // (if firsts ? cpu then { "${name}-cpu-tests" = run "${name}-cpu-tests" {
+    buildCommand = "HOME=$PWD ${test (ofBackend "cpu")}/bin/ci-test -m ''; touch $out";
+  }; } else { });
 }

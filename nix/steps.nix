@@ -16,6 +16,9 @@ let
       name = concatStringsSep "-" (filter isString (split "[^A-Za-z0-9._-]+" name));
       PYTHONDONTWRITEBYTECODE = 1; # where there is no sandbox, root could write it into the store
     } // attributes);
+  # A directory of what is given by name, as links ("ln -s") or as copies ("cp -r").
+  directory = name: command: entries: run name { buildCommand = concatStringsSep "\n"
+    ([ "mkdir $out" ] ++ attrValues (mapAttrs (entry: from: "${command} ${from} $out/${entry}") entries)); };
   # Of a directory, the files that are listed, and all that is below listed directories.
   subset = name: root: listed:
     let
@@ -162,17 +165,14 @@ let
       leftOut = map ({ name, cuda, ... }: "${general.name}: ${name} is left out: neither the toolchain lock nor this "
         + "nixpkgs has CUDA ${cuda}") (filter (variant: !isBuildable variant) all);
       packages = listToAttrs (map (variant: { inherit (variant) name; value = package variant; }) variants);
-      bundle = variants: run general.name {
-        buildCommand = foldl' (command: line: trace "warning: ${line}" command) (concatStringsSep "\n"
-          ([ "mkdir $out" ] ++ map ({ name, ... }: "cp -r ${packages.${name}} $out/${name}") variants)) leftOut;
-      };
+      bundleOf = variants: directory general.name "cp -r"
+        (listToAttrs (map ({ name, ... }: { inherit name; value = packages.${name}; }) variants));
     in {
-      inherit build packages path variants;
+      inherit build bundleOf path variants;
       toolchain = variant: toolchain variant (build ? torch);
-      bundle = bundle variants;
-      backendBundle = backend: bundle (filter (variant: variant.backend == backend) variants);
-      variant = name: packages.${name} or (throw (concatStringsSep "\n  "
-        ([ "${general.name} has no variant ${name} on ${system}; it has" ] ++ attrNames packages ++ leftOut)));
+      bundle = bundleOf (foldl' (all: line: trace "warning: ${line}" all) variants leftOut);
+      variant = name: if packages ? ${name} then bundleOf [ { inherit name; } ] else throw (concatStringsSep "\n  "
+        ([ "${general.name} has no variant ${name} on ${system}; it has" ] ++ attrNames packages ++ leftOut));
     };
   builderCommit = commit;
-in { inherit builder dependencies installed kernel libraries pkgs python run stdenv; }
+in { inherit builder dependencies directory installed kernel libraries pkgs python run stdenv; }

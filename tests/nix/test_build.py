@@ -76,9 +76,9 @@ def test_a_changed_source_gives_the_bytes_of_the_command_line(
     nix.build(project, attribute)
     source = project / "rmsnorm_cpu" / "rmsnorm.cpp"
     source.write_text(source.read_text() + "\nint changed() { return 1; }\n")
-    assert nix.to_build(project, attribute) == {"rmsnorm-rmsnorm_cpu-rmsnorm.cpp", f"rmsnorm-{CPU}"}
+    assert nix.to_build(project, attribute) == {"rmsnorm-rmsnorm_cpu-rmsnorm.cpp", f"rmsnorm-{CPU}", "rmsnorm"}
     expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", CPU)
-    assert {CPU: hash_tree(nix.build(project, attribute)).value} == expected
+    assert digests(nix.build(project, attribute)) == expected
 
 
 def test_full_abi_where_the_link_cannot_replace_the_namespace(
@@ -87,7 +87,7 @@ def test_full_abi_where_the_link_cannot_replace_the_namespace(
     variant = "torch215-cxx11-cpu-x86_64-linux"
     project = kernel_flake(PROJECTS / "full-scale")
     expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", variant)
-    assert {variant: hash_tree(nix.build(project, f"redistributable.{variant}")).value} == expected
+    assert digests(nix.build(project, f"redistributable.{variant}")) == expected
 
 
 def test_python_only_project(nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path) -> None:
@@ -126,7 +126,20 @@ def test_a_shell_builds_the_same_without_the_network(nix: Nix, kernel_flake: Ker
     empty = Nix(nix.root, {**nix.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")})
     empty.run(project, "develop", f".#{CPU}", "--command", *command)
     (shared,) = (out / CPU).glob("*.abi3.so")
-    assert shared.read_bytes() == (nix.build(project, f"redistributable.{CPU}") / shared.name).read_bytes()
+    assert shared.read_bytes() == (nix.build(project, f"redistributable.{CPU}") / CPU / shared.name).read_bytes()
+
+
+def test_ci_tests_and_test_shells_have_the_kernel(nix: Nix, kernel_flake: KernelFlake) -> None:
+    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
+    done = nix.run(project, "run", f".#ciTests.{CPU}")
+    assert " passed, " in done.stdout and " deselected" in done.stdout
+    built = nix.build(project, f"redistributable.{CPU}") / CPU
+    load = (
+        "import kernels, rmsnorm; kernel = kernels.get_kernel('kernels-community/rmsnorm', version=1, backend='cpu');"
+        "print(rmsnorm.__file__, kernel.__file__)"
+    )
+    done = nix.run(project, "develop", f".#testShells.{CPU}", "--command", "python3", "-c", load)
+    assert done.stdout.split() == [str(built / "rmsnorm" / "__init__.py"), str(built / "__init__.py")]
 
 
 def test_every_kernel_builds_for_all_variants(nix: Nix, flake: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -154,6 +155,42 @@ def test_all_outputs_evaluate(nix: Nix, flake: Path, system: str) -> None:
 def test_nix_is_content_with_the_flake(nix: Nix, flake: Path) -> None:
     done = nix.run(flake, "flake", "check", "--no-build")
     assert "error" not in done.stderr
+
+
+def test_a_kernel_has_the_outputs_of_the_public_builder(nix: Nix, kernel_flake: Callable[[Path], Path]) -> None:
+    project = kernel_flake(PROJECTS / "full-scale")
+    nix.run(project, "flake", "check", "--no-build")
+    cpu, cuda = (f"torch215-cxx11-{backend}-x86_64-linux" for backend in ("cpu", "cu130"))
+    variants = json.loads(nix.run(project, "eval", "--json", ".#variants").stdout)
+    assert {cpu, cuda, cpu.replace("215", "214"), cuda.replace("cu130", "cu132")} < set(variants)
+    assert json.loads(nix.run(project, "eval", "--json", ".#archVariants").stdout) == variants
+    same = {
+        "default": "bundle",
+        "backendCi.cpu": f"redistributable.{cpu}",
+        "backendCi.cuda": f"redistributable.{cuda}",
+        "ci-test": f"ciTests.{cuda}",
+        "devShells.x86_64-linux.default": f"devShells.x86_64-linux.devShells.{cuda}",
+        "devShells.x86_64-linux.test": f"devShells.x86_64-linux.testShells.{cuda}",
+    }
+
+    def derivation(attribute: str) -> str:
+        return nix.run(project, "eval", "--raw", f".#{attribute}.drvPath").stdout
+
+    assert [derivation(one) for one in same] == [derivation(other) for other in same.values()]
+    others = ("bundle", "ci", "backendBundle.cpu", "backendBundle.cuda", "kernels", "build-and-copy")
+    assert len({derivation(one) for one in others}) == len(others)
+
+
+@pytest.mark.parametrize("argument", ["pythonCheckInputs", "pythonNativeCheckInputs"])
+def test_shells_get_what_the_tests_of_a_project_need(
+    nix: Nix, kernel_flake: Callable[[Path], Path], argument: str
+) -> None:
+    flake = kernel_flake(PROJECTS / "python-only") / "flake.nix"
+    asked = f"{argument} = packages: [ packages.einops ]; path = ./.;"
+    flake.write_text(flake.read_text().replace("path = ./.;", asked))
+    for shell in ("default", "test"):
+        done = nix.run(flake.parent, "eval", f".#devShells.x86_64-linux.{shell}.drvPath", ok=False)
+        assert "'einops' missing" in done.stderr  # in the stand-in for nixpkgs
 
 
 def test_cuda_that_the_lock_lacks_comes_from_nixpkgs(nix: Nix, flake: Path, tmp_path: Path) -> None:
