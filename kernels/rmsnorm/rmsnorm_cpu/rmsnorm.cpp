@@ -310,7 +310,8 @@ void run(Type type, int64_t begin, int64_t end, const Arguments&... arguments) {
 
 void forward(const Forward& problem, int64_t begin, int64_t end) { run(problem.type, begin, end, problem); }
 
-int64_t partial_sums(int64_t rows) { return std::min<int64_t>(64, (rows + 3) / 4); }
+// Each of some 32 rows at most, which are added one tile after another; the parts are added by pairs.
+int64_t partial_sums(int64_t rows) { return std::min<int64_t>((rows + 3) / 4, std::max<int64_t>(rows / 32, 64)); }
 
 void backward(const Backward& problem, int64_t begin, int64_t end) {
   const int64_t share = problem.rows / problem.parts, longer = problem.rows % problem.parts;

@@ -119,6 +119,19 @@ def test_error_over_many_rows(shape, dtype):
     assert ours <= 1.1 * (eager(x, weight).double() - expected).norm()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(512, 2048), (8192, 128), (32768, 64)])
+def test_error_of_gradients_over_many_rows(shape, dtype):
+    """The weight's is a sum over the rows, whose roundings add up where it is made one after another."""
+    inputs = [random(*s, dtype=dtype, requires_grad=True) for s in (shape, shape[-1:])]
+    grads = [random(*shape, dtype=dtype)]
+    expected = gradients(exact, [i.detach().double().requires_grad_() for i in inputs], grads)
+    for ours, theirs, right in zip(
+        gradients(kernel.rms_norm, inputs, grads), gradients(eager, inputs, grads), expected
+    ):
+        assert (ours.double() - right).norm() <= 1.1 * (theirs.double() - right).norm()
+
+
 @pytest.mark.parametrize("eps", [0.0, 0.5])
 def test_eps(eps):
     x, weight = (random(*shape, dtype=torch.float32, requires_grad=True) for shape in ((6, 40), (40,)))
