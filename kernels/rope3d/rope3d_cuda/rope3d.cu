@@ -45,6 +45,9 @@ constexpr int64_t kVeryFew = 64;
 // does.
 constexpr int64_t kChunk = 64;
 
+// Sequences that have their tokens in turn, at most: memory is slower the more places are read at a time.
+constexpr int64_t kMostInTurn = 4;
+
 // Division by a number that is not known when the kernel is compiled, of numbers below 2^31, by a multiplication.
 struct Divisor {
   uint32_t value, factor, shift;
@@ -94,14 +97,15 @@ struct Spread {
 template <typename Index>
 struct Params {
   Place<Index> places[kMaxSides];
-  uint32_t total;  // tokens of all sequences
+  uint32_t sequences, tokens_of_sequence;
   uint32_t columns;
   uint32_t heads[kMaxSides], groups[kMaxSides];  // a thread has the heads group, group + groups, ...
   uint32_t first_of_k;                           // where blocks, counted in z, have heads of one side: the first of k
   bool in_chunks;                                // or they have them in turn, counted in x
   bool very_few;
+  bool sequences_in_turn;
   Spread tokens_spread, groups_spread;
-  Divisor by_tokens;
+  Divisor divisor;  // of blocks, by the sequences, or by the blocks of a sequence
   uint32_t prefix;
   int pairs, staying, first_turning;
   bool half, table_vectors;
@@ -278,11 +282,19 @@ __global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_cons
     z -= params.first_of_k;
   }
   const Spread &tokens = params.tokens_spread, &groups = params.groups_spread;
-  const uint32_t index = x * tokens.in_block + threadIdx.y * tokens.in_y + threadIdx.z * tokens.in_z;
+  // By the whole block, not by each thread.
+  uint32_t sequence, piece;
+  if (params.sequences_in_turn) {
+    piece = params.divisor(x, sequence);
+  } else {
+    sequence = params.divisor(x, piece);
+  }
+  const uint32_t token = piece * tokens.in_block + threadIdx.y * tokens.in_y + threadIdx.z * tokens.in_z;
   const uint32_t group = z * groups.in_block + threadIdx.y * groups.in_y + threadIdx.z * groups.in_z;
-  if (index >= params.total || column >= params.columns || group >= params.groups[only]) return;
-  uint32_t token;
-  const uint32_t sequence = params.by_tokens(index, token);
+  if (sequence >= params.sequences || token >= params.tokens_of_sequence || column >= params.columns ||
+      group >= params.groups[only]) {
+    return;
+  }
 
   Angles<kPairs> angles;
   int pair;
@@ -393,16 +405,18 @@ void launch(const Rotation& problem, cudaStream_t stream) {
   if (kOfBoth<kSource>) groups[0] = std::max(groups[0], groups[1]);
 
   Params<Index> params{{},
-                       number(total),
+                       number(problem.batch),
+                       number(problem.tokens),
                        number(columns),
                        {number(heads[0]), number(heads[1])},
                        {number(groups[0]), number(groups[1])},
                        0,
                        false,
                        false,
+                       false,
                        {},
                        {},
-                       divisor(problem.tokens),
+                       {},
                        number(problem.prefix),
                        whole(problem.pairs),
                        whole(problem.staying()),
@@ -444,11 +458,11 @@ void launch(const Rotation& problem, cudaStream_t stream) {
   const bool tokens_first = problem.sides[0].from_strides.token < problem.sides[0].from_strides.head;
   int64_t y, z;
   if (tokens_first) {
-    y = std::min(rows_of_block(few ? kOfFew : kNear), total);
+    y = std::min(rows_of_block(few ? kOfFew : kNear), problem.tokens);
     z = 1;
   } else {
     y = parts(most, parts(most, rows_of_block(few ? kOfFew : kMost<kApart>)));
-    z = std::min<int64_t>({std::max<int64_t>(kBlock / (x * y), 1), total, 64});
+    z = std::min<int64_t>({std::max<int64_t>(kBlock / (x * y), 1), problem.tokens, 64});
   }
   const int64_t tokens_in_block = tokens_first ? y : z, groups_in_block = tokens_first ? z : y;
   params.tokens_spread = {number(tokens_in_block), tokens_first, !tokens_first};
@@ -456,7 +470,12 @@ void launch(const Rotation& problem, cudaStream_t stream) {
   const int64_t blocks_of_q = parts(groups[0], groups_in_block);
   const int64_t blocks_of_k = kOfBoth<kSource> ? 0 : parts(groups[1], groups_in_block);
   params.first_of_k = number(blocks_of_q);
-  int64_t along_x = parts(total, tokens_in_block), along_z = blocks_of_q + blocks_of_k;
+  // A few sequences that share a table have their tokens in turn: its rows are still in the cache for the next one.
+  const int64_t pieces = parts(problem.tokens, tokens_in_block);
+  params.sequences_in_turn =
+      kSource == Source::tokens && problem.table.batch_stride == 0 && problem.batch <= kMostInTurn;
+  params.divisor = divisor(params.sequences_in_turn ? problem.batch : pieces);
+  int64_t along_x = problem.batch * pieces, along_z = blocks_of_q + blocks_of_k;
   if (kSource == Source::tokens && !tokens_first && heads[1] > 0 && along_x > kChunk && along_x < INT32_MAX / 4) {
     params.in_chunks = true;
     along_x = kMaxSides * kChunk * parts(along_x, kChunk);
