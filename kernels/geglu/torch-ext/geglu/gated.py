@@ -4,8 +4,8 @@ from typing import Optional
 
 import torch
 
-from ._dispatch import below_autograd, differentiable, differentiable_once
-from ._ops import add_op_namespace_prefix, ops
+from ._dispatch import differentiable, differentiable_once
+from ._ops import add_op_namespace_prefix
 
 
 def geglu(
@@ -96,8 +96,7 @@ class _Halves(torch.autograd.Function):
     def forward(ctx, x, tanh, gate_first):
         ctx.save_for_backward(x)
         ctx.choices = tanh, gate_first
-        with below_autograd():
-            return ops.geglu_halves(x, tanh, gate_first)
+        return _raw_halves(x, tanh, gate_first)
 
     @staticmethod
     def backward(ctx, grad):
@@ -109,8 +108,7 @@ class _Pair(torch.autograd.Function):
     def forward(ctx, gate, up, tanh):
         ctx.save_for_backward(gate, up)
         ctx.tanh = tanh
-        with below_autograd():
-            return ops.geglu_pair(gate, up, tanh)
+        return _raw_pair(gate, up, tanh)
 
     @staticmethod
     def backward(ctx, grad):
@@ -119,7 +117,15 @@ class _Pair(torch.autograd.Function):
 
 _ONCE = "geglu: its gradient cannot be differentiated a second time"
 
-_halves = differentiable("geglu_halves", _Halves, 1)
-_pair = differentiable("geglu_pair", _Pair, 2)
+
+def _half(x):
+    shape = x.shape  # of no dimension, the operator says what is wrong
+    return x.new_empty((*shape[:-1], shape[-1] // 2)) if shape else x
+
+
+_raw_halves = differentiable("geglu_halves", results=(0,), allocate=_half)
+_raw_pair = differentiable("geglu_pair", results=(0,))
+_halves = differentiable("geglu_halves", _Halves, 1, (0,), _half)
+_pair = differentiable("geglu_pair", _Pair, 2, (0,))
 _halves_backward = differentiable_once("geglu_halves_backward", _ONCE)
 _pair_backward = differentiable_once("geglu_pair_backward", _ONCE)
