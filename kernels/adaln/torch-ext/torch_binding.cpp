@@ -23,7 +23,7 @@ namespace {
 
 using namespace kit;
 using direct::Borrowed;
-using direct::Given;
+using direct::Results;
 
 template <class T>
 void check_x(const T& x, const char* name = "x") {
@@ -120,10 +120,12 @@ void check_pair(const std::optional<T>& scale, const std::optional<T>& shift) {
 
 template <class T>
 void run(const adaln::Gate& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   check(adaln::gate(problem, current_stream(x)));
 }
 template <class T>
 void run(const adaln::Forward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   check(adaln::forward(problem, current_stream(x)));
 }
 void run(const adaln::Backward& problem, const Tensor& x) { check(adaln::backward(problem, current_stream(x))); }
@@ -141,13 +143,15 @@ int64_t partial_sums(const Problem& problem) {
 #else
 
 template <class T>
-void run(const adaln::Gate& problem, const T&) {
+void run(const adaln::Gate& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
                               [&](int64_t begin, int64_t end) { adaln::gate(problem, begin, end); });
 }
 
 template <class T>
-void run(const adaln::Forward& problem, const T&) {
+void run(const adaln::Forward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
                               [&](int64_t begin, int64_t end) { adaln::forward(problem, begin, end); });
 }
@@ -264,18 +268,18 @@ T gated(Make& make, T residual, T branch, std::optional<T> gate, bool stepwise) 
 
 using Maybe = std::optional<Borrowed>;
 
-void ada_norm_directly(Given& given, Borrowed x, Maybe scale, Maybe shift, Maybe weight, Maybe bias, double eps,
+void ada_norm_directly(Results& results, Borrowed x, Maybe scale, Maybe shift, Maybe weight, Maybe bias, double eps,
                        bool centered, bool stepwise) {
-  forward(given, x, "x", {}, {}, scale, shift, weight, bias, eps, centered, stepwise);
+  forward(results, x, "x", {}, {}, scale, shift, weight, bias, eps, centered, stepwise);
 }
 
-void gate_residual_directly(Given& given, Borrowed residual, Borrowed branch, Borrowed gate, bool stepwise) {
-  gated(given, residual, branch, std::optional(gate), stepwise);
+void gate_residual_directly(Results& results, Borrowed residual, Borrowed branch, Borrowed gate, bool stepwise) {
+  gated(results, residual, branch, std::optional(gate), stepwise);
 }
 
-void gate_residual_ada_norm_directly(Given& given, Borrowed residual, Borrowed branch, Borrowed gate, Maybe scale,
+void gate_residual_ada_norm_directly(Results& results, Borrowed residual, Borrowed branch, Borrowed gate, Maybe scale,
                                      Maybe shift, Maybe weight, Maybe bias, double eps, bool centered, bool stepwise) {
-  forward(given, residual, "residual", std::optional(branch), std::optional(gate), scale, shift, weight, bias, eps,
+  forward(results, residual, "residual", std::optional(branch), std::optional(gate), scale, shift, weight, bias, eps,
           centered, stepwise);
 }
 

@@ -25,7 +25,7 @@ namespace {
 
 using namespace kit;
 using direct::Borrowed;
-using direct::Given;
+using direct::Results;
 
 template <class T>
 void check_first(const T& tensor, const char* argument) {
@@ -94,13 +94,15 @@ void read(Problem& problem, std::initializer_list<std::pair<Rows*, T*>> tensors)
 
 template <class Problem, class T>
 void run(int (*kernel)(const Problem&, void*), const Problem& problem, const T& beside) {
+  [[maybe_unused]] const auto unlocked = running(beside);
   check(kernel(problem, current_stream(beside)));
 }
 
 #else
 
 template <class Problem, class T>
-void run(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& problem, const T&) {
+void run(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   torch::stable::parallel_for(0, problem.rows * problem.hidden, kGrain,
                               [&](int64_t begin, int64_t end) { kernel(problem, begin, end); });
 }
@@ -144,11 +146,11 @@ T forward_pair(Make& make, T gate, T up, bool tanh) {
   return out;
 }
 
-void halves_directly(Given& given, Borrowed x, bool tanh, bool gate_first) {
-  forward_halves(given, x, tanh, gate_first);
+void halves_directly(Results& results, Borrowed x, bool tanh, bool gate_first) {
+  forward_halves(results, x, tanh, gate_first);
 }
 
-void pair_directly(Given& given, Borrowed gate, Borrowed up, bool tanh) { forward_pair(given, gate, up, tanh); }
+void pair_directly(Results& results, Borrowed gate, Borrowed up, bool tanh) { forward_pair(results, gate, up, tanh); }
 
 }  // namespace
 

@@ -132,6 +132,11 @@ Rows rows_of(T& tensor) {
   return rows;
 }
 
+// What must live while a kernel is launched, or runs: nothing, where Torch has called us.
+struct Running {};
+
+inline Running running(const Tensor&) { return {}; }
+
 #if defined(CUDA_KERNEL)
 
 // Throws what a launch returned, unless it is success.

@@ -23,6 +23,10 @@ def random(*shape, dtype=torch.float32):
     return torch.randn(*shape, device=DEVICE).to(dtype)
 
 
+def otherwise(*arguments):
+    return "otherwise", len(arguments)
+
+
 class Subclass(torch.Tensor):
     pass
 
@@ -44,12 +48,11 @@ def test_does_what_the_operator_does(x, dtype, weight):
     weight = None if weight == "none" else random(x.shape[-1], dtype=torch.float32 if weight == "float32" else dtype)
     weight = torch.nn.Parameter(weight, requires_grad=False) if weight is not None and dtype.itemsize == 2 else weight
     residual = torch.randn_like(x)
-    out, total = x.new_empty(x.shape), x.new_empty(x.shape)
-    assert binary.rms_norm(out, x, weight, *OPTIONS)
-    assert torch.equal(out, ops.rms_norm(x, weight, *OPTIONS))
-    assert binary.add_rms_norm(out, total, x, residual, weight, *OPTIONS)
+    out = binary.rms_norm(otherwise, x, weight, *OPTIONS)
+    assert out.is_contiguous() and torch.equal(out, ops.rms_norm(x, weight, *OPTIONS))
+    out, total = binary.add_rms_norm(otherwise, x, residual, weight, *OPTIONS)
     expected = ops.add_rms_norm(x, residual, weight, *OPTIONS)
-    assert torch.equal(out, expected[0]) and torch.equal(total, expected[1])
+    assert total.is_contiguous() and torch.equal(out, expected[0]) and torch.equal(total, expected[1])
 
 
 def test_declines_what_is_not_plain_and_leaves_no_error_behind():
@@ -57,24 +60,27 @@ def test_declines_what_is_not_plain_and_leaves_no_error_behind():
     wrong = [
         (),
         (1, 2, 3),
-        (x, weight, *OPTIONS),  # no tensor for the result
-        (x.clone(), x, weight, 1e-6, 0.0),  # an argument is missing
-        (x.clone(), x, weight, "eps", 0.0, False),
-        (x.clone(), x, "weight", *OPTIONS),
-        (x.clone(), "x", weight, *OPTIONS),
-        (x.clone(), x.as_subclass(Subclass), weight, *OPTIONS),
-        (x.clone(), x.double(), weight, *OPTIONS),
-        (x.clone(), x.to("meta"), weight, *OPTIONS),
-        (x.clone(), x, random(63), *OPTIONS),  # what the operator reports
-        (x.clone().half(), x, weight, *OPTIONS),
-        (x.clone()[:2], x, weight, *OPTIONS),
-        (random(64, 4).t(), x, weight, *OPTIONS),
-        (x.clone(), x.to_sparse(), weight, *OPTIONS),
+        (x, weight, 1e-6, 0.0),  # an argument is missing
+        (x, weight, *OPTIONS, None),
+        (x, weight, "eps", 0.0, False),
+        (x, "weight", *OPTIONS),
+        ("x", weight, *OPTIONS),
+        (None, weight, *OPTIONS),
+        (x.as_subclass(Subclass), weight, *OPTIONS),
+        (x.double(), weight, *OPTIONS),
+        (x.to("meta"), weight, *OPTIONS),
+        (x, random(63), *OPTIONS),  # what the operator reports
+        (x.to_sparse(), weight, *OPTIONS),
+        (x.half(), weight, 1e-6, 0.0, True),  # whose result is float32
+        (x.clone().requires_grad_(), weight, *OPTIONS),
+        (x, torch.nn.Parameter(weight), *OPTIONS),
     ]
     for arguments in wrong:
-        before = arguments[0].clone() if arguments and isinstance(arguments[0], torch.Tensor) else None
-        assert binary.rms_norm(*arguments) is False
-        assert before is None or torch.equal(before, arguments[0])
+        assert binary.rms_norm(otherwise, *arguments) == ("otherwise", len(arguments))
+        assert binary.add_rms_norm_(*arguments[:1], *arguments) is False
+    assert binary.rms_norm() is False
+    with pytest.raises(ZeroDivisionError):
+        binary.rms_norm(lambda *_: 1 / 0, x)
     with pytest.raises(RuntimeError, match="weight must have shape"):
         kernel.rms_norm(x, random(63))
     assert kernel.rms_norm(x.as_subclass(Subclass), weight).shape == x.shape
@@ -159,10 +165,13 @@ def test_threads():
 
 def test_keeps_nothing():
     x, weight = random(4, 64), random(64)
-    counts = [sys.getrefcount(one) for one in (x, weight, torch.Tensor, torch.nn.Parameter, None)]
-    out = x.clone()
+    kept = x, weight, otherwise, torch.Tensor, torch.nn.Parameter, torch.empty_like, None, True
+    counts = [sys.getrefcount(one) for one in kept]
     for _ in range(1000):
-        binary.rms_norm(out, x, weight, *OPTIONS)
-        binary.rms_norm(out, x, "weight", *OPTIONS)
-    after = [sys.getrefcount(one) for one in (x, weight, torch.Tensor, torch.nn.Parameter, None)]
-    assert all(abs(a - b) < 50 for a, b in zip(after, counts))
+        binary.rms_norm(otherwise, x, weight, *OPTIONS)
+        binary.rms_norm(otherwise, x.t(), None, *OPTIONS)
+        binary.rms_norm(otherwise, x, "weight", *OPTIONS)
+        binary.add_rms_norm(otherwise, x, x, weight, *OPTIONS)
+        binary.add_rms_norm_(x, x, weight, *OPTIONS)
+    assert all(abs(sys.getrefcount(one) - before) < 50 for one, before in zip(kept, counts))
+    assert sys.getrefcount(binary.rms_norm(otherwise, x, weight, *OPTIONS)) == sys.getrefcount(x.clone())

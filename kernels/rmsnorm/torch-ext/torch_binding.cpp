@@ -23,7 +23,7 @@ namespace {
 
 using namespace kit;
 using direct::Borrowed;
-using direct::Given;
+using direct::Results;
 
 template <class T>
 void check_x(const T& x) {
@@ -55,6 +55,7 @@ rmsnorm::Weight weight_of(std::optional<T>& weight, double offset, const T& x) {
 
 template <class T>
 void run(const rmsnorm::Forward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   check(rmsnorm::forward(problem, current_stream(x)));
 }
 
@@ -69,7 +70,8 @@ void run(const rmsnorm::Backward& problem, const Tensor& x) { check(rmsnorm::bac
 #else
 
 template <class T>
-void run(const rmsnorm::Forward& problem, const T&) {
+void run(const rmsnorm::Forward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
                               [&](int64_t begin, int64_t end) { rmsnorm::forward(problem, begin, end); });
 }
@@ -157,17 +159,17 @@ void forward_in_place(T x, std::optional<T> residual, std::optional<T> weight, d
 
 // What Python calls.
 
-void rms_norm_directly(Given& given, Borrowed x, std::optional<Borrowed> weight, double eps, double offset,
+void rms_norm_directly(Results& results, Borrowed x, std::optional<Borrowed> weight, double eps, double offset,
                        bool rounded_before_weight) {
-  forward(given, x, {}, weight, eps, offset, rounded_before_weight);
+  forward(results, x, {}, weight, eps, offset, rounded_before_weight);
 }
 
-void add_rms_norm_directly(Given& given, Borrowed x, Borrowed residual, std::optional<Borrowed> weight, double eps,
+void add_rms_norm_directly(Results& results, Borrowed x, Borrowed residual, std::optional<Borrowed> weight, double eps,
                            double offset, bool rounded_before_weight) {
-  forward(given, x, std::optional(residual), weight, eps, offset, rounded_before_weight);
+  forward(results, x, std::optional(residual), weight, eps, offset, rounded_before_weight);
 }
 
-void add_rms_norm_in_place_directly(Given&, Borrowed x, Borrowed residual, std::optional<Borrowed> weight, double eps,
+void add_rms_norm_in_place_directly(Borrowed x, Borrowed residual, std::optional<Borrowed> weight, double eps,
                                     double offset, bool rounded_before_weight) {
   forward_in_place(x, std::optional(residual), weight, eps, offset, rounded_before_weight);
 }
@@ -258,4 +260,4 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 
 KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("rms_norm", rms_norm_directly),
                   KIT_DIRECT("add_rms_norm", add_rms_norm_directly),
-                  KIT_DIRECT("add_rms_norm_", add_rms_norm_in_place_directly))
+                  KIT_CHANGING("add_rms_norm_", add_rms_norm_in_place_directly))

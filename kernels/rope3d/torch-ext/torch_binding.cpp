@@ -28,7 +28,7 @@ namespace {
 
 using namespace kit;
 using direct::Borrowed;
-using direct::Given;
+using direct::Results;
 using rope3d::kAxes;
 using rope3d::Rotation;
 using std::to_string;
@@ -241,6 +241,7 @@ Rotation by_tokens(const T& q, const std::optional<T>& k, T& cos, T& sin, const 
 
 template <class T>
 void run(Rotation& problem, const T& q) {
+  [[maybe_unused]] const auto unlocked = running(q);
   if (problem.batch * problem.tokens == 0 || problem.width == 0) return;
   const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
   if (heads == 0) return;
@@ -330,20 +331,20 @@ Plan plan_of_tokens(int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool h
 
 using Maybe = std::optional<Borrowed>;
 
-void kept_grid_directly(Given& given, Borrowed q, Maybe k, int64_t plan, bool inverse) {
-  rotated_by_grid(given, q, k, plans().at(plan, true), inverse);
+void kept_grid_directly(Results& results, Borrowed q, Maybe k, int64_t plan, bool inverse) {
+  rotated_by_grid(results, q, k, plans().at(plan, true), inverse);
 }
 
-void kept_grid_in_place_directly(Given&, Borrowed q, Maybe k, int64_t plan, bool inverse) {
+void kept_grid_in_place_directly(Borrowed q, Maybe k, int64_t plan, bool inverse) {
   rotate_by_grid(q, k, plans().at(plan, true), inverse);
 }
 
-void kept_tokens_directly(Given& given, Borrowed q, Maybe k, Borrowed cos, Borrowed sin, int64_t plan, bool inverse) {
-  rotated_by_tokens(given, q, k, cos, sin, plans().at(plan, false), inverse);
+void kept_tokens_directly(Results& results, Borrowed q, Maybe k, Borrowed cos, Borrowed sin, int64_t plan,
+                          bool inverse) {
+  rotated_by_tokens(results, q, k, cos, sin, plans().at(plan, false), inverse);
 }
 
-void kept_tokens_in_place_directly(Given&, Borrowed q, Maybe k, Borrowed cos, Borrowed sin, int64_t plan,
-                                   bool inverse) {
+void kept_tokens_in_place_directly(Borrowed q, Maybe k, Borrowed cos, Borrowed sin, int64_t plan, bool inverse) {
   rotate_by_tokens(q, k, cos, sin, plans().at(plan, false), inverse);
 }
 
@@ -456,6 +457,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 }
 
 KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("rotate_kept_grid", kept_grid_directly),
-                  KIT_DIRECT("rotate_kept_grid_", kept_grid_in_place_directly),
+                  KIT_CHANGING("rotate_kept_grid_", kept_grid_in_place_directly),
                   KIT_DIRECT("rotate_kept_tokens", kept_tokens_directly),
-                  KIT_DIRECT("rotate_kept_tokens_", kept_tokens_in_place_directly))
+                  KIT_CHANGING("rotate_kept_tokens_", kept_tokens_in_place_directly))

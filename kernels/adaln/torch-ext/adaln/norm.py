@@ -353,12 +353,12 @@ class _GateResidualAdaNorm(torch.autograd.Function):
         return (*gradients, None, None, None)
 
 
-_raw_ada_norm = differentiable("ada_norm", results=(0,))
-_raw_gate_residual = differentiable("gate_residual", results=(0,))
-_raw_gate_residual_ada_norm = differentiable("gate_residual_ada_norm", results=(0, 0))
-_ada_norm = differentiable("ada_norm", _AdaNorm, 5, (0,))
-_gate_residual = differentiable("gate_residual", _GateResidual, 3, (0,))
-_gate_residual_ada_norm = differentiable("gate_residual_ada_norm", _GateResidualAdaNorm, 7, (0, 0))
+_raw_ada_norm = differentiable("ada_norm")
+_raw_gate_residual = differentiable("gate_residual")
+_raw_gate_residual_ada_norm = differentiable("gate_residual_ada_norm")
+_ada_norm = differentiable("ada_norm", _AdaNorm, 5)
+_gate_residual = differentiable("gate_residual", _GateResidual, 3)
+_gate_residual_ada_norm = differentiable("gate_residual_ada_norm", _GateResidualAdaNorm, 7)
 _SECOND_TIME = "adaln: its gradient cannot be differentiated a second time"
 _ada_norm_backward = differentiable_once("ada_norm_backward", _SECOND_TIME)
 _gate_residual_backward = differentiable_once("gate_residual_backward", _SECOND_TIME)

@@ -117,15 +117,9 @@ class _Pair(torch.autograd.Function):
 
 _ONCE = "geglu: its gradient cannot be differentiated a second time"
 
-
-def _half(x):
-    shape = x.shape  # of no dimension, the operator says what is wrong
-    return x.new_empty((*shape[:-1], shape[-1] // 2)) if shape else x
-
-
-_raw_halves = differentiable("geglu_halves", results=(0,), allocate=_half)
-_raw_pair = differentiable("geglu_pair", results=(0,))
-_halves = differentiable("geglu_halves", _Halves, 1, (0,), _half)
-_pair = differentiable("geglu_pair", _Pair, 2, (0,))
+_raw_halves = differentiable("geglu_halves")
+_raw_pair = differentiable("geglu_pair")
+_halves = differentiable("geglu_halves", _Halves, 1)
+_pair = differentiable("geglu_pair", _Pair, 2)
 _halves_backward = differentiable_once("geglu_halves_backward", _ONCE)
 _pair_backward = differentiable_once("geglu_pair_backward", _ONCE)

@@ -191,10 +191,10 @@ def _gradients(ctx, grad, x, weight, grad_sum, weight_grad):
     return grad_x, grad_weight if weight_grad else None
 
 
-_raw_rms_norm = differentiable("rms_norm", results=(0,))
-_raw_add_rms_norm = differentiable("add_rms_norm", results=(0, 0))
-_rms_norm = differentiable("rms_norm", _RMSNorm, 2, (0,))
-_add_rms_norm = differentiable("add_rms_norm", _AddRMSNorm, 3, (0, 0))
+_raw_rms_norm = differentiable("rms_norm")
+_raw_add_rms_norm = differentiable("add_rms_norm")
+_rms_norm = differentiable("rms_norm", _RMSNorm, 2)
+_add_rms_norm = differentiable("add_rms_norm", _AddRMSNorm, 3)
 _add_rms_norm_ = changing("add_rms_norm_", 2)
 _rms_norm_backward = differentiable_once(
     "rms_norm_backward", "rmsnorm: its gradient cannot be differentiated a second time"

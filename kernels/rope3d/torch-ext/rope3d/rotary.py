@@ -365,10 +365,7 @@ def _kept_operators(name, tables):
     for one in (name, name + "_"):
         torch.library.impl(add_op_namespace_prefix(one), "Autograd")(torch.library.fallthrough_kernel)
     torch.library.impl(add_op_namespace_prefix(name), "ADInplaceOrView")(torch.library.fallthrough_kernel)
-    both, one, change = differentiable(name, results=(0, 1)), getattr(ops, name).default, changing(name + "_", 2)
-
-    def rotated(q, k, *rest):
-        return one(q, k, *rest) if k is None else both(q, k, *rest)
+    rotated, change = differentiable(name), changing(name + "_", 2)
 
     def rotate(q, k, *rest):
         return Rotate.apply(q, k, *rest) if _needs_gradient(q, k) else rotated(q, k, *rest)
