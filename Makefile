@@ -1,9 +1,11 @@
 # make quickstart   build kernels/rmsnorm, load it, check it, time it
 # make test         the whole test suite: lint, types, tests
 #
-# Both set themselves up in .venv. TORCH chooses the Torch to test with, e.g. make test TORCH=torch==2.14.1
+# Both set themselves up in .venv. TORCH chooses the Torch to test with, e.g. make test TORCH=torch==2.14.1, and JOBS how
+# many tests run at a time.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+JOBS ?= 2
 KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 
 .PHONY: quickstart test lint clean
@@ -18,9 +20,9 @@ quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
 
 test: .venv/ready lint
-	.venv/bin/python -m pytest tests
+	.venv/bin/python -m pytest tests -n $(JOBS) --dist loadfile
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
-	set -e; for kernel in $(KERNELS); do .venv/bin/python -m pytest $$kernel/tests; done
+	set -e; for kernel in $(KERNELS); do .venv/bin/python -m pytest $$kernel/tests -n $(JOBS); done
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .

@@ -95,7 +95,7 @@ def working_in(directory: Path) -> dict[int, str]:
     found = {}
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            command = os.fsdecode((process / "cmdline").read_bytes().replace(b"\0", b" "))
             if str(directory) in command or (process / "cwd").readlink().is_relative_to(directory):
                 found[int(process.name)] = command
         except OSError:

@@ -28,7 +28,7 @@ LONG = 120001  # beyond what shared memory holds of two bytes each
 MODULATIONS = ["[B, 1, C]", "[B, C]", "[C]", "[B, S, C]"]
 
 kernel = get_local_kernel(PROJECT)
-ops = kernel.norm.ops
+ops = kernel._ops.ops
 
 
 @pytest.fixture(autouse=True)

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "adaln/problem.h"
+#include "kit/direct.h"
 #include "kit/tensors.h"
 #include "registration.h"
 #if defined(CUDA_KERNEL)
@@ -21,15 +22,22 @@ const char* const kit::kProject = "adaln";
 namespace {
 
 using namespace kit;
+using direct::Borrowed;
+using direct::Results;
 
-void check_x(const Tensor& x, const char* name = "x") {
+template <class T>
+void check_x(const T& x, const char* name = "x") {
   check_here(x, name);
   if (x.dim() == 0) fail(name, "must have at least one dimension");
 }
 
-int64_t hidden_of(const Tensor& x) { return x.size(x.dim() - 1); }
+template <class T>
+int64_t hidden_of(const T& x) {
+  return x.size(x.dim() - 1);
+}
 
-Type type_beside(const Tensor& tensor, const char* argument, const Tensor& x, const char* x_name) {
+template <class T>
+Type type_beside(const T& tensor, const char* argument, const T& x, const char* x_name) {
   const Type type = element_type(tensor, argument);
   if (type != Type::float32 && dtype(tensor) != dtype(x)) {
     fail(argument, std::string("must have the dtype of ") + x_name + ", or float32");
@@ -38,7 +46,8 @@ Type type_beside(const Tensor& tensor, const char* argument, const Tensor& x, co
 }
 
 // Replaces the parameter by a contiguous copy where its elements are not adjacent.
-adaln::Parameter parameter_of(MaybeTensor& parameter, const char* argument, const Tensor& x, const char* x_name) {
+template <class T>
+adaln::Parameter parameter_of(std::optional<T>& parameter, const char* argument, const T& x, const char* x_name) {
   adaln::Parameter result;
   if (!parameter.has_value()) return result;
   check_device(*parameter, argument, x, x_name);
@@ -46,19 +55,20 @@ adaln::Parameter parameter_of(MaybeTensor& parameter, const char* argument, cons
     fail(argument, "must have shape [" + std::to_string(hidden_of(x)) + "], not " + text(parameter->sizes()));
   }
   result.type = type_beside(*parameter, argument, x, x_name);
-  if (!parameter->is_contiguous()) parameter = torch::stable::contiguous(*parameter);
+  if (!parameter->is_contiguous()) parameter = contiguous_copy(*parameter);
   result.data = parameter->const_data_ptr();
   return result;
 }
 
 // Scale, shift and gate of one call, which have a row for each span of rows. All checks come before anything is read.
+template <class T>
 class Modulations {
  public:
-  Modulations(const Tensor& x, const char* x_name) : x_(x), x_name_(x_name) {
+  Modulations(const T& x, const char* x_name) : x_(x), x_name_(x_name) {
     for (int64_t dim = 0; dim + 1 < x.dim(); ++dim) span_ *= x.size(dim);
   }
 
-  adaln::Modulation operator()(MaybeTensor& tensor, const char* argument) {
+  adaln::Modulation operator()(std::optional<T>& tensor, const char* argument) {
     adaln::Modulation result;
     if (!tensor.has_value()) return result;
     check_device(*tensor, argument, x_, x_name_);
@@ -93,22 +103,31 @@ class Modulations {
   int64_t span() const { return span_; }
 
  private:
-  const Tensor& x_;
+  const T& x_;
   const char* x_name_;
   const char* first_ = nullptr;
   int64_t span_ = 1;
 };
 
 // Scale and shift come together, in one dtype.
-void check_pair(const MaybeTensor& scale, const MaybeTensor& shift) {
+template <class T>
+void check_pair(const std::optional<T>& scale, const std::optional<T>& shift) {
   if (scale.has_value() != shift.has_value()) fail(scale.has_value() ? "shift" : "scale", "must be given, too");
   if (scale.has_value() && dtype(*scale) != dtype(*shift)) fail("shift", "must have the dtype of scale");
 }
 
 #if defined(CUDA_KERNEL)
 
-void run(const adaln::Gate& problem, const Tensor& x) { check(adaln::gate(problem, current_stream(x))); }
-void run(const adaln::Forward& problem, const Tensor& x) { check(adaln::forward(problem, current_stream(x))); }
+template <class T>
+void run(const adaln::Gate& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
+  check(adaln::gate(problem, current_stream(x)));
+}
+template <class T>
+void run(const adaln::Forward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
+  check(adaln::forward(problem, current_stream(x)));
+}
 void run(const adaln::Backward& problem, const Tensor& x) { check(adaln::backward(problem, current_stream(x))); }
 void run(const adaln::GateBackward& problem, const Tensor& x) {
   check(adaln::gate_backward(problem, current_stream(x)));
@@ -123,12 +142,16 @@ int64_t partial_sums(const Problem& problem) {
 
 #else
 
-void run(const adaln::Gate& problem, const Tensor&) {
+template <class T>
+void run(const adaln::Gate& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
                               [&](int64_t begin, int64_t end) { adaln::gate(problem, begin, end); });
 }
 
-void run(const adaln::Forward& problem, const Tensor&) {
+template <class T>
+void run(const adaln::Forward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
                               [&](int64_t begin, int64_t end) { adaln::forward(problem, begin, end); });
 }
@@ -177,10 +200,13 @@ Tensor gradient_of(const MaybeTensor& tensor, bool asked_for, bool zero, const T
 
 void* data_of(Tensor& gradient) { return gradient.numel() > 0 ? gradient.mutable_data_ptr() : nullptr; }
 
-// The norm of x, or, with a branch, of x + branch * gate, which it then returns before it.
-std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTensor branch, MaybeTensor gate,
-                                        MaybeTensor scale, MaybeTensor shift, MaybeTensor weight, MaybeTensor bias,
-                                        double eps, bool centered, bool stepwise) {
+// The norm of x, or, with a branch, of x + branch * gate, which it then returns before it; in tensors that `make`
+// gives.
+template <class T, class Make>
+std::tuple<std::optional<T>, T> forward(Make& make, T x, const char* x_name, std::optional<T> branch,
+                                        std::optional<T> gate, std::optional<T> scale, std::optional<T> shift,
+                                        std::optional<T> weight, std::optional<T> bias, double eps, bool centered,
+                                        bool stepwise) {
   check_x(x, x_name);
   adaln::Forward problem{};
   problem.type = element_type(x, x_name);
@@ -188,7 +214,7 @@ std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTenso
   problem.centered = centered;
   problem.stepwise = stepwise;
   if (branch.has_value()) check_like(*branch, "branch", x, x_name);
-  [[maybe_unused]] const Device device = enter(x);
+  [[maybe_unused]] const auto device = enter(x);
   Modulations modulation(x, x_name);
   problem.scale = modulation(scale, "scale");
   problem.shift = modulation(shift, "shift");
@@ -198,9 +224,9 @@ std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTenso
   problem.weight = parameter_of(weight, "weight", x, x_name);
   problem.bias = parameter_of(bias, "bias", x, x_name);
 
-  Tensor normed = empty(x.sizes(), dtype(x), x);
-  MaybeTensor sum;
-  if (branch.has_value()) sum = empty(x.sizes(), dtype(x), x);
+  std::optional<T> sum;
+  if (branch.has_value()) sum = make(x.sizes(), dtype(x), x);
+  T normed = make(x.sizes(), dtype(x), x);
   const int64_t elements = x.numel();
   if (elements > 0) {
     problem.hidden = hidden_of(x);
@@ -216,45 +242,65 @@ std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTenso
   return {sum, normed};
 }
 
+// residual + branch * gate, in a tensor that `make` gives.
+template <class T, class Make>
+T gated(Make& make, T residual, T branch, std::optional<T> gate, bool stepwise) {
+  check_x(residual, "residual");
+  adaln::Gate problem{};
+  problem.type = element_type(residual, "residual");
+  problem.stepwise = stepwise;
+  check_like(branch, "branch", residual, "residual");
+  [[maybe_unused]] const auto device = enter(residual);
+  Modulations modulation(residual, "residual");
+  problem.gate = modulation(gate, "gate");
+  problem.span = modulation.span();
+  T sum = make(residual.sizes(), dtype(residual), residual);
+  const int64_t elements = residual.numel();
+  if (elements == 0) return sum;
+  problem.hidden = hidden_of(residual);
+  problem.rows = elements / problem.hidden;
+  problem.residual = rows_of(residual);
+  problem.branch = rows_of(branch);
+  problem.sum = sum.mutable_data_ptr();
+  run(problem, residual);
+  return sum;
+}
+
+using Maybe = std::optional<Borrowed>;
+
+void ada_norm_directly(Results& results, Borrowed x, Maybe scale, Maybe shift, Maybe weight, Maybe bias, double eps,
+                       bool centered, bool stepwise) {
+  forward(results, x, "x", {}, {}, scale, shift, weight, bias, eps, centered, stepwise);
+}
+
+void gate_residual_directly(Results& results, Borrowed residual, Borrowed branch, Borrowed gate, bool stepwise) {
+  gated(results, residual, branch, std::optional(gate), stepwise);
+}
+
+void gate_residual_ada_norm_directly(Results& results, Borrowed residual, Borrowed branch, Borrowed gate, Maybe scale,
+                                     Maybe shift, Maybe weight, Maybe bias, double eps, bool centered, bool stepwise) {
+  forward(results, residual, "residual", std::optional(branch), std::optional(gate), scale, shift, weight, bias, eps,
+          centered, stepwise);
+}
+
 }  // namespace
 
 Tensor ada_norm(const Tensor& x, const MaybeTensor& scale, const MaybeTensor& shift, const MaybeTensor& weight,
                 const MaybeTensor& bias, double eps, bool centered, bool stepwise) {
-  return std::get<1>(forward(x, "x", std::nullopt, std::nullopt, scale, shift, weight, bias, eps, centered, stepwise));
+  return std::get<1>(forward(empty, x, "x", {}, {}, scale, shift, weight, bias, eps, centered, stepwise));
 }
 
 std::tuple<Tensor, Tensor> gate_residual_ada_norm(const Tensor& residual, const Tensor& branch, const Tensor& gate,
                                                   const MaybeTensor& scale, const MaybeTensor& shift,
                                                   const MaybeTensor& weight, const MaybeTensor& bias, double eps,
                                                   bool centered, bool stepwise) {
-  const auto [sum, normed] =
-      forward(residual, "residual", branch, gate, scale, shift, weight, bias, eps, centered, stepwise);
+  const auto [sum, normed] = forward(empty, residual, "residual", std::optional(branch), std::optional(gate), scale,
+                                     shift, weight, bias, eps, centered, stepwise);
   return {*sum, normed};
 }
 
 Tensor gate_residual(const Tensor& residual, const Tensor& branch, const Tensor& gate, bool stepwise) {
-  check_x(residual, "residual");
-  adaln::Gate problem{};
-  problem.type = element_type(residual, "residual");
-  problem.stepwise = stepwise;
-  check_like(branch, "branch", residual, "residual");
-  [[maybe_unused]] const Device device = enter(residual);
-  // Copies of the handles: `rows_of` puts a contiguous copy in their place where it must.
-  Tensor residual_rows = residual, branch_rows = branch;
-  MaybeTensor gate_rows = gate;
-  Modulations modulation(residual, "residual");
-  problem.gate = modulation(gate_rows, "gate");
-  problem.span = modulation.span();
-  Tensor sum = empty(residual.sizes(), dtype(residual), residual);
-  const int64_t elements = residual.numel();
-  if (elements == 0) return sum;
-  problem.hidden = hidden_of(residual);
-  problem.rows = elements / problem.hidden;
-  problem.residual = rows_of(residual_rows);
-  problem.branch = rows_of(branch_rows);
-  problem.sum = sum.mutable_data_ptr();
-  run(problem, residual);
-  return sum;
+  return gated(empty, residual, branch, std::optional(gate), stepwise);
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_backward(
@@ -368,4 +414,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("gate_residual_backward", TORCH_BOX(&gate_residual_backward));
 }
 
-REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("ada_norm", ada_norm_directly),
+                  KIT_DIRECT("gate_residual", gate_residual_directly),
+                  KIT_DIRECT("gate_residual_ada_norm", gate_residual_ada_norm_directly))

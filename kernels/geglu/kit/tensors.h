@@ -47,13 +47,16 @@ inline int32_t device_type(const Tensor& tensor) {
   return code;
 }
 
-inline Type element_type(const Tensor& tensor, const char* argument) {
+template <class T>
+Type element_type(const T& tensor, const char* argument) {
   const int32_t code = dtype(tensor);
   if (code == aoti_torch_dtype_float32()) return Type::float32;
   if (code == aoti_torch_dtype_float16()) return Type::float16;
   if (code == aoti_torch_dtype_bfloat16()) return Type::bfloat16;
   fail(argument, "must be float32, float16 or bfloat16");
 }
+
+inline Tensor contiguous_copy(const Tensor& tensor) { return torch::stable::contiguous(tensor); }
 
 // Dimensions of a tensor that Torch makes, at most.
 constexpr size_t kMostDims = 64;
@@ -70,7 +73,8 @@ inline Tensor empty(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor& be
 }
 
 // That a tensor is where these kernels run.
-inline void check_here(const Tensor& tensor, const char* argument) {
+template <class T>
+void check_here(const T& tensor, const char* argument) {
 #if defined(CUDA_KERNEL)
   if (!tensor.is_cuda()) fail(argument, "must be on a CUDA device");
 #else
@@ -78,15 +82,16 @@ inline void check_here(const Tensor& tensor, const char* argument) {
 #endif
 }
 
-inline void check_device(const Tensor& tensor, const char* argument, const Tensor& other,
-                         const char* other_name = "x") {
+template <class T, class Other>
+void check_device(const T& tensor, const char* argument, const Other& other, const char* other_name = "x") {
   if (device_type(tensor) != device_type(other) || tensor.get_device_index() != other.get_device_index()) {
     fail(argument, std::string("must be on the device of ") + other_name);
   }
 }
 
 // That a tensor has the device, the dtype and the shape of another.
-inline void check_like(const Tensor& tensor, const char* argument, const Tensor& other, const char* other_name = "x") {
+template <class T>
+void check_like(const T& tensor, const char* argument, const T& other, const char* other_name = "x") {
   check_device(tensor, argument, other, other_name);
   if (dtype(tensor) != dtype(other)) fail(argument, std::string("must have the dtype of ") + other_name);
   const auto sizes = tensor.sizes(), expected = other.sizes();
@@ -95,7 +100,8 @@ inline void check_like(const Tensor& tensor, const char* argument, const Tensor&
 
 // Folds the leading dimensions into as few as their strides allow. Replaces the tensor by a contiguous copy where that
 // leaves too many, or too many rows in more than one, or where the elements of a row are not adjacent.
-inline Rows rows_of(Tensor& tensor) {
+template <class T>
+Rows rows_of(T& tensor) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   const size_t last = sizes.size() - 1;
   Rows rows;
@@ -116,7 +122,7 @@ inline Rows rows_of(Tensor& tensor) {
   }
   constexpr int64_t kMostRows = int64_t{1} << 31;
   if (!foldable || (rows.dims > 1 && tensor.numel() / sizes[last] >= kMostRows)) {
-    tensor = torch::stable::contiguous(tensor);
+    tensor = contiguous_copy(tensor);
     return rows_of(tensor);
   }
   for (int dim = 0; dim < rows.dims; ++dim) {
@@ -125,6 +131,11 @@ inline Rows rows_of(Tensor& tensor) {
   }
   return rows;
 }
+
+// What must live while a kernel is launched, or runs: nothing, where Torch has called us.
+struct Running {};
+
+inline Running running(const Tensor&) { return {}; }
 
 #if defined(CUDA_KERNEL)
 
@@ -143,7 +154,8 @@ using Device = torch::stable::accelerator::DeviceGuard;
 // Makes the device of a tensor the current one, for as long as the result lives.
 inline Device enter(const Tensor& x) { return Device(x.get_device_index()); }
 
-inline void* current_stream(const Tensor& x) {
+template <class T>
+void* current_stream(const T& x) {
   void* stream;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
   return stream;
@@ -153,7 +165,10 @@ inline void* current_stream(const Tensor& x) {
 
 struct Device {};
 
-inline Device enter(const Tensor&) { return {}; }
+template <class T>
+Device enter(const T&) {
+  return {};
+}
 
 // So many elements are worth a thread of `torch::stable::parallel_for`.
 constexpr int64_t kGrain = 32768;

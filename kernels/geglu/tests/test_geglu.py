@@ -26,7 +26,7 @@ GATES = ["second", "first"]
 HIDDEN = [1, 3, 8, 17, 64, 100, 1000, 1280, 4097, 20001]
 
 kernel = get_local_kernel(PROJECT)
-ops = kernel.gated.ops
+ops = kernel._ops.ops
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "geglu/problem.h"
+#include "kit/direct.h"
 #include "kit/tensors.h"
 #include "registration.h"
 #if defined(CUDA_KERNEL)
@@ -23,8 +24,11 @@ const char* const kit::kProject = "geglu";
 namespace {
 
 using namespace kit;
+using direct::Borrowed;
+using direct::Results;
 
-void check_first(const Tensor& tensor, const char* argument) {
+template <class T>
+void check_first(const T& tensor, const char* argument) {
   check_here(tensor, argument);
   if (tensor.dim() == 0) fail(argument, "must have at least one dimension");
 }
@@ -32,7 +36,8 @@ void check_first(const Tensor& tensor, const char* argument) {
 // The sizes of a half of x.
 class HalfSizes {
  public:
-  explicit HalfSizes(const Tensor& x) {
+  template <class T>
+  explicit HalfSizes(const T& x) {
     check_first(x, "x");
     const auto whole = x.sizes();
     const int64_t last = whole[whole.size() - 1];
@@ -55,8 +60,8 @@ class HalfSizes {
 
 int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
-template <class Problem>
-Problem problem_of(const Tensor& first, const char* argument, bool tanh) {
+template <class Problem, class T>
+Problem problem_of(const T& first, const char* argument, bool tanh) {
   Problem problem{};
   problem.type = element_type(first, argument);
   problem.approximate = tanh ? geglu::Approximate::tanh : geglu::Approximate::none;
@@ -64,8 +69,8 @@ Problem problem_of(const Tensor& first, const char* argument, bool tanh) {
 }
 
 // The rows of x, as those of gate and up.
-template <class Problem>
-void read_halves(Problem& problem, Tensor& x, bool gate_first) {
+template <class Problem, class T>
+void read_halves(Problem& problem, T& x, bool gate_first) {
   problem.gate = problem.up = rows_of(x);
   Rows& second = gate_first ? problem.up : problem.gate;
   second.data = static_cast<const char*>(second.data) + problem.hidden * bytes_of(problem.type);
@@ -73,8 +78,8 @@ void read_halves(Problem& problem, Tensor& x, bool gate_first) {
 
 // Reads each tensor as one row, if all of them are contiguous: the fewer rows, the more often do they suit vectors.
 // Otherwise replaces them as `rows_of` does.
-template <class Problem>
-void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> tensors) {
+template <class T, class Problem>
+void read(Problem& problem, std::initializer_list<std::pair<Rows*, T*>> tensors) {
   const auto contiguous = [](const auto& one) { return one.second->is_contiguous(); };
   if (std::all_of(tensors.begin(), tensors.end(), contiguous)) {
     problem.hidden *= problem.rows;
@@ -87,58 +92,71 @@ void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> ten
 
 #if defined(CUDA_KERNEL)
 
-template <class Problem>
-void run(int (*kernel)(const Problem&, void*), const Problem& problem, const Tensor& beside) {
+template <class Problem, class T>
+void run(int (*kernel)(const Problem&, void*), const Problem& problem, const T& beside) {
+  [[maybe_unused]] const auto unlocked = running(beside);
   check(kernel(problem, current_stream(beside)));
 }
 
 #else
 
-template <class Problem>
-void run(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& problem, const Tensor&) {
+template <class Problem, class T>
+void run(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   torch::stable::parallel_for(0, problem.rows * problem.hidden, kGrain,
                               [&](int64_t begin, int64_t end) { kernel(problem, begin, end); });
 }
 
 #endif
 
-}  // namespace
-
-Tensor geglu_halves(const Tensor& x, bool tanh, bool gate_first) {
+// Into a tensor that `make` gives.
+template <class T, class Make>
+T forward_halves(Make& make, T x, bool tanh, bool gate_first) {
   const HalfSizes sizes(x);
   auto problem = problem_of<geglu::Forward>(x, "x", tanh);
 
-  [[maybe_unused]] const Device device = enter(x);
-  Tensor out = empty(sizes, dtype(x), x);
+  [[maybe_unused]] const auto device = enter(x);
+  T out = make(sizes, dtype(x), x);
   const int64_t elements = x.numel() / 2;
   if (elements == 0) return out;
   problem.hidden = sizes.hidden();
   problem.rows = elements / problem.hidden;
-  Tensor x_rows = x;  // a copy of the handle: `rows_of` puts a contiguous copy in its place where it must
-  read_halves(problem, x_rows, gate_first);
+  read_halves(problem, x, gate_first);
   problem.out = out.mutable_data_ptr();
   run(geglu::forward, problem, x);
   return out;
 }
 
-Tensor geglu_pair(const Tensor& gate, const Tensor& up, bool tanh) {
+template <class T, class Make>
+T forward_pair(Make& make, T gate, T up, bool tanh) {
   check_first(gate, "gate");
   auto problem = problem_of<geglu::Forward>(gate, "gate", tanh);
   check_like(up, "up", gate, "gate");
 
-  [[maybe_unused]] const Device device = enter(gate);
+  [[maybe_unused]] const auto device = enter(gate);
   const auto sizes = gate.sizes();
-  Tensor out = empty(sizes, dtype(gate), gate);
+  T out = make(sizes, dtype(gate), gate);
   const int64_t elements = gate.numel();
   if (elements == 0) return out;
   problem.hidden = sizes[sizes.size() - 1];
   problem.rows = elements / problem.hidden;
-  Tensor gate_rows = gate, up_rows = up;
-  read(problem, {{&problem.gate, &gate_rows}, {&problem.up, &up_rows}});
+  read<T>(problem, {{&problem.gate, &gate}, {&problem.up, &up}});
   problem.out = out.mutable_data_ptr();
   run(geglu::forward, problem, gate);
   return out;
 }
+
+void halves_directly(Results& results, Borrowed x, bool tanh, bool gate_first) {
+  forward_halves(results, x, tanh, gate_first);
+}
+
+void pair_directly(Results& results, Borrowed gate, Borrowed up, bool tanh) { forward_pair(results, gate, up, tanh); }
+
+}  // namespace
+
+Tensor geglu_halves(const Tensor& x, bool tanh, bool gate_first) { return forward_halves(empty, x, tanh, gate_first); }
+
+Tensor geglu_pair(const Tensor& gate, const Tensor& up, bool tanh) { return forward_pair(empty, gate, up, tanh); }
 
 Tensor geglu_halves_backward(const Tensor& grad, const Tensor& x, bool tanh, bool gate_first) {
   const HalfSizes sizes(x);
@@ -180,7 +198,7 @@ std::tuple<Tensor, Tensor> geglu_pair_backward(const Tensor& grad, const Tensor&
   problem.hidden = sizes[sizes.size() - 1];
   problem.rows = elements / problem.hidden;
   Tensor grad_rows = grad, gate_rows = gate, up_rows = up;
-  read(problem, {{&problem.grad, &grad_rows}, {&problem.gate, &gate_rows}, {&problem.up, &up_rows}});
+  read<Tensor>(problem, {{&problem.grad, &grad_rows}, {&problem.gate, &gate_rows}, {&problem.up, &up_rows}});
   problem.grad_gate = grad_gate.mutable_data_ptr();
   problem.grad_up = grad_up.mutable_data_ptr();
   problem.stride = problem.hidden;
@@ -206,4 +224,5 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("geglu_pair_backward", TORCH_BOX(&geglu_pair_backward));
 }
 
-REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("geglu_halves", halves_directly),
+                  KIT_DIRECT("geglu_pair", pair_directly))

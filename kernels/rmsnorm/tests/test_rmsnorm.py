@@ -26,7 +26,7 @@ EPS = 1e-6
 HIDDEN = [1, 3, 8, 17, 64, 100, 128, 768, 1000, 2048, 4096, 5000, 5001, 16384, 20001, 70000]
 
 kernel = get_local_kernel(PROJECT)
-ops = kernel.norm.ops
+ops = kernel._ops.ops
 
 
 @pytest.fixture(autouse=True)

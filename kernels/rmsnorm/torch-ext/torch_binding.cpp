@@ -7,6 +7,7 @@
 
 #include <string>
 
+#include "kit/direct.h"
 #include "kit/tensors.h"
 #include "registration.h"
 #include "rmsnorm/problem.h"
@@ -21,14 +22,18 @@ const char* const kit::kProject = "rmsnorm";
 namespace {
 
 using namespace kit;
+using direct::Borrowed;
+using direct::Results;
 
-void check_x(const Tensor& x) {
+template <class T>
+void check_x(const T& x) {
   check_here(x, "x");
   if (x.dim() == 0) fail("x", "must have at least one dimension");
 }
 
 // Replaces the weight by a contiguous copy where its elements are not adjacent.
-rmsnorm::Weight weight_of(std::optional<Tensor>& weight, double offset, const Tensor& x) {
+template <class T>
+rmsnorm::Weight weight_of(std::optional<T>& weight, double offset, const T& x) {
   rmsnorm::Weight result;
   if (!weight.has_value()) return result;
   check_device(*weight, "weight", x);
@@ -40,7 +45,7 @@ rmsnorm::Weight weight_of(std::optional<Tensor>& weight, double offset, const Te
   if (result.type != Type::float32 && dtype(*weight) != dtype(x)) {
     fail("weight", "must have the dtype of x, or float32");
   }
-  if (!weight->is_contiguous()) weight = torch::stable::contiguous(*weight);
+  if (!weight->is_contiguous()) weight = contiguous_copy(*weight);
   result.data = weight->const_data_ptr();
   result.offset = static_cast<float>(offset);
   return result;
@@ -48,7 +53,11 @@ rmsnorm::Weight weight_of(std::optional<Tensor>& weight, double offset, const Te
 
 #if defined(CUDA_KERNEL)
 
-void run(const rmsnorm::Forward& problem, const Tensor& x) { check(rmsnorm::forward(problem, current_stream(x))); }
+template <class T>
+void run(const rmsnorm::Forward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
+  check(rmsnorm::forward(problem, current_stream(x)));
+}
 
 int64_t partial_sums(const rmsnorm::Backward& problem) {
   int64_t parts;
@@ -60,7 +69,9 @@ void run(const rmsnorm::Backward& problem, const Tensor& x) { check(rmsnorm::bac
 
 #else
 
-void run(const rmsnorm::Forward& problem, const Tensor&) {
+template <class T>
+void run(const rmsnorm::Forward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
                               [&](int64_t begin, int64_t end) { rmsnorm::forward(problem, begin, end); });
 }
@@ -79,8 +90,8 @@ void run(const rmsnorm::Backward& problem, const Tensor&) {
 #endif
 
 // What there is to do, but for where the rows lie, which is left to `run_over`.
-rmsnorm::Forward checked(const Tensor& x, std::optional<Tensor>& weight, double eps, double offset,
-                         bool rounded_before_weight) {
+template <class T>
+rmsnorm::Forward checked(const T& x, std::optional<T>& weight, double eps, double offset, bool rounded_before_weight) {
   check_x(x);
   rmsnorm::Forward problem{};
   problem.type = element_type(x, "x");
@@ -91,7 +102,8 @@ rmsnorm::Forward checked(const Tensor& x, std::optional<Tensor>& weight, double 
   return problem;
 }
 
-void run_over(rmsnorm::Forward& problem, Tensor& x, std::optional<Tensor>& residual, int64_t elements) {
+template <class T>
+void run_over(rmsnorm::Forward& problem, T& x, std::optional<T>& residual, int64_t elements) {
   problem.hidden = x.size(x.dim() - 1);
   problem.rows = elements / problem.hidden;
   problem.x = rows_of(x);
@@ -99,17 +111,17 @@ void run_over(rmsnorm::Forward& problem, Tensor& x, std::optional<Tensor>& resid
   run(problem, x);
 }
 
-// The norm of x, or of x + residual, whose sum it then returns beside it.
-std::tuple<Tensor, std::optional<Tensor>> forward(Tensor x, std::optional<Tensor> residual,
-                                                  std::optional<Tensor> weight, double eps, double offset,
-                                                  bool rounded_before_weight) {
+// The norm of x, or of x + residual, whose sum it then returns beside it, in tensors that `make` gives.
+template <class T, class Make>
+std::tuple<T, std::optional<T>> forward(Make& make, T x, std::optional<T> residual, std::optional<T> weight, double eps,
+                                        double offset, bool rounded_before_weight) {
   rmsnorm::Forward problem = checked(x, weight, eps, offset, rounded_before_weight);
   if (residual.has_value()) check_like(*residual, "residual", x);
 
-  [[maybe_unused]] const Device device = enter(x);
-  Tensor normed = empty(x.sizes(), problem.normed_type == problem.type ? dtype(x) : aoti_torch_dtype_float32(), x);
-  std::optional<Tensor> sum;
-  if (residual.has_value()) sum = empty(x.sizes(), dtype(x), x);
+  [[maybe_unused]] const auto device = enter(x);
+  T normed = make(x.sizes(), problem.normed_type == problem.type ? dtype(x) : aoti_torch_dtype_float32(), x);
+  std::optional<T> sum;
+  if (residual.has_value()) sum = make(x.sizes(), dtype(x), x);
   if (const int64_t elements = x.numel(); elements > 0) {
     problem.normed = normed.mutable_data_ptr();
     if (sum.has_value()) problem.sum = sum->mutable_data_ptr();
@@ -119,42 +131,65 @@ std::tuple<Tensor, std::optional<Tensor>> forward(Tensor x, std::optional<Tensor
 }
 
 // Throws unless the rows of a tensor can be written where they are.
-void check_writable(const Tensor& tensor, const char* argument) {
+template <class T>
+void check_writable(const T& tensor, const char* argument) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   for (size_t dim = 0; dim < sizes.size(); ++dim) {
     if (sizes[dim] > 1 && strides[dim] == 0) fail(argument, "must not be expanded, to be changed in place");
   }
-  Tensor rows = tensor;
+  T rows = tensor;
   if (tensor.numel() > 0 && rows_of(rows).data != tensor.const_data_ptr()) {
     fail(argument, "must have adjacent elements in its last dimension, to be changed in place");
   }
+}
+
+template <class T>
+void forward_in_place(T x, std::optional<T> residual, std::optional<T> weight, double eps, double offset,
+                      bool rounded_before_weight) {
+  rmsnorm::Forward problem = checked(x, weight, eps, offset, rounded_before_weight);
+  if (problem.normed_type != problem.type) {
+    fail("weight", "must have the dtype of x, to be multiplied after the rounding in place");
+  }
+  check_like(*residual, "residual", x);
+  check_writable(x, "x");
+  check_writable(*residual, "residual");
+  [[maybe_unused]] const auto device = enter(x);
+  if (const int64_t elements = x.numel(); elements > 0) run_over(problem, x, residual, elements);
+}
+
+// What Python calls.
+
+void rms_norm_directly(Results& results, Borrowed x, std::optional<Borrowed> weight, double eps, double offset,
+                       bool rounded_before_weight) {
+  forward(results, x, {}, weight, eps, offset, rounded_before_weight);
+}
+
+void add_rms_norm_directly(Results& results, Borrowed x, Borrowed residual, std::optional<Borrowed> weight, double eps,
+                           double offset, bool rounded_before_weight) {
+  forward(results, x, std::optional(residual), weight, eps, offset, rounded_before_weight);
+}
+
+void add_rms_norm_in_place_directly(Borrowed x, Borrowed residual, std::optional<Borrowed> weight, double eps,
+                                    double offset, bool rounded_before_weight) {
+  forward_in_place(x, std::optional(residual), weight, eps, offset, rounded_before_weight);
 }
 
 }  // namespace
 
 Tensor rms_norm(const Tensor& x, const std::optional<Tensor>& weight, double eps, double offset,
                 bool rounded_before_weight) {
-  return std::get<0>(forward(x, std::nullopt, weight, eps, offset, rounded_before_weight));
+  return std::get<0>(forward(empty, x, {}, weight, eps, offset, rounded_before_weight));
 }
 
 std::tuple<Tensor, Tensor> add_rms_norm(const Tensor& x, const Tensor& residual, const std::optional<Tensor>& weight,
                                         double eps, double offset, bool rounded_before_weight) {
-  const auto [normed, sum] = forward(x, residual, weight, eps, offset, rounded_before_weight);
+  const auto [normed, sum] = forward(empty, x, std::optional(residual), weight, eps, offset, rounded_before_weight);
   return {normed, *sum};
 }
 
 void add_rms_norm_(Tensor x, const Tensor& residual, std::optional<Tensor> weight, double eps, double offset,
                    bool rounded_before_weight) {
-  rmsnorm::Forward problem = checked(x, weight, eps, offset, rounded_before_weight);
-  if (problem.normed_type != problem.type) {
-    fail("weight", "must have the dtype of x, to be multiplied after the rounding in place");
-  }
-  check_like(residual, "residual", x);
-  check_writable(x, "x");
-  check_writable(residual, "residual");
-  std::optional<Tensor> rows = residual;
-  [[maybe_unused]] const Device device = enter(x);
-  if (const int64_t elements = x.numel(); elements > 0) run_over(problem, x, rows, elements);
+  forward_in_place(x, std::optional(residual), weight, eps, offset, rounded_before_weight);
 }
 
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x, const std::optional<Tensor>& weight,
@@ -223,4 +258,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("rms_norm_backward", TORCH_BOX(&rms_norm_backward));
 }
 
-REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("rms_norm", rms_norm_directly),
+                  KIT_DIRECT("add_rms_norm", add_rms_norm_directly),
+                  KIT_CHANGING("add_rms_norm_", add_rms_norm_in_place_directly))

@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "kit/direct.h"
 #include "kit/tensors.h"
 #include "registration.h"
 #include "rope3d/problem.h"
@@ -26,6 +27,8 @@ const char* const kit::kProject = "rope3d";
 namespace {
 
 using namespace kit;
+using direct::Borrowed;
+using direct::Results;
 using rope3d::kAxes;
 using rope3d::Rotation;
 using std::to_string;
@@ -78,7 +81,8 @@ struct Shape {
   int64_t batch, tokens, heads, width;
 };
 
-Shape shape_of(const Tensor& x, const char* argument, const Form& form) {
+template <class T>
+Shape shape_of(const T& x, const char* argument, const Form& form) {
   const auto sizes = x.sizes();
   const size_t dims = form.head_dim == 0 ? 4 : 3;
   if (sizes.size() != dims) {
@@ -103,19 +107,22 @@ Shape shape_of(const Tensor& x, const char* argument, const Form& form) {
   return shape;
 }
 
-rope3d::Strides strides_of(const Tensor& x, const Form& form, const Shape& shape) {
+template <class T>
+rope3d::Strides strides_of(const T& x, const Form& form, const Shape& shape) {
   const auto strides = x.strides();
   if (form.head_dim != 0) return {strides[0], strides[1], shape.width};
   return {strides[0], strides[form.heads_first ? 2 : 1], strides[form.heads_first ? 1 : 2]};
 }
 
-bool adjacent(const Tensor& x) {
+template <class T>
+bool adjacent(const T& x) {
   const int64_t last = x.dim() - 1;
   return x.size(last) <= 1 || x.stride(last) == 1;
 }
 
 // What is known before there is a place for the result.
-Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, const Form& form, bool inverse) {
+template <class T>
+Rotation rotation(const T& q, const std::optional<T>& k, const Form& form, bool inverse) {
   check_here(q, "q");
   Rotation problem{};
   problem.type = element_type(q, "q");
@@ -140,7 +147,8 @@ Rotation rotation(const Tensor& q, const std::optional<Tensor>& k, const Form& f
   return problem;
 }
 
-rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes)[kAxes], const int64_t (&pairs)[kAxes],
+template <class T>
+rope3d::Grid grid_of(const Tensor& table, const T& q, const int64_t (&sizes)[kAxes], const int64_t (&pairs)[kAxes],
                      bool in_turn) {
   check_device(table, "table", q, "q");
   if (dtype(table) != aoti_torch_dtype_float32()) fail("table", "must be float32");
@@ -168,7 +176,8 @@ rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes
   return grid;
 }
 
-Rotation by_grid(const Tensor& q, const std::optional<Tensor>& k, const Plan& plan, bool inverse) {
+template <class T>
+Rotation by_grid(const T& q, const std::optional<T>& k, const Plan& plan, bool inverse) {
   Rotation problem = rotation(q, k, plan.form, inverse);
   const auto& sizes = plan.sizes;
   const auto& pairs = plan.pairs;
@@ -192,16 +201,16 @@ Rotation by_grid(const Tensor& q, const std::optional<Tensor>& k, const Plan& pl
 }
 
 // Contiguous copies take the place of `cos` and `sin` where their strides differ.
-Rotation by_tokens(const Tensor& q, const std::optional<Tensor>& k, Tensor& cos, Tensor& sin, const Plan& plan,
-                   bool inverse) {
+template <class T>
+Rotation by_tokens(const T& q, const std::optional<T>& k, T& cos, T& sin, const Plan& plan, bool inverse) {
   Rotation problem = rotation(q, k, plan.form, inverse);
   check_device(cos, "cos", q, "q");
   rope3d::Tokens& table = problem.table;
   table.type = element_type(cos, "cos");
   check_like(sin, "sin", cos, "cos");
   if (!cos.strides().equals(sin.strides())) {
-    cos = torch::stable::contiguous(cos);
-    sin = torch::stable::contiguous(sin);
+    cos = contiguous_copy(cos);
+    sin = contiguous_copy(sin);
   }
   const auto sizes = cos.sizes(), strides = cos.strides();
   const size_t dims = sizes.size();
@@ -230,12 +239,14 @@ Rotation by_tokens(const Tensor& q, const std::optional<Tensor>& k, Tensor& cos,
   return problem;
 }
 
-void run(Rotation& problem, const Tensor& q) {
+template <class T>
+void run(Rotation& problem, const T& q) {
+  [[maybe_unused]] const auto unlocked = running(q);
   if (problem.batch * problem.tokens == 0 || problem.width == 0) return;
   const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
   if (heads == 0) return;
 #if defined(CUDA_KERNEL)
-  const Device device = enter(q);
+  [[maybe_unused]] const auto device = enter(q);
   check(rope3d::rotate(problem, current_stream(q)));
 #else
   torch::stable::parallel_for(0, problem.batch * problem.tokens, grain(heads * problem.width),
@@ -245,9 +256,10 @@ void run(Rotation& problem, const Tensor& q) {
 
 // The result for x, which `side` then writes, contiguous; a contiguous copy takes the place of x where the elements of
 // its heads are not adjacent.
-Tensor result_for(Tensor& x, rope3d::Side& side, const Rotation& problem, const Form& form) {
-  Tensor result = empty(x.sizes(), dtype(x), x);
-  if (!adjacent(x)) x = torch::stable::contiguous(x);
+template <class T, class Make>
+T result_for(Make& make, T& x, rope3d::Side& side, const Rotation& problem, const Form& form) {
+  T result = make(x.sizes(), dtype(x), x);
+  if (!adjacent(x)) x = contiguous_copy(x);
   const Shape shape{problem.batch, problem.tokens, side.heads, problem.width};
   side.from = x.const_data_ptr();
   side.from_strides = strides_of(x, form, shape);
@@ -258,45 +270,50 @@ Tensor result_for(Tensor& x, rope3d::Side& side, const Rotation& problem, const 
   return result;
 }
 
-std::tuple<Tensor, Tensor> rotated(Rotation& problem, Tensor q, std::optional<Tensor> k, const Form& form) {
-  Tensor to_q = result_for(q, problem.sides[0], problem, form);
+template <class T, class Make>
+std::tuple<T, T> rotated(Make& make, Rotation& problem, T q, std::optional<T> k, const Form& form) {
+  T to_q = result_for(make, q, problem.sides[0], problem, form);
   constexpr int64_t kNone = 0;
-  Tensor to_k = k.has_value() ? result_for(*k, problem.sides[1], problem, form) : empty({&kNone, 1}, dtype(q), q);
+  T to_k = k.has_value() ? result_for(make, *k, problem.sides[1], problem, form) : make({&kNone, 1}, dtype(q), q);
   run(problem, q);
   return {to_q, to_k};
 }
 
-void rotate_side(const Tensor& x, const char* argument, rope3d::Side& side, const Rotation& problem, const Form& form) {
+template <class T>
+void rotate_side(const T& x, const char* argument, rope3d::Side& side, const Rotation& problem, const Form& form) {
   if (!adjacent(x)) fail(argument, "must have adjacent elements in its last dimension to be rotated in place");
   side.from = side.to = x.mutable_data_ptr();
   side.from_strides = side.to_strides = strides_of(x, form, {problem.batch, problem.tokens, side.heads, problem.width});
 }
 
-void rotate_in_place(Rotation& problem, const Tensor& q, const std::optional<Tensor>& k, const Form& form) {
+template <class T>
+void rotate_in_place(Rotation& problem, const T& q, const std::optional<T>& k, const Form& form) {
   rotate_side(q, "q", problem.sides[0], problem, form);
   if (k.has_value()) rotate_side(*k, "k", problem.sides[1], problem, form);
   run(problem, q);
 }
 
-std::tuple<Tensor, Tensor> rotated_by_grid(const Tensor& q, const std::optional<Tensor>& k, const Plan& plan,
-                                           bool inverse) {
+template <class T, class Make>
+std::tuple<T, T> rotated_by_grid(Make& make, const T& q, const std::optional<T>& k, const Plan& plan, bool inverse) {
   Rotation problem = by_grid(q, k, plan, inverse);
-  return rotated(problem, q, k, plan.form);
+  return rotated(make, problem, q, k, plan.form);
 }
 
-void rotate_by_grid(const Tensor& q, const std::optional<Tensor>& k, const Plan& plan, bool inverse) {
+template <class T>
+void rotate_by_grid(const T& q, const std::optional<T>& k, const Plan& plan, bool inverse) {
   Rotation problem = by_grid(q, k, plan, inverse);
   rotate_in_place(problem, q, k, plan.form);
 }
 
-std::tuple<Tensor, Tensor> rotated_by_tokens(const Tensor& q, const std::optional<Tensor>& k, Tensor cos, Tensor sin,
-                                             const Plan& plan, bool inverse) {
+template <class T, class Make>
+std::tuple<T, T> rotated_by_tokens(Make& make, const T& q, const std::optional<T>& k, T cos, T sin, const Plan& plan,
+                                   bool inverse) {
   Rotation problem = by_tokens(q, k, cos, sin, plan, inverse);
-  return rotated(problem, q, k, plan.form);
+  return rotated(make, problem, q, k, plan.form);
 }
 
-void rotate_by_tokens(const Tensor& q, const std::optional<Tensor>& k, Tensor cos, Tensor sin, const Plan& plan,
-                      bool inverse) {
+template <class T>
+void rotate_by_tokens(const T& q, const std::optional<T>& k, T cos, T sin, const Plan& plan, bool inverse) {
   Rotation problem = by_tokens(q, k, cos, sin, plan, inverse);
   rotate_in_place(problem, q, k, plan.form);
 }
@@ -312,13 +329,32 @@ Plan plan_of_tokens(int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool h
   return {{prefix, head_dim, half, heads_first}, std::nullopt, {}, {}, false, rotary_dim};
 }
 
+using Maybe = std::optional<Borrowed>;
+
+void kept_grid_directly(Results& results, Borrowed q, Maybe k, int64_t plan, bool inverse) {
+  rotated_by_grid(results, q, k, plans().at(plan, true), inverse);
+}
+
+void kept_grid_in_place_directly(Borrowed q, Maybe k, int64_t plan, bool inverse) {
+  rotate_by_grid(q, k, plans().at(plan, true), inverse);
+}
+
+void kept_tokens_directly(Results& results, Borrowed q, Maybe k, Borrowed cos, Borrowed sin, int64_t plan,
+                          bool inverse) {
+  rotated_by_tokens(results, q, k, cos, sin, plans().at(plan, false), inverse);
+}
+
+void kept_tokens_in_place_directly(Borrowed q, Maybe k, Borrowed cos, Borrowed sin, int64_t plan, bool inverse) {
+  rotate_by_tokens(q, k, cos, sin, plans().at(plan, false), inverse);
+}
+
 }  // namespace
 
 std::tuple<Tensor, Tensor> rotate_grid(const Tensor& q, const std::optional<Tensor>& k, const Tensor& table,
                                        int64_t frames, int64_t height, int64_t width, int64_t frame_pairs,
                                        int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim,
                                        bool in_turn, bool half, bool heads_first, bool inverse) {
-  return rotated_by_grid(q, k,
+  return rotated_by_grid(empty, q, k,
                          plan_of_grid(table, frames, height, width, frame_pairs, height_pairs, width_pairs, prefix,
                                       head_dim, in_turn, half, heads_first),
                          inverse);
@@ -336,7 +372,8 @@ void rotate_grid_(Tensor q, std::optional<Tensor> k, const Tensor& table, int64_
 std::tuple<Tensor, Tensor> rotate_tokens(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
                                          const Tensor& sin, int64_t rotary_dim, int64_t prefix, int64_t head_dim,
                                          bool half, bool heads_first, bool inverse) {
-  return rotated_by_tokens(q, k, cos, sin, plan_of_tokens(rotary_dim, prefix, head_dim, half, heads_first), inverse);
+  return rotated_by_tokens(empty, q, k, cos, sin, plan_of_tokens(rotary_dim, prefix, head_dim, half, heads_first),
+                           inverse);
 }
 
 void rotate_tokens_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin, int64_t rotary_dim,
@@ -357,7 +394,7 @@ int64_t keep_tokens(int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool h
 
 std::tuple<Tensor, Tensor> rotate_kept_grid(const Tensor& q, const std::optional<Tensor>& k, int64_t plan,
                                             bool inverse) {
-  return rotated_by_grid(q, k, plans().at(plan, true), inverse);
+  return rotated_by_grid(empty, q, k, plans().at(plan, true), inverse);
 }
 
 void rotate_kept_grid_(Tensor q, std::optional<Tensor> k, int64_t plan, bool inverse) {
@@ -366,7 +403,7 @@ void rotate_kept_grid_(Tensor q, std::optional<Tensor> k, int64_t plan, bool inv
 
 std::tuple<Tensor, Tensor> rotate_kept_tokens(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
                                               const Tensor& sin, int64_t plan, bool inverse) {
-  return rotated_by_tokens(q, k, cos, sin, plans().at(plan, false), inverse);
+  return rotated_by_tokens(empty, q, k, cos, sin, plans().at(plan, false), inverse);
 }
 
 void rotate_kept_tokens_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin, int64_t plan,
@@ -419,4 +456,7 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("rotate_kept_tokens_", TORCH_BOX(&rotate_kept_tokens_));
 }
 
-REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("rotate_kept_grid", kept_grid_directly),
+                  KIT_CHANGING("rotate_kept_grid_", kept_grid_in_place_directly),
+                  KIT_DIRECT("rotate_kept_tokens", kept_tokens_directly),
+                  KIT_CHANGING("rotate_kept_tokens_", kept_tokens_in_place_directly))

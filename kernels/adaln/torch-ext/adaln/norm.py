@@ -4,8 +4,8 @@ from typing import Optional
 
 import torch
 
-from ._dispatch import below_autograd, differentiable, differentiable_once
-from ._ops import add_op_namespace_prefix, ops
+from ._dispatch import differentiable, differentiable_once
+from ._ops import add_op_namespace_prefix
 
 
 def ada_layer_norm(
@@ -305,8 +305,7 @@ class _AdaNorm(torch.autograd.Function):
         ctx.save_for_backward(x, scale, weight, bias)
         ctx.eps, ctx.centered = eps, centered
         ctx.shift_shape = None if shift is None else shift.shape
-        with below_autograd():
-            return ops.ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise)
+        return _raw_ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise)
 
     @staticmethod
     def backward(ctx, grad):
@@ -320,8 +319,7 @@ class _GateResidual(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, branch, gate, stepwise):
         ctx.save_for_backward(branch, gate)
-        with below_autograd():
-            return ops.gate_residual(residual, branch, gate, stepwise)
+        return _raw_gate_residual(residual, branch, gate, stepwise)
 
     @staticmethod
     def backward(ctx, grad):
@@ -336,9 +334,8 @@ class _GateResidual(torch.autograd.Function):
 class _GateResidualAdaNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise):
-        with below_autograd():
-            arguments = (residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise)
-            total, normed = ops.gate_residual_ada_norm(*arguments)
+        arguments = (residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise)
+        total, normed = _raw_gate_residual_ada_norm(*arguments)
         ctx.save_for_backward(total, branch, gate, scale, weight, bias)
         ctx.eps, ctx.centered = eps, centered
         ctx.shift_shape = None if shift is None else shift.shape
@@ -356,6 +353,9 @@ class _GateResidualAdaNorm(torch.autograd.Function):
         return (*gradients, None, None, None)
 
 
+_raw_ada_norm = differentiable("ada_norm")
+_raw_gate_residual = differentiable("gate_residual")
+_raw_gate_residual_ada_norm = differentiable("gate_residual_ada_norm")
 _ada_norm = differentiable("ada_norm", _AdaNorm, 5)
 _gate_residual = differentiable("gate_residual", _GateResidual, 3)
 _gate_residual_ada_norm = differentiable("gate_residual_ada_norm", _GateResidualAdaNorm, 7)

@@ -1,46 +1,104 @@
 """How an operator is called from Python, and differentiated, at the least cost for the host."""
 
+from functools import partial
+from importlib import import_module
 from typing import Any, Callable, Optional
 
 import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
+from torch.autograd import profiler
+from torch.autograd.graph import increment_version
 from torch.compiler import is_compiling
 
 from ._ops import add_op_namespace_prefix, ops
 
+# Of kit/direct.h: what passes Torch's dispatcher by, where this Torch has a way past it.
+_binary = import_module("." + add_op_namespace_prefix("").partition("::")[0], __package__)
+_bound = _binary.bind(
+    getattr(Tensor, "__dlpack_c_exchange_api__", None),
+    Tensor,
+    torch.nn.Parameter,
+    torch.empty_like,
+    "new_empty",
+    "requires_grad",
+    is_grad_enabled,
+    torch._C._len_torch_dispatch_stack,
+    torch._C._len_torch_function_stack,
+    torch._C._get_tracing_state,
+    profiler,
+    "_is_profiler_enabled",
+)
+
+# Within `with below_autograd():` operators go to the kernel of the device, and record nothing for a gradient.
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
 
 def differentiable(
-    name: str, function: "type[torch.autograd.Function]", inputs: Optional[int] = None
+    name: str, function: "Optional[type[torch.autograd.Function]]" = None, inputs: Optional[int] = None
 ) -> Callable[..., Any]:
     """Gives the operator `name` the gradient of `function`, and returns how to call it from Python.
 
     The result takes the operator's arguments, by position, as `function.apply` does. It does what
     `torch.library.register_autograd` and a call of the operator would do, at less than half of their cost for the
-    host: what needs no gradient goes to the device's kernel with nothing of autograd in between, and what needs one
-    does not pass through the dispatcher to get back to Python. While `torch.compile` traces, the operator is called
-    as it is. `function.forward` calls the operator within `below_autograd`.
+    host: what needs no gradient goes to the device's kernel with nothing of autograd in between, and past Torch's
+    dispatcher where kit/direct.h has a way; and what needs one does not pass through the dispatcher to get back to
+    Python. While `torch.compile` traces, the operator is called as it is.
 
-    No arguments but the first `inputs` can need a gradient; None: any can.
+    No arguments but the first `inputs` can need a gradient; None: any can. Without a `function`, as for the call in
+    another one's forward, nothing is recorded.
     """
     packet = getattr(ops, name)
     # What OpOverload.__call__ calls, where there is such a thing: a Python frame less.
     operator = getattr(packet.default, "_op", packet.default)
+    direct = getattr(_binary, name, None) if _bound else None
+
+    def dispatched(*arguments):
+        if is_inference_mode_enabled():  # where there is no autograd to be below of
+            return operator(*arguments)
+        with below_autograd():
+            return operator(*arguments)
+
+    if function is None:
+        return dispatched if direct is None else partial(direct, dispatched)
 
     def recorded(*arguments):
         if is_grad_enabled():
             for argument in arguments[:inputs]:
                 if isinstance(argument, Tensor) and argument.requires_grad:
                     return function.apply(*arguments)
-        if is_inference_mode_enabled():  # where there is no autograd to be below of
-            return operator(*arguments)
-        with below_autograd():
-            return operator(*arguments)
+        return dispatched(*arguments)
 
     # Not `call`, which would come back here while Torch traces.
     torch.library.impl(add_op_namespace_prefix(name), "Autograd")(recorded)
+    eager = recorded if direct is None else partial(direct, recorded)
 
     def call(*arguments):
-        return packet(*arguments) if is_compiling() else recorded(*arguments)
+        return packet(*arguments) if is_compiling() else eager(*arguments)
+
+    return call
+
+
+def changing(name: str, count: int) -> Callable[..., None]:
+    """Returns how to call the operator `name`, which changes its first `count` arguments, each a tensor or None, and
+    has no gradient. Autograd is told of the change, so that it does not use what another operator saved before it."""
+    packet = getattr(ops, name)
+    operator = getattr(packet.default, "_op", packet.default)
+    direct = getattr(_binary, name) if _bound else None
+
+    def counted(*arguments):
+        increment_version([argument for argument in arguments[:count] if argument is not None])
+        with torch._C._AutoDispatchBelowADInplaceOrView():
+            operator(*arguments)
+
+    torch.library.impl(add_op_namespace_prefix(name), "ADInplaceOrView")(counted)
+
+    def call(*arguments):
+        if is_compiling():
+            packet(*arguments)
+        elif direct is not None and direct(*arguments):
+            increment_version([argument for argument in arguments[:count] if argument is not None])
+        else:
+            operator(*arguments)
 
     return call
 
@@ -60,7 +118,3 @@ def differentiable_once(name: str, message: str) -> Callable[..., Any]:
             raise NotImplementedError(message)
 
     return differentiable(name, Once)
-
-
-# Within `with below_autograd():` operators go to the kernel of the device, and record nothing for a gradient.
-below_autograd = torch._C._AutoDispatchBelowAutograd

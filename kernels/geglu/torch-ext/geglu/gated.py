@@ -4,8 +4,8 @@ from typing import Optional
 
 import torch
 
-from ._dispatch import below_autograd, differentiable, differentiable_once
-from ._ops import add_op_namespace_prefix, ops
+from ._dispatch import differentiable, differentiable_once
+from ._ops import add_op_namespace_prefix
 
 
 def geglu(
@@ -96,8 +96,7 @@ class _Halves(torch.autograd.Function):
     def forward(ctx, x, tanh, gate_first):
         ctx.save_for_backward(x)
         ctx.choices = tanh, gate_first
-        with below_autograd():
-            return ops.geglu_halves(x, tanh, gate_first)
+        return _raw_halves(x, tanh, gate_first)
 
     @staticmethod
     def backward(ctx, grad):
@@ -109,8 +108,7 @@ class _Pair(torch.autograd.Function):
     def forward(ctx, gate, up, tanh):
         ctx.save_for_backward(gate, up)
         ctx.tanh = tanh
-        with below_autograd():
-            return ops.geglu_pair(gate, up, tanh)
+        return _raw_pair(gate, up, tanh)
 
     @staticmethod
     def backward(ctx, grad):
@@ -119,6 +117,8 @@ class _Pair(torch.autograd.Function):
 
 _ONCE = "geglu: its gradient cannot be differentiated a second time"
 
+_raw_halves = differentiable("geglu_halves")
+_raw_pair = differentiable("geglu_pair")
 _halves = differentiable("geglu_halves", _Halves, 1)
 _pair = differentiable("geglu_pair", _Pair, 2)
 _halves_backward = differentiable_once("geglu_halves_backward", _ONCE)

@@ -5,8 +5,8 @@ from typing import Optional
 import torch
 from torch import Tensor
 
-from ._dispatch import below_autograd, differentiable, differentiable_once
-from ._ops import add_op_namespace_prefix, ops
+from ._dispatch import changing, differentiable, differentiable_once
+from ._ops import add_op_namespace_prefix
 
 
 def rms_norm(
@@ -87,7 +87,7 @@ def add_rms_norm_(
         x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
     ):
         raise NotImplementedError("rmsnorm: add_rms_norm_ has no gradient, because it changes what that would need")
-    ops.add_rms_norm_(x, residual, weight, eps, offset, rounding != "last" and _is_before_weight(rounding))
+    _add_rms_norm_(x, residual, weight, eps, offset, rounding != "last" and _is_before_weight(rounding))
 
 
 def _is_before_weight(rounding: str) -> bool:
@@ -153,8 +153,7 @@ class _RMSNorm(torch.autograd.Function):
     def forward(ctx, x, weight, eps, offset, rounded_before_weight):
         ctx.save_for_backward(x, weight)
         ctx.options = eps, offset
-        with below_autograd():
-            return ops.rms_norm(x, weight, eps, offset, rounded_before_weight)
+        return _raw_rms_norm(x, weight, eps, offset, rounded_before_weight)
 
     @staticmethod
     def backward(ctx, grad):
@@ -166,8 +165,7 @@ class _RMSNorm(torch.autograd.Function):
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, residual, weight, eps, offset, rounded_before_weight):
-        with below_autograd():
-            normed, total = ops.add_rms_norm(x, residual, weight, eps, offset, rounded_before_weight)
+        normed, total = _raw_add_rms_norm(x, residual, weight, eps, offset, rounded_before_weight)
         ctx.save_for_backward(total, weight)
         ctx.options = eps, offset
         ctx.set_materialize_grads(False)
@@ -193,16 +191,11 @@ def _gradients(ctx, grad, x, weight, grad_sum, weight_grad):
     return grad_x, grad_weight if weight_grad else None
 
 
-@torch.library.impl(add_op_namespace_prefix("add_rms_norm_"), "ADInplaceOrView")
-def _add_rms_norm_in_place_counted(x, residual, *arguments):
-    """Tells autograd of the change, so that it does not use what another operator saved of these two before it."""
-    torch.autograd.graph.increment_version((x, residual))
-    with torch._C._AutoDispatchBelowADInplaceOrView():
-        ops.add_rms_norm_(x, residual, *arguments)
-
-
-_rms_norm = differentiable("rms_norm", _RMSNorm, inputs=2)
-_add_rms_norm = differentiable("add_rms_norm", _AddRMSNorm, inputs=3)
+_raw_rms_norm = differentiable("rms_norm")
+_raw_add_rms_norm = differentiable("add_rms_norm")
+_rms_norm = differentiable("rms_norm", _RMSNorm, 2)
+_add_rms_norm = differentiable("add_rms_norm", _AddRMSNorm, 3)
+_add_rms_norm_ = changing("add_rms_norm_", 2)
 _rms_norm_backward = differentiable_once(
     "rms_norm_backward", "rmsnorm: its gradient cannot be differentiated a second time"
 )

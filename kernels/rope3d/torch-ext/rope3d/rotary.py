@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._dispatch import below_autograd, differentiable
+from ._dispatch import below_autograd, changing, differentiable
 from ._ops import add_op_namespace_prefix, ops
 from .tables import AXES, Kept, PerAxis, Positions, each, grid_table, pairs_of_axes, rows_of, token_tables
 
@@ -362,25 +362,21 @@ def _increment_version(q, k):
 def _kept_operators(name, tables):
     """Returns how to call the operator `name`, which knows a plan by its number, and the one that does the same in
     place. Autograd passes both by, so that a call without gradients needs no guard to get below it."""
-    operators = []
     for one in (name, name + "_"):
-        for key in ("Autograd", "ADInplaceOrView"):
-            torch.library.impl(add_op_namespace_prefix(one), key)(torch.library.fallthrough_kernel)
-        operator = getattr(ops, one).default
-        operators.append(getattr(operator, "_op", operator))
-    operator, operator_ = operators
+        torch.library.impl(add_op_namespace_prefix(one), "Autograd")(torch.library.fallthrough_kernel)
+    torch.library.impl(add_op_namespace_prefix(name), "ADInplaceOrView")(torch.library.fallthrough_kernel)
+    rotated, change = differentiable(name), changing(name + "_", 2)
 
     def rotate(q, k, *rest):
-        return Rotate.apply(q, k, *rest) if _needs_gradient(q, k) else operator(q, k, *rest)
+        return Rotate.apply(q, k, *rest) if _needs_gradient(q, k) else rotated(q, k, *rest)
 
     def rotate_(q, k, *rest):
         if _needs_gradient(q, k):
             RotateInPlace.apply(q, k, *rest)
         else:
-            operator_(q, k, *rest)
-            _increment_version(q, k)
+            change(q, k, *rest)
 
-    Rotate, RotateInPlace = _functions(operator, operator_, tables, rotate)
+    Rotate, RotateInPlace = _functions(rotated, change, tables, rotate)
     return rotate, rotate_
 
 
