@@ -1,7 +1,7 @@
 // RMSNorm, backward, on CUDA.
 //
-// Reads:    grad, x, grad_sum and the weight, each once from memory: a row stays in registers between its sums and its
-//           result. Rows too long for that are read twice. rstd is computed again, from x.
+// Reads:    grad, x, grad_sum and the weight, each once from memory: a row stays in shared memory between its sums and
+//           its result. Rows too long for that are read twice. rstd is computed again, from x.
 // Writes:   `grad_x`; and, when the gradient of the weight is asked for, `partial` and `grad_weight`.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
@@ -9,7 +9,6 @@
 // several groups of threads take a row each, again and again, and add up what they meet of a column in registers; the
 // second adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits.
 #include <atomic>
-#include <iterator>
 
 #include "kit/launch.cuh"
 #include "rmsnorm_cuda/device.cuh"
@@ -20,11 +19,11 @@ namespace {
 
 constexpr int kScalarLoads = 4;  // elements of a thread, of rows that are not read in vectors
 constexpr int kRingLoads = 4;    // vectors of a thread, of rows that pass through a ring
-constexpr int kRingThreads = 256;
-constexpr int kRingSlots = 2;          // of a group; with more, memory is read further ahead than it likes
-constexpr int kLeastRingVectors = 96;  // of a row
-constexpr int kLeastRingTurns = 3;  // of a group; with fewer rows, the start of the rings takes longer than they save
-constexpr int kMostGroups = 15;     // of more than a warp in a block, each of which has one of its 16 barriers
+constexpr int kRingRows = 6;     // of a group: of its two or three tensors as many as that holds
+constexpr int kRingBytes = kRingRows * kRingLoads * kVectorBytes;  // of a thread
+constexpr int kReservedBytes = 2048;                               // of shared memory for a block, beside its ring
+constexpr int kPairThreads = 256;                                  // of a block, of which a processor has two
+constexpr int kMostGroups = 15;  // of more than a warp in a block, each of which has one of its 16 barriers
 
 struct alignas(64) Arguments {
   const void *x, *grad;
@@ -87,45 +86,28 @@ class GroupSums {
   int group_, index_, half_ = 0;
 };
 
-// Copies into shared memory that nobody waits for until what they bring is needed. A counter in shared memory knows
-// when so many bytes are there, again and again; `turn` is 0 the first time, then 1, then 0.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-
-__device__ __forceinline__ unsigned shared_address(const void* data) {
-  return static_cast<unsigned>(__cvta_generic_to_shared(data));
-}
-__device__ __forceinline__ void start_counting(uint64_t* counter) {
-  asm volatile(
-      "mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(shared_address(counter))
-      : "memory");
-}
-__device__ __forceinline__ void expect_bytes(uint64_t* counter, int bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(counter)), "r"(bytes)
-               : "memory");
-}
-__device__ __forceinline__ void copy_bytes(void* to, const void* from, int bytes, uint64_t* counter) {
-  // What is read here is not read again soon, and need not stay in the cache.
-  uint64_t policy;
-  asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, [%3], %4;" ::
-          "r"(shared_address(to)),
-      "l"(from), "r"(bytes), "r"(shared_address(counter)), "l"(policy)
-      : "memory");
-}
-__device__ __forceinline__ void wait_for_bytes(uint64_t* counter, unsigned turn) {
-  unsigned there;
-  do {
-    asm volatile(
-        "{\n\t.reg .pred there;\n\tmbarrier.try_wait.parity.shared::cta.b64 there, [%1], %2;\n\t"
-        "selp.u32 %0, 1, 0, there;\n\t}"
-        : "=r"(there)
-        : "r"(shared_address(counter)), "r"(turn)
-        : "memory");
-  } while (there == 0);
-}
-
+// Copies into shared memory that take no register and wait for nothing until what they bring is needed. A thread that
+// waits knows of its own copies only, and reads only these. Before capability 8.0 they are there at once.
+__device__ __forceinline__ void copy_vector(void* to, const void* from) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
+#else
+  *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
 #endif
+}
+__device__ __forceinline__ void end_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+// Waits for all copies but those that came before the last `kLater` calls of end_copies.
+template <int kLater>
+__device__ __forceinline__ void wait_for_copies() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
+#endif
+}
 
 // What is needed of the elements of a row for their gradient.
 struct Slope {
@@ -167,219 +149,191 @@ __device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x
   return encode_all<T>(results);
 }
 
-// The last rows come first: they are what the cache still has, when the forward pass or what made grad has just ended.
-template <typename T, int kWidth, int kLoads, int kThreads>
-__global__ void __launch_bounds__(kThreads) backward_kernel(const __grid_constant__ Arguments arguments) {
-  __shared__ GroupSums::Scratch scratch;
-  extern __shared__ float4 sums_of_block[];
-  const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
-  const int first_column = (threadIdx.x - index * group) * kWidth, step = group * kWidth;
-  const int hidden = arguments.hidden;
-  GroupSums sum_over_group(scratch, group, index);
-  wait_for_previous();
-  let_next_begin();
-  Factors<T, kWidth> factors[kLoads];
+// What the groups of a block have met of each column, added up in their order, in shared memory for a row of each.
+template <int kWidth, int kLoads>
+__device__ __forceinline__ void write_partial(const Arguments& arguments, float* shared, int index, int first_column,
+                                              int step, const float (&weight_sums)[kLoads][kWidth]) {
+  constexpr int kEach = kFloats<kWidth>;
+  const int hidden = arguments.hidden, groups = blockDim.x / arguments.group;
+  __syncthreads();
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const int column = first_column + i * step;
-    if (column < hidden) factors[i].start(arguments.weight, column);
+    if (column >= hidden) continue;
+#pragma unroll
+    for (int j = 0; j < kWidth; j += kEach) {
+      using Some = Vector<float, kEach>;
+      *reinterpret_cast<Some*>(shared + index * hidden + column + j) =
+          *reinterpret_cast<const Some*>(&weight_sums[i][j]);
+    }
   }
-  float weight_sums[kLoads][kWidth] = {};
+  __syncthreads();
+  float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
+  for (int column = threadIdx.x * kEach; column < hidden; column += blockDim.x * kEach) {
+    float sums[kEach] = {};
+    for (int group = 0; group < groups; ++group) {
+      float more[kEach];
+      load_floats(shared + group * hidden + column, more);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sums[i] += more[i];
+    }
+    store_floats(partial + column, sums);
+  }
+}
+
+// For rows that cannot be read in vectors. The last rows come first: they are what the cache still has, when the
+// forward pass or what made grad has just ended.
+template <typename T>
+__global__ void __launch_bounds__(kMostThreads) backward_scalar_kernel(const __grid_constant__ Arguments arguments) {
+  __shared__ GroupSums::Scratch scratch;
+  extern __shared__ float sums_of_block[];
+  const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
+  const int first_column = threadIdx.x - index * group, hidden = arguments.hidden;
+  GroupSums sum_over_group(scratch, group, index);
+  wait_for_previous();
+  let_next_begin();
+  float weight_sums[kScalarLoads][1] = {};
   for (int64_t base = arguments.rows - 1 - static_cast<int64_t>(blockIdx.x) * groups; base >= 0;
        base -= static_cast<int64_t>(gridDim.x) * groups) {
-    const int64_t number = base - index;
+    const int64_t row = base - index;
     // A thread without a row still takes part in the sums of its warp.
-    const int columns = number >= 0 ? hidden : 0;
-    const Offsets offsets(arguments, number);
-    Vector<T, kWidth> x[kLoads], grad[kLoads];
+    const int columns = row >= 0 ? hidden : 0;
+    const Offsets offsets(arguments, row);
+    Vector<T, 1> x[kScalarLoads], grad[kScalarLoads];
+    float factors[kScalarLoads][1];
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * step;
-      x[i] = {};
-      grad[i] = {};
+    for (int i = 0; i < kScalarLoads; ++i) {
+      const int column = first_column + i * group;
       if (column < columns) {
-        x[i] = load_once<T, kWidth>(static_cast<const T*>(arguments.x) + offsets.x + column);
-        grad[i] = load_once<T, kWidth>(static_cast<const T*>(arguments.grad) + offsets.grad + column);
+        x[i] = load<T, 1>(static_cast<const T*>(arguments.x) + offsets.x + column);
+        grad[i] = load<T, 1>(static_cast<const T*>(arguments.grad) + offsets.grad + column);
+        Factors<T, 1>::read(arguments.weight, column, factors[i]);
       }
     }
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * step;
-      if (column < hidden) {
-        factors[i].forget();
-        float values[kWidth];
-        factors[i].finish(arguments.weight, column, values);
-        add_to_sums(x[i], grad[i], values, sums);
-      }
+    for (int i = 0; i < kScalarLoads; ++i) {
+      if (first_column + i * group < columns) add_to_sums(x[i], grad[i], factors[i], sums);
     }
     sum_over_group(sums);
     const Slope slope(arguments, sums);
-    if (number < 0) continue;
-    T* grad_x = static_cast<T*>(arguments.grad_x) + number * hidden;
-    const T* grad_sum = static_cast<const T*>(arguments.grad_sum);
-    if (grad_sum != nullptr) grad_sum += Offsets(arguments, number).grad_sum;
+    T* const grad_x = static_cast<T*>(arguments.grad_x) + row * hidden;
+    const bool add = arguments.grad_sum != nullptr;
+    const T* const grad_sum = static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * step;
-      if (column < hidden) {
-        forget(x[i]);
-        forget(grad[i]);
-        factors[i].forget();
-        float values[kWidth];
-        factors[i].finish(arguments.weight, column, values);
-        Vector<T, kWidth> other{};
-        if (grad_sum != nullptr) other = load_once<T, kWidth>(grad_sum + column);
-        store_once(grad_x + column, gradient(x[i], grad[i], values, slope, grad_sum != nullptr, other, weight_sums[i]));
+    for (int i = 0; i < kScalarLoads; ++i) {
+      const int column = first_column + i * group;
+      if (column < columns) {
+        Vector<T, 1> other{};
+        if (add) other = load<T, 1>(grad_sum + column);
+        store(grad_x + column, gradient(x[i], grad[i], factors[i], slope, add, other, weight_sums[i]));
       }
     }
   }
-  if (arguments.partial == nullptr) return;
-  // The groups add theirs one after another.
-  float* const shared = reinterpret_cast<float*>(sums_of_block);
-  float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
-  for (int turn = 0; turn < groups; ++turn) {
-    if (turn > 0) __syncthreads();
-    if (turn != index) continue;
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = first_column + i * step;
-      if (column < hidden) {
-        if (turn > 0) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) weight_sums[i][j] += shared[column + j];
-        }
-        if (turn + 1 == groups) {
-          store_floats(partial + column, weight_sums[i]);
-        } else {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) shared[column + j] = weight_sums[i][j];
-        }
-      }
-    }
+  if (arguments.partial != nullptr) {
+    write_partial(arguments, sums_of_block, index, first_column, group, weight_sums);
   }
 }
 
 // The rows of each group pass through a ring in shared memory, which copies fill that need no registers while they are
-// on their way: so that there are enough of them, and a row waits for none of its three tensors.
+// on their way: so that there are enough of them, and a row waits for none of its tensors. Each thread has its own
+// place in it for every vector, and no other reads there.
 //
-// For a weight like x, or none.
-template <typename T, bool kAdd>
-__global__ void __launch_bounds__(kRingThreads, 2) backward_ring_kernel(const __grid_constant__ Arguments arguments) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// The last rows come first: they are what the cache still has, when the forward pass or what made grad has just ended.
+template <typename T>
+__global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __grid_constant__ Arguments arguments) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   __shared__ GroupSums::Scratch scratch;
-  __shared__ uint64_t filled[kRingThreads / kWarp * kRingSlots];
   extern __shared__ float4 ring[];
+  const bool add = arguments.grad_sum != nullptr;
+  const int tensors = add ? 3 : 2, slots = kRingRows / tensors;
   const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
   const int thread = threadIdx.x - index * group, hidden = arguments.hidden;
-  const int row_bytes = hidden * static_cast<int>(sizeof(T)), slot_bytes = row_bytes * (kAdd ? 3 : 2);
+  const int first_column = thread * kWidth, column_step = group * kWidth;
   GroupSums sum_over_group(scratch, group, index);
-  char* const own_ring = reinterpret_cast<char*>(ring) + index * kRingSlots * slot_bytes;
-  uint64_t* const own_filled = filled + index * kRingSlots;
-  if (thread == 0) {
-    for (int slot = 0; slot < kRingSlots; ++slot) start_counting(own_filled + slot);
-  }
-  __syncthreads();
-  wait_for_previous();
-  // The last rows come first, as above.
-  const int64_t step = static_cast<int64_t>(gridDim.x) * groups;
-  const int64_t first = arguments.rows - 1 - static_cast<int64_t>(blockIdx.x) - static_cast<int64_t>(gridDim.x) * index;
-  const int count = first < 0 ? 0 : static_cast<int>(first / step) + 1;
-  const auto fetch = [&](int number, int slot) {
-    const Offsets offsets(arguments, first - step * number);
-    char* const to = own_ring + slot * slot_bytes;
-    expect_bytes(own_filled + slot, slot_bytes);
-    copy_bytes(to, static_cast<const T*>(arguments.x) + offsets.x, row_bytes, own_filled + slot);
-    copy_bytes(to + row_bytes, static_cast<const T*>(arguments.grad) + offsets.grad, row_bytes, own_filled + slot);
-    if (kAdd) {
-      copy_bytes(to + 2 * row_bytes, static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, row_bytes,
-                 own_filled + slot);
-    }
+  float4* own = ring + threadIdx.x;
+  const auto place = [&](int tensor, int i) {
+    return reinterpret_cast<T*>(own + (tensor * kRingLoads + i) * blockDim.x);
   };
-  if (thread == 0) {
-    for (int slot = 0; slot < kRingSlots && slot < count; ++slot) fetch(slot, slot);
+  const int64_t step = static_cast<int64_t>(gridDim.x) * groups;
+  int64_t next = arguments.rows - 1 - static_cast<int64_t>(blockIdx.x) - static_cast<int64_t>(gridDim.x) * index;
+  if (thread == 0 && next >= 0) {
+    const Offsets offsets(arguments, next);
+    const int64_t bytes = hidden * sizeof(T);
+    prefetch(static_cast<const T*>(arguments.x) + offsets.x, bytes);
+    prefetch(static_cast<const T*>(arguments.grad) + offsets.grad, bytes);
+    if (add) prefetch(static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, bytes);
   }
+  wait_for_previous();
   Factors<T, kWidth> factors[kRingLoads];
 #pragma unroll
   for (int i = 0; i < kRingLoads; ++i) {
-    const int column = (thread + i * group) * kWidth;
-    factors[i].start_plain(arguments.weight, column, arguments.weight.data != nullptr && column < hidden);
+    const int column = first_column + i * column_step;
+    if (column < hidden) factors[i].start(arguments.weight, column);
   }
   float weight_sums[kRingLoads][kWidth] = {};
+  int64_t row = next + step * slots;
+  // All groups take as many turns, the first of which only fill the ring: their warps sum together.
   int slot = 0;
-  unsigned turn = 0;
-  for (int number = 0; number < count; ++number) {
-    const T* const x = reinterpret_cast<const T*>(own_ring + slot * slot_bytes);
-    const T* const grad = x + hidden;
-    wait_for_bytes(own_filled + slot, turn);
+  for (int64_t turn = -slots; turn * step < arguments.rows; ++turn, row -= step, next -= step) {
+    const int columns = turn >= 0 && row >= 0 ? hidden : 0;
+    if (add) {
+      wait_for_copies<kRingRows / 3 - 1>();
+    } else {
+      wait_for_copies<kRingRows / 2 - 1>();
+    }
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < kRingLoads; ++i) {
-      const int column = (thread + i * group) * kWidth;
-      if (column < hidden) {
+      const int column = first_column + i * column_step;
+      if (column < columns) {
         factors[i].forget();
         float values[kWidth];
-        factors[i].finish_plain(arguments.weight, values);
-        add_to_sums(load<T, kWidth>(x + column), load<T, kWidth>(grad + column), values, sums);
+        factors[i].finish(arguments.weight, column, values);
+        add_to_sums(load<T, kWidth>(place(0, i)), load<T, kWidth>(place(1, i)), values, sums);
       }
     }
-    sum_over_group(sums);
-    // Now the whole group has done with the row before this one.
-    if (thread == 0 && number > 0 && number - 1 + kRingSlots < count) {
-      fetch(number - 1 + kRingSlots, slot == 0 ? kRingSlots - 1 : slot - 1);
-    }
+    if (turn >= 0) sum_over_group(sums);
     const Slope slope(arguments, sums);
-    T* const grad_x = static_cast<T*>(arguments.grad_x) + (first - step * number) * hidden;
+    T* const grad_x = static_cast<T*>(arguments.grad_x) + row * hidden;
 #pragma unroll
     for (int i = 0; i < kRingLoads; ++i) {
-      const int column = (thread + i * group) * kWidth;
-      if (column < hidden) {
+      const int column = first_column + i * column_step;
+      if (column < columns) {
         factors[i].forget();
         float values[kWidth];
-        factors[i].finish_plain(arguments.weight, values);
+        factors[i].finish(arguments.weight, column, values);
         Vector<T, kWidth> other{};
-        if (kAdd) other = load<T, kWidth>(grad + hidden + column);
-        store_once(grad_x + column, gradient(load<T, kWidth>(x + column), load<T, kWidth>(grad + column), values, slope,
-                                             kAdd, other, weight_sums[i]));
+        if (add) other = load<T, kWidth>(place(2, i));
+        store(grad_x + column, gradient(load<T, kWidth>(place(0, i)), load<T, kWidth>(place(1, i)), values, slope, add,
+                                        other, weight_sums[i]));
       }
     }
-    if (++slot == kRingSlots) {
+    if (next >= 0) {
+      const Offsets offsets(arguments, next);
+      const T* const x = static_cast<const T*>(arguments.x) + offsets.x + first_column;
+      const T* const grad = static_cast<const T*>(arguments.grad) + offsets.grad + first_column;
+      const T* const grad_sum = static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum + first_column;
+#pragma unroll
+      for (int i = 0; i < kRingLoads; ++i) {
+        if (first_column + i * column_step < hidden) {
+          copy_vector(place(0, i), x + i * column_step);
+          copy_vector(place(1, i), grad + i * column_step);
+          if (add) copy_vector(place(2, i), grad_sum + i * column_step);
+        }
+      }
+    }
+    end_copies();
+    own += tensors * kRingLoads * blockDim.x;
+    if (++slot == slots) {
       slot = 0;
-      turn ^= 1;
+      own = ring + threadIdx.x;
     }
   }
   let_next_begin();
   if (arguments.partial == nullptr) return;
-  __syncthreads();
-  // In the order in which neighbouring threads meet no bank twice.
-  constexpr int kParts = kWidth / 4;
-#pragma unroll
-  for (int i = 0; i < kRingLoads; ++i) {
-#pragma unroll
-    for (int part = 0; part < kParts; ++part) {
-      const float* const sums = weight_sums[i] + part * 4;
-      ring[((index * kRingLoads + i) * kParts + part) * group + thread] =
-          make_float4(sums[0], sums[1], sums[2], sums[3]);
-    }
-  }
-  __syncthreads();
-  float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
-  const int of_group = kRingLoads * kParts * group;
-  for (int number = threadIdx.x; number < of_group; number += blockDim.x) {
-    const int row = number / group, column = (number - row * group + row / kParts * group) * kWidth + row % kParts * 4;
-    if (column >= hidden) continue;
-    float4 sum = ring[number];
-    for (int other = 1; other < groups; ++other) {
-      const float4 more = ring[other * of_group + number];
-      sum.x += more.x;
-      sum.y += more.y;
-      sum.z += more.z;
-      sum.w += more.w;
-    }
-    *reinterpret_cast<float4*>(partial + column) = sum;
-  }
-#endif
+  wait_for_copies<0>();
+  write_partial(arguments, reinterpret_cast<float*>(ring), index, first_column, column_step, weight_sums);
 }
 
 template <typename T, int kWidth>
@@ -416,9 +370,9 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
       // A thread meets the same columns in every row.
       if (partial != nullptr && row != blockIdx.x) load_floats(partial + column, weight_sums);
       Vector<T, kWidth> other{};
-      if (grad_sum != nullptr) other = load_once<T, kWidth>(grad_sum + column);
-      store_once(grad_x + column, gradient(load<T, kWidth>(x + column), load<T, kWidth>(grad + column), values, slope,
-                                           grad_sum != nullptr, other, weight_sums));
+      if (grad_sum != nullptr) other = load<T, kWidth>(grad_sum + column);
+      store(grad_x + column, gradient(load<T, kWidth>(x + column), load<T, kWidth>(grad + column), values, slope,
+                                      grad_sum != nullptr, other, weight_sums));
       if (partial != nullptr) store_floats(partial + column, weight_sums);
     }
   }
@@ -431,12 +385,22 @@ __global__ void __launch_bounds__(kWarp* kWarp)
   __shared__ float sums[kWarp][kWarp + 1];
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kWarp, column = first_column + lane;
+  // All parts on their way at once, where they come from two blocks on each of up to 144 processors.
+  constexpr int kAtOnce = 9;
   wait_for_previous();
   let_next_begin();
   float sum = 0.0f;
   if (column < hidden) {
-#pragma unroll 8
-    for (int64_t part = warp; part < parts; part += kWarp) sum += partial[part * hidden + column];
+    const float* from = partial + warp * hidden + column;
+    const int64_t step = kWarp * hidden;
+#pragma unroll 1
+    for (int64_t part = warp; part < parts; part += kAtOnce * kWarp, from += kAtOnce * step) {
+      float some[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) some[i] = part + i * kWarp < parts ? from[i * step] : 0.0f;
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) sum += some[i];
+    }
   }
   sums[warp][lane] = sum;
   __syncthreads();
@@ -445,121 +409,81 @@ __global__ void __launch_bounds__(kWarp* kWarp)
   if (lane == 0 && first_column + warp < hidden) out[first_column + warp] = encode<W>(total[0]);
 }
 
-// How rows are laid over threads.
-struct Plan {
-  int loads;        // vectors of a thread; 0: the row does not fit in registers
-  int group;        // threads of a row
-  int groups;       // of a block
-  unsigned blocks;  // which take rows until there are none
+struct Device {
+  int number, processors, shared;  // bytes of shared memory of a processor
 };
 
-// The most threads of a processor whose threads have so many vectors, so that what they have fits in registers.
-constexpr int most_threads(int loads) { return loads == 1 ? 1024 : loads == 2 ? 768 : 512; }
-
-// The most vectors of a row of which a thread has so many.
-constexpr int most_vectors(int loads) { return loads == 1 ? 64 : loads == 2 ? 384 : 512 * loads; }
-
-Plan plan_of(int64_t rows, int64_t hidden, int width, int processors) {
-  const int64_t vectors = (hidden + width - 1) / width;
-  Plan plan{0, kLongBlock, 1, 0};
-  const int choices[] = {1, 2, 4}, scalar_choices[] = {kScalarLoads};
-  for (const int* loads = width > 1 ? std::begin(choices) : std::begin(scalar_choices);
-       loads != (width > 1 ? std::end(choices) : std::end(scalar_choices)) && plan.loads == 0; ++loads) {
-    if (vectors <= most_vectors(*loads)) plan.loads = *loads;
+cudaError_t current_device(Device* device) {
+  cudaError_t error = cudaGetDevice(&device->number);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&device->processors, cudaDevAttrMultiProcessorCount, device->number);
   }
-  int64_t blocks = processors;
-  if (plan.loads > 0) {
-    const int threads = static_cast<int>((vectors + plan.loads - 1) / plan.loads);
-    plan.group = 1;
-    // Single elements are read by a warp, together, rather than many by each of a few threads.
-    const int lanes = width > 1 ? threads : static_cast<int>(std::min<int64_t>(vectors, kWarp));
-    while (plan.group < lanes && plan.group < kWarp) plan.group *= 2;
-    if (threads > kWarp) plan.group = (threads + kWarp - 1) / kWarp * kWarp;
-    // Two blocks to a processor, so that one works while the other begins or ends; with few rows, rather more blocks
-    // than larger ones.
-    const int most = most_threads(plan.loads) / plan.group;
-    const int each = most > 1 ? most / 2 : 1;
-    const int64_t wanted = (rows + 2 * processors - 1) / (2 * processors);
-    plan.groups = static_cast<int>(std::min<int64_t>(wanted, plan.group > kWarp ? std::min(each, kMostGroups) : each));
-    plan.groups = std::max(plan.groups, kWarp / plan.group);
-    if (most > 1) blocks *= 2;
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&device->shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device->number);
   }
-  plan.blocks = static_cast<unsigned>(std::min<int64_t>((rows + plan.groups - 1) / plan.groups, blocks));
-  return plan;
+  return error;
 }
 
-template <typename T, int kWidth, int kLoads>
-void launch_kernel(Arguments& arguments, const Plan& plan, cudaStream_t stream) {
-  arguments.group = plan.group;
-  const size_t shared = arguments.partial != nullptr && plan.groups > 1 ? arguments.hidden * sizeof(float) : 0;
-  launch_early(backward_kernel<T, kWidth, kLoads, most_threads(kLoads)>, plan.blocks,
+// How rows are laid over threads.
+struct Plan {
+  int group;       // threads of a row; 0: it takes a block several turns
+  int groups;      // of a block
+  int64_t blocks;  // which take rows until there are none
+};
+
+// Up to a warp a power of two, and then whole warps.
+int group_of(int64_t threads) {
+  if (threads > kWarp) return static_cast<int>((threads + kWarp - 1) / kWarp * kWarp);
+  int group = 1;
+  while (group < threads) group *= 2;
+  return group;
+}
+
+// Two blocks to a processor where two have room, so that one works while the other begins or ends; with few rows,
+// rather more blocks than larger ones.
+Plan plan_of_groups(int64_t rows, int group, int room, const Device& device) {
+  const int threads = std::min(room / 2, kPairThreads);
+  const int64_t most_blocks = (threads >= group ? 2 : 1) * static_cast<int64_t>(device.processors);
+  const int most = std::max(1, group > kWarp ? std::min(threads / group, kMostGroups) : threads / group);
+  const int whole = group < kWarp ? kWarp / group : 1;  // groups that fill a warp
+  const auto wanted = static_cast<int>(std::min<int64_t>((rows + most_blocks - 1) / most_blocks, most));
+  const int groups = (wanted + whole - 1) / whole * whole;
+  return {group, groups, std::min(most_blocks, (rows + groups - 1) / groups)};
+}
+
+// `width` elements of each row are read at a time.
+Plan plan_of(int64_t rows, int64_t hidden, int width, const Device& device) {
+  if (width == 1 && hidden <= kMostThreads * kScalarLoads) {
+    // A warp reads together, rather than a few threads many elements each.
+    const int64_t threads = std::max(std::min<int64_t>(hidden, kWarp), (hidden + kScalarLoads - 1) / kScalarLoads);
+    return plan_of_groups(rows, group_of(threads), 2 * kMostThreads, device);
+  }
+  const int64_t threads = (hidden / width + kRingLoads - 1) / kRingLoads;
+  const int room = std::min((device.shared - 2 * kReservedBytes) / kRingBytes / kWarp * kWarp, kMostThreads);
+  if (width > 1 && threads <= room) return plan_of_groups(rows, group_of(threads), room, device);
+  return {0, 1, std::min<int64_t>(rows, device.processors)};
+}
+
+template <typename T>
+void launch_scalar(const Arguments& arguments, const Plan& plan, cudaStream_t stream) {
+  const size_t shared = arguments.partial != nullptr ? plan.groups * arguments.hidden * sizeof(float) : 0;
+  launch_early(backward_scalar_kernel<T>, static_cast<unsigned>(plan.blocks),
                static_cast<unsigned>(plan.group * plan.groups), shared, stream, arguments);
 }
 
-// Bytes of shared memory that each of two blocks of a processor can have for its rings; 0: the device has no such
-// copies, or the code that runs on it does not use them.
-template <typename T, bool kAdd>
-int ring_bytes() {
-  constexpr int kDevices = 64, kReserved = 1024;
-  static std::atomic<int> known[kDevices];  // one more; 0: not yet known
-  const auto kernel = backward_ring_kernel<T, kAdd>;
-  int device;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return 0;
-  int bytes = known[device].load(std::memory_order_relaxed) - 1;
-  if (bytes >= 0) return bytes;
-  bytes = 0;
-  cudaFuncAttributes attributes;
-  int shared;
-  if (waits_for_previous(reinterpret_cast<const void*>(kernel)) &&
-      cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess &&
-      cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device) == cudaSuccess) {
-    shared = shared / 2 - kReserved - static_cast<int>(attributes.sharedSizeBytes);
-    shared -= shared % kVectorBytes;
-    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared) == cudaSuccess)
-      bytes = shared;
+template <typename T>
+void launch_ring(const Arguments& arguments, const Plan& plan, const Device& device, cudaStream_t stream) {
+  static std::atomic<uint64_t> known{0};  // devices on which the kernel may have so much shared memory
+  const uint64_t known_if_this = device.number < 64 ? uint64_t{1} << device.number : 0;
+  const auto kernel = backward_ring_kernel<T>;
+  const int threads = plan.group * plan.groups;
+  if ((known.load(std::memory_order_relaxed) & known_if_this) == 0 &&
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared - kReservedBytes) ==
+          cudaSuccess) {
+    known.fetch_or(known_if_this, std::memory_order_relaxed);
   }
-  known[device].store(bytes + 1, std::memory_order_relaxed);
-  return bytes;
-}
-
-// How rows are laid over rings; no groups where there are too few rows to fill them, or where the rows do not fit.
-Plan ring_plan(int64_t rows, int64_t vectors, int processors) {
-  Plan plan{kRingLoads, kWarp, 0, static_cast<unsigned>(2 * processors)};
-  if (vectors < kLeastRingVectors || vectors > kRingThreads * kRingLoads) return plan;
-  while (plan.group * kRingLoads < vectors) plan.group += kWarp;
-  const int groups = kRingThreads / plan.group;
-  if (rows >= static_cast<int64_t>(kLeastRingTurns) * groups * plan.blocks) plan.groups = groups;
-  return plan;
-}
-
-// Whether the rows were laid over rings.
-template <typename T, bool kAdd>
-bool launch_ring(Arguments& arguments, const Backward& problem, int processors, cudaStream_t stream) {
-  if (problem.weight.data != nullptr && problem.weight.type != problem.type) return false;
-  const int64_t vectors = problem.hidden * static_cast<int64_t>(sizeof(T)) / kVectorBytes;
-  const Plan plan = ring_plan(problem.rows, vectors, processors);
-  if (plan.groups == 0) return false;
-  const int bytes = plan.groups * static_cast<int>(vectors) * kVectorBytes * (kAdd ? 3 : 2);
-  arguments.group = plan.group;
-  if (kRingSlots * bytes > ring_bytes<T, kAdd>()) return false;
-  launch_early(backward_ring_kernel<T, kAdd>, plan.blocks, static_cast<unsigned>(plan.group * plan.groups),
-               static_cast<size_t>(bytes) * kRingSlots, stream, arguments);
-  return true;
-}
-
-template <typename T, int kWidth>
-void launch(Arguments& arguments, const Plan& plan, cudaStream_t stream) {
-  if (plan.loads == 0) {
-    launch_early(backward_long_kernel<T, kWidth>, plan.blocks, kLongBlock, 0, stream, arguments);
-  } else if constexpr (kWidth == 1) {
-    launch_kernel<T, 1, kScalarLoads>(arguments, plan, stream);
-  } else if (plan.loads == 1) {
-    launch_kernel<T, kWidth, 1>(arguments, plan, stream);
-  } else if (plan.loads == 2) {
-    launch_kernel<T, kWidth, 2>(arguments, plan, stream);
-  } else {
-    launch_kernel<T, kWidth, 4>(arguments, plan, stream);
-  }
+  launch_early(kernel, static_cast<unsigned>(plan.blocks), static_cast<unsigned>(threads),
+               static_cast<size_t>(threads) * kRingBytes, stream, arguments);
 }
 
 Arguments arguments_of(const Backward& problem) {
@@ -588,19 +512,23 @@ Arguments arguments_of(const Backward& problem) {
 }
 
 template <typename T>
-void launch_aligned(const Backward& problem, int processors, cudaStream_t stream) {
+void launch(const Backward& problem, const Device& device, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
                        aligned(problem.grad, sizeof(T)) && aligned(problem.grad_sum, sizeof(T)) &&
                        aligned(problem.weight.data) && aligned(problem.grad_x);
+  Plan plan = plan_of(problem.rows, problem.hidden, vectors ? kWidth : 1, device);
+  if (problem.partial != nullptr) plan.blocks = problem.parts;
   Arguments arguments = arguments_of(problem);
-  if (vectors && (problem.grad_sum.data == nullptr ? launch_ring<T, false>(arguments, problem, processors, stream)
-                                                   : launch_ring<T, true>(arguments, problem, processors, stream))) {
-    return;
+  arguments.group = plan.group;
+  if (plan.group == 0) {
+    const auto kernel = vectors ? backward_long_kernel<T, kWidth> : backward_long_kernel<T, 1>;
+    launch_early(kernel, static_cast<unsigned>(plan.blocks), kLongBlock, 0, stream, arguments);
+  } else if (vectors) {
+    launch_ring<T>(arguments, plan, device, stream);
+  } else {
+    launch_scalar<T>(arguments, plan, stream);
   }
-  Plan plan = plan_of(problem.rows, problem.hidden, vectors ? kWidth : 1, processors);
-  if (problem.partial != nullptr) plan.blocks = static_cast<unsigned>(problem.parts);
-  return vectors ? launch<T, kWidth>(arguments, plan, stream) : launch<T, 1>(arguments, plan, stream);
 }
 
 template <typename W>
@@ -613,23 +541,21 @@ void launch_reduce(const Backward& problem, cudaStream_t stream) {
 }  // namespace
 
 int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts) {
-  int processors;
-  const cudaError_t error = processors_of_device(&processors);
+  Device device;
+  const cudaError_t error = current_device(&device);
   if (error != cudaSuccess) return error;
   const int width = type == Type::float32 ? 4 : 8;
-  const bool rings = hidden % width == 0 && ring_plan(rows, hidden / width, processors).groups > 0;
-  *parts = rings ? 2 * processors : plan_of(rows, hidden, width, processors).blocks;
+  *parts = plan_of(rows, hidden, hidden % width == 0 ? width : 1, device).blocks;
   return cudaSuccess;
 }
 
 int backward(const Backward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
-  int processors;
-  cudaError_t error = processors_of_device(&processors);
+  Device device;
+  cudaError_t error = current_device(&device);
   if (error != cudaSuccess) return error;
-  error = with_type(problem.type, [&](auto type) {
-    launch_aligned<typename decltype(type)::Element>(problem, processors, cuda_stream);
-  });
+  error = with_type(problem.type,
+                    [&](auto type) { launch<typename decltype(type)::Element>(problem, device, cuda_stream); });
   if (error != cudaSuccess || problem.partial == nullptr) return error;
   return with_type(problem.weight.type,
                    [&](auto type) { launch_reduce<typename decltype(type)::Element>(problem, cuda_stream); });

@@ -24,64 +24,12 @@ constexpr int kLongBlock = 1024;  // threads of a row that registers do not hold
 // --- memory
 // -----------------------------------------------------------------------------------------------------------
 
-// Words that are read or written once: what is read does not stay in the nearest cache, and what is written is the
-// first to leave the other, where it is not in the way of x, which the backward pass reads again. Both together are 2%
-// of the time of a large tensor.
-__device__ __forceinline__ uint16_t load_word_once(const uint16_t* from) {
-  uint16_t word;
-  asm volatile("ld.global.L1::no_allocate.u16 %0, [%1];" : "=h"(word) : "l"(from));
-  return word;
-}
-__device__ __forceinline__ uint32_t load_word_once(const uint32_t* from) {
-  uint32_t word;
-  asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(word) : "l"(from));
-  return word;
-}
-__device__ __forceinline__ uint4 load_word_once(const uint4* from) {
-  uint4 word;
-  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "l"(from));
-  return word;
-}
-__device__ __forceinline__ void store_word_once(uint16_t* to, uint16_t word) {
-  asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
-}
-__device__ __forceinline__ void store_word_once(uint32_t* to, uint32_t word) {
-  asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-__device__ __forceinline__ void store_word_once(uint4* to, uint4 word) {
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
-               "r"(word.w)
-               : "memory");
-}
-
-template <typename T, int kWidth>
-__device__ __forceinline__ Vector<T, kWidth> load_once(const T* from) {
-  using Whole = typename Word<sizeof(T) * kWidth>::Type;
-  const Whole whole = load_word_once(reinterpret_cast<const Whole*>(from));
-  Vector<T, kWidth> vector;
-  memcpy(&vector, &whole, sizeof(whole));
-  return vector;
-}
-
-template <typename T, int kWidth>
-__device__ __forceinline__ void store_once(T* to, const Vector<T, kWidth>& vector) {
-  using Whole = typename Word<sizeof(T) * kWidth>::Type;
-  Whole whole;
-  memcpy(&whole, &vector, sizeof(whole));
-  store_word_once(reinterpret_cast<Whole*>(to), whole);
-}
-
-template <int kWidth>
-__device__ __forceinline__ void store_floats_once(float* to, const float (&values)[kWidth]) {
-#pragma unroll
-  for (int start = 0; start < kWidth; start += kFloats<kWidth>) {
-    Vector<float, kFloats<kWidth>> vector;
-#pragma unroll
-    for (int i = 0; i < kFloats<kWidth>; ++i) vector.elements[i] = values[start + i];
-    store_once(to + start, vector);
-  }
+// Begins to bring what a block is going to read into the cache, before it may read: what the kernel in front has not
+// yet written comes there all the same. `bytes` and the address are multiples of 16.
+__device__ __forceinline__ void prefetch(const void* from, int64_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<unsigned>(bytes)) : "memory");
+#endif
 }
 
 // Makes the compiler forget what it knows of a vector. Otherwise it keeps the elements decoded from one use to the

@@ -14,56 +14,54 @@
 namespace rmsnorm {
 namespace {
 
-constexpr int kSharedBlock = 128;       // threads of a block with several rows
-constexpr uint8_t kWholeBlock = 255;    // instead of a number of lanes
-constexpr int kLeastDenseVectors = 64;  // of a row; up to here several share a block
-constexpr int kShiftedLoads = 4;        // vectors of a thread, of rows that start anywhere
+constexpr int kSharedBlock = 128;        // threads of a block with several rows
+constexpr uint8_t kWholeBlock = 255;     // instead of a number of lanes
+constexpr int kMostSharedVectors = 128;  // of a row; up to here several share a block
+constexpr int kShiftedLoads = 4;         // vectors of a thread, of rows that start anywhere
+// From so many on, the blocks of the next launch may come and wait as soon as the last ones of this have begun.
+constexpr unsigned kManyBlocks = 256;
 
-// How rows that registers hold are laid over threads. Of `dense` blocks a processor holds as many threads as it can:
-// they have 32 registers, and read the weight only when the sum is there.
-enum class Layout { shared, block, dense };
-
-// Threads of a processor.
-#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100)
-constexpr int kResidentThreads = 2048;
-#elif __CUDA_ARCH__ < 800
-constexpr int kResidentThreads = 1024;
-#else
-constexpr int kResidentThreads = 1536;
-#endif
-
-struct alignas(64) Arguments {
+// Of rows and results in one dimension, a weight like x, or none, and a result like x. What every launch needs fits in
+// a line of the cache.
+struct alignas(64) Plain {
   const void* x;
   void* normed;
   Weight weight;
-  int64_t rows, x_stride, normed_stride;
-  int hidden;  // of rows that registers hold
+  int64_t x_stride, normed_stride;
   float inverse_of_hidden, eps;
+  int hidden;     // of rows that registers hold
   uint8_t shift;  // 2^shift lanes read a row, where a block has several
-  bool wide;      // `normed` is float32 beside smaller elements
   bool rounded_before_weight;
-  bool plain;
-  // From here on, what few need.
-  bool strided;  // the rows of x or of the residual lie in more than one dimension
+  int64_t rows;
   void* sum;
   const void* residual;
-  int64_t residual_stride, sum_stride, long_hidden;
+  int64_t residual_stride, sum_stride;
+};
+
+struct Arguments : Plain {
+  bool plain;     // they are
+  bool strided;   // the rows of x or of the residual lie in more than one dimension
+  bool wide;      // `normed` is float32 beside smaller elements
   bool in_place;  // results lie where x and the residual do
+  int64_t long_hidden;
   Rows x_rows, residual_rows;
 };
 
-// Where the elements of a row start in each tensor. kPlain: none is `strided`.
-template <bool kAdd, bool kPlain = false>
+// Where the elements of a row start in each tensor.
+template <bool kAdd>
 struct Offsets {
   int64_t x, residual, normed, sum;
-  __device__ __forceinline__ Offsets(const Arguments& arguments, int64_t row) {
+  __device__ __forceinline__ Offsets(const Plain& arguments, int64_t row) {
     x = row * arguments.x_stride;
     normed = row * arguments.normed_stride;
     if (kAdd) {
       residual = row * arguments.residual_stride;
       sum = row * arguments.sum_stride;
     }
-    if (kPlain || !arguments.strided) return;
+  }
+  __device__ __forceinline__ Offsets(const Arguments& arguments, int64_t row)
+      : Offsets(static_cast<const Plain&>(arguments), row) {
+    if (!arguments.strided) return;
     x = arguments.x_rows.offset(row);
     if (kAdd) residual = arguments.residual_rows.offset(row);
     if (kAdd && arguments.in_place) {
@@ -117,22 +115,23 @@ __device__ __forceinline__ void write_norm(const Arguments& arguments, int64_t o
     const auto quotients = encode_all<T>(values);
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) values[i] = decode(quotients.elements[i]) * factors[i];
-    store_floats_once(static_cast<float*>(arguments.normed) + offset, values);
+    store_floats(static_cast<float*>(arguments.normed) + offset, values);
   } else {
-    store_once(static_cast<T*>(arguments.normed) + offset, norm(vector, rstd, factors, rounded));
+    store(static_cast<T*>(arguments.normed) + offset, norm(vector, rstd, factors, rounded));
   }
 }
 
-// kPlain: rows and results in one dimension, a weight like x, or none, and a result like x. All loads are then under
-// way before the first is waited for, and nothing is decided for each vector: that is 2% of the time of large tensors,
-// and a tenth of that of small ones.
-template <typename T, int kWidth, int kLoads, bool kAdd, Layout kLayout, bool kPlain>
-__global__ void __launch_bounds__(kLayout == Layout::shared ? kSharedBlock : kMostThreads,
-                                  kLayout == Layout::dense ? kResidentThreads / kMostThreads : 1)
-    forward_kernel(const __grid_constant__ Arguments arguments) {
-  constexpr bool kBlock = kLayout != Layout::shared, kDense = kLayout == Layout::dense;
+// Of a row that registers hold, in a block, or in part of one. Of a Plain one all loads are under way before the first
+// is waited for, and nothing is decided for each vector: that is 2% of the time of large tensors, and a tenth of that
+// of small ones.
+template <typename Given, typename T, int kWidth, int kLoads, bool kAdd, bool kBlock>
+__global__ void __launch_bounds__(!kBlock       ? kSharedBlock
+                                  : kLoads == 2 ? kMostThreads
+                                                : kLongBlock) forward_kernel(const __grid_constant__ Given arguments) {
+  constexpr bool kPlain = std::is_same_v<Given, Plain>;
+  constexpr int kWarps = (kLoads == 2 ? kMostThreads : kLongBlock) / kWarp;
   // Where a residual and a weight at once would take too many registers, the weight comes later.
-  constexpr bool kLate = kAdd && kLoads > 4;
+  constexpr bool kLate = kAdd && kBlock && kLoads > 2;
   const int lanes = kBlock ? blockDim.x : 1 << arguments.shift;
   const int lane = kBlock ? threadIdx.x : threadIdx.x & (lanes - 1);
   const int64_t row =
@@ -140,7 +139,7 @@ __global__ void __launch_bounds__(kLayout == Layout::shared ? kSharedBlock : kMo
   // A thread without a row still takes part in the sums of its warp.
   const int columns = kBlock || row < arguments.rows ? arguments.hidden : 0;
   const int weight_columns = arguments.weight.data != nullptr ? columns : 0;
-  const Offsets<kAdd, kPlain> offsets(arguments, row);
+  const Offsets<kAdd> offsets(arguments, row);
   const auto first_factors = [&](int column, Factors<T, kWidth>& factors) {
     if constexpr (kPlain) {
       factors.start_plain(arguments.weight, column, column < weight_columns);
@@ -148,8 +147,13 @@ __global__ void __launch_bounds__(kLayout == Layout::shared ? kSharedBlock : kMo
       if (column < columns) factors.start(arguments.weight, column);
     }
   };
+  if (gridDim.x >= kManyBlocks) let_next_begin();
+  if (kBlock ? threadIdx.x == 0 : lane == 0 && columns > 0) {
+    prefetch(static_cast<const T*>(arguments.x) + offsets.x, columns * sizeof(T));
+    if (kAdd) prefetch(static_cast<const T*>(arguments.residual) + offsets.residual, columns * sizeof(T));
+  }
   wait_for_previous();
-  let_next_begin();
+  if (gridDim.x < kManyBlocks) let_next_begin();
   Vector<T, kWidth> x[kLoads], residual[kAdd ? kLoads : 1];
   Factors<T, kWidth> factors[kLoads];
 #pragma unroll
@@ -168,7 +172,7 @@ __global__ void __launch_bounds__(kLayout == Layout::shared ? kSharedBlock : kMo
       }
     }
   }
-  if constexpr (!kDense && !kLate) {
+  if constexpr (!kLate) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) first_factors((lane + i * lanes) * kWidth, factors[i]);
   }
@@ -177,7 +181,7 @@ __global__ void __launch_bounds__(kLayout == Layout::shared ? kSharedBlock : kMo
     for (int i = 0; i < kLoads; ++i) {
       const int column = (lane + i * lanes) * kWidth;
       x[i] = add(x[i], residual[i]);
-      if (column < columns) store_once(static_cast<T*>(arguments.sum) + offsets.sum + column, x[i]);
+      if (column < columns) store(static_cast<T*>(arguments.sum) + offsets.sum + column, x[i]);
     }
   }
   if constexpr (kLate) {
@@ -188,39 +192,30 @@ __global__ void __launch_bounds__(kLayout == Layout::shared ? kSharedBlock : kMo
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) squares += sum_of_squares(x[i]);
   if constexpr (kBlock) {
-    __shared__ float4 scratch[kMostWarps / 4];
-    squares = sum_over_block<kMostWarps>(squares, scratch);
+    __shared__ float4 scratch[kWarps / 4];
+    squares = sum_over_block<kWarps>(squares, scratch);
   } else {
     float sums[1] = {squares};
     sum_over_lanes(sums, lanes);
     squares = sums[0];
   }
   const float rstd = reciprocal_norm(squares, arguments.inverse_of_hidden, arguments.eps);
-  const auto write = [&](bool rounded) {
+  const bool rounded = sizeof(T) < sizeof(float) && arguments.rounded_before_weight;
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      const int column = (lane + i * lanes) * kWidth;
-      if constexpr (kDense) first_factors(column, factors[i]);
-      if (column < columns) {
-        if constexpr (!kPlain || kDense || kLoads > 2) {
-          forget(x[i]);
-          factors[i].forget();
-        }
-        float values[kWidth];
-        if constexpr (kPlain) {
-          factors[i].finish_plain(arguments.weight, values);
-          store_once(static_cast<T*>(arguments.normed) + offsets.normed + column, norm(x[i], rstd, values, rounded));
-        } else {
-          factors[i].finish(arguments.weight, column, values);
-          write_norm(arguments, offsets.normed + column, x[i], rstd, values);
-        }
+  for (int i = 0; i < kLoads; ++i) {
+    const int column = (lane + i * lanes) * kWidth;
+    if (column < columns) {
+      forget(x[i]);
+      factors[i].forget();
+      float values[kWidth];
+      if constexpr (kPlain) {
+        factors[i].finish_plain(arguments.weight, values);
+        store(static_cast<T*>(arguments.normed) + offsets.normed + column, norm(x[i], rstd, values, rounded));
+      } else {
+        factors[i].finish(arguments.weight, column, values);
+        write_norm(arguments, offsets.normed + column, x[i], rstd, values);
       }
     }
-  };
-  if (kPlain && sizeof(T) < sizeof(float) && arguments.rounded_before_weight) {
-    write(true);
-  } else {
-    write(false);
   }
 }
 
@@ -230,30 +225,35 @@ struct Piece {
   int column;  // negative: nothing
   Vector<T, kWidth> x;
 
-  __device__ __forceinline__ void read(const Arguments& arguments, const Offsets<kAdd>& offsets) {
+  __device__ __forceinline__ void read(const Plain& arguments, const Offsets<kAdd>& offsets) {
     x = {};
-    if (column >= 0) x = load_once<T, kWidth>(static_cast<const T*>(arguments.x) + offsets.x + column);
+    if (column >= 0) x = load<T, kWidth>(static_cast<const T*>(arguments.x) + offsets.x + column);
   }
 
-  __device__ __forceinline__ void add_residual(const Arguments& arguments, const Offsets<kAdd>& offsets) {
+  __device__ __forceinline__ void add_residual(const Plain& arguments, const Offsets<kAdd>& offsets) {
     if (column < 0) return;
-    x = add(x, load_once<T, kWidth>(static_cast<const T*>(arguments.residual) + offsets.residual + column));
-    store_once(static_cast<T*>(arguments.sum) + offsets.sum + column, x);
+    x = add(x, load<T, kWidth>(static_cast<const T*>(arguments.residual) + offsets.residual + column));
+    store(static_cast<T*>(arguments.sum) + offsets.sum + column, x);
   }
 
-  __device__ __forceinline__ void write(const Arguments& arguments, const Offsets<kAdd>& offsets, float rstd) {
+  __device__ __forceinline__ void write(const Plain& arguments, const Offsets<kAdd>& offsets, float rstd) {
     if (column < 0) return;
     forget(x);
     float factors[kWidth];
-    Factors<T, kWidth>::read(arguments.weight, column, factors);
-    write_norm(arguments, offsets.normed + column, x, rstd, factors);
+    const T* const weight = static_cast<const T*>(arguments.weight.data);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      factors[i] = (weight == nullptr ? 1.0f : decode(weight[column + i])) + arguments.weight.offset;
+    }
+    const bool rounded = sizeof(T) < sizeof(float) && arguments.rounded_before_weight;
+    store(static_cast<T*>(arguments.normed) + offsets.normed + column, norm(x, rstd, factors, rounded));
   }
 };
 
 // For rows that do not start at multiples of the vector, but all tensors alike: vectors, but for a few elements before
 // the first and behind the last.
 template <typename T, int kWidth, int kLoads, bool kAdd>
-__global__ void __launch_bounds__(kMostThreads) forward_shifted_kernel(const __grid_constant__ Arguments arguments) {
+__global__ void __launch_bounds__(kMostThreads) forward_shifted_kernel(const __grid_constant__ Plain arguments) {
   __shared__ float4 scratch[kMostWarps / 4];
   const int hidden = arguments.hidden, thread = threadIdx.x;
   const Offsets<kAdd> offsets(arguments, blockIdx.x);
@@ -350,24 +350,23 @@ unsigned threads_for(int64_t vectors, int loads) {
   return static_cast<unsigned>((vectors + loads * kWarp - 1) / (loads * kWarp) * kWarp);
 }
 
-template <typename T, int kWidth, int kLoads, bool kAdd, Layout kLayout = Layout::block>
-void launch_block(const Arguments& arguments, int64_t vectors, cudaStream_t stream) {
-  auto kernel = forward_kernel<T, kWidth, kLoads, kAdd, Layout::block, false>;
-  // Of eight vectors and their weights at once, a thread has too much.
-  if constexpr (kLoads < 8) {
-    if (arguments.plain) kernel = forward_kernel<T, kWidth, kLoads, kAdd, kLayout, true>;
-  }
-  launch_early(kernel, static_cast<unsigned>(arguments.rows), threads_for(vectors, kLoads), 0, stream, arguments);
+template <typename T, int kWidth, int kLoads, bool kAdd>
+void launch_block(const Plain& arguments, int64_t vectors, cudaStream_t stream) {
+  launch_early(forward_kernel<Plain, T, kWidth, kLoads, kAdd, true>, static_cast<unsigned>(arguments.rows),
+               threads_for(vectors, kLoads), 0, stream, arguments);
 }
 
 template <typename T, int kWidth, int kLoads, bool kAdd>
 void launch_shared(Arguments& arguments, int64_t lanes, cudaStream_t stream) {
   arguments.shift = static_cast<uint8_t>(power_of_two_from(lanes));
   const int64_t rows_of_block = kSharedBlock >> arguments.shift;
-  const auto kernel = arguments.plain ? forward_kernel<T, kWidth, kLoads, kAdd, Layout::shared, true>
-                                      : forward_kernel<T, kWidth, kLoads, kAdd, Layout::shared, false>;
-  launch_early(kernel, static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block), kSharedBlock, 0,
-               stream, arguments);
+  const auto blocks = static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block);
+  if (arguments.plain) {
+    launch_early(forward_kernel<Plain, T, kWidth, kLoads, kAdd, false>, blocks, kSharedBlock, 0, stream,
+                 static_cast<const Plain&>(arguments));
+  } else {
+    launch_early(forward_kernel<Arguments, T, kWidth, kLoads, kAdd, false>, blocks, kSharedBlock, 0, stream, arguments);
+  }
 }
 
 template <typename T, int kWidth, bool kAdd>
@@ -384,22 +383,18 @@ void launch_twice(Arguments& arguments, int64_t vectors, cudaStream_t stream) {
   launch_early(forward_twice_kernel<T, kWidth, kAdd>, blocks, threads, 0, stream, arguments);
 }
 
-// As many threads as share a row well: too many rows at a time on a processor, and the next launch finds its room
-// unevenly spread over processors; too few, and memory is not kept busy.
+// As many threads as share a row well: too many rows at a time on a processor, and memory finds their addresses too far
+// apart; too few, and it is not kept busy.
 template <typename T, int kWidth, bool kAdd>
 void launch_vectors(Arguments& arguments, int64_t vectors, cudaStream_t stream) {
-  if (vectors <= kLeastDenseVectors) {
+  if (vectors <= kMostSharedVectors) {
     launch_shared<T, kWidth, 4, kAdd>(arguments, std::max((vectors + 3) / 4, std::min<int64_t>(vectors, 4)), stream);
-  } else if (vectors <= kWarp * 4) {
-    launch_block<T, kWidth, 2, kAdd, Layout::dense>(arguments, vectors, stream);
-  } else if (vectors <= 320 * 2) {
-    launch_block<T, kWidth, 2, kAdd>(arguments, vectors, stream);
-  } else if (vectors <= kMostThreads * 2) {
-    launch_block<T, kWidth, 2, kAdd, Layout::dense>(arguments, vectors, stream);
-  } else if (vectors <= kMostThreads * 8) {
-    launch_block<T, kWidth, 8, kAdd>(arguments, vectors, stream);
-  } else {
+  } else if (!arguments.plain || vectors > kLongBlock * 4) {
     launch_twice<T, kWidth, kAdd>(arguments, vectors, stream);
+  } else if (vectors <= kMostThreads * 2) {
+    launch_block<T, kWidth, 2, kAdd>(arguments, vectors, stream);
+  } else {
+    launch_block<T, kWidth, 4, kAdd>(arguments, vectors, stream);
   }
 }
 
@@ -416,14 +411,13 @@ void launch(Arguments& arguments, const Forward& problem, cudaStream_t stream) {
            (stride - arguments.x_stride) % kWidth == 0;
   };
   const bool shifted =
-      !arguments.strided && !arguments.wide &&
-      alike(arguments.normed, arguments.in_place ? arguments.x_stride : problem.hidden) &&
+      arguments.plain && alike(arguments.normed, arguments.in_place ? arguments.x_stride : problem.hidden) &&
       (!kAdd || (alike(arguments.residual, arguments.residual_stride) &&
                  alike(arguments.sum, arguments.in_place ? arguments.residual_stride : problem.hidden)));
   const int64_t whole_vectors = problem.hidden / kWidth;
   if (shifted && whole_vectors > kWarp && whole_vectors <= kMostThreads * kShiftedLoads) {
     launch_early(forward_shifted_kernel<T, kWidth, kShiftedLoads, kAdd>, static_cast<unsigned>(arguments.rows),
-                 threads_for(whole_vectors, kShiftedLoads), 0, stream, arguments);
+                 threads_for(whole_vectors, kShiftedLoads), 0, stream, static_cast<const Plain&>(arguments));
   } else {
     launch_twice<T, 1, kAdd>(arguments, problem.hidden, stream);
   }
