@@ -735,6 +735,23 @@ def test_stream():
     assert all(torch.equal(a, e) for a, e in zip(actual, expected))
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device():
+    """The current device is another one than that of the tensors, and stays so."""
+    tensors = random(3, 2, 8, 64, dtype=torch.float32)
+    modulation = random(3, 2, 1, 64, dtype=torch.float32)
+    here = [one.detach().requires_grad_() for one in (*tensors[:2], *modulation)]
+    there = [one.detach().to("cuda:1").requires_grad_() for one in here]
+    with torch.no_grad():
+        for call in (kernel.gate_residual_ada_norm, lambda x, branch, *rest: (kernel.ada_layer_norm(x, *rest[1:]),)):
+            for a, b in zip(call(*there), call(*here)):
+                assert b.device.index == 0 and a.device.index == 1 and torch.equal(a.cpu(), b.cpu())
+    ours = torch.autograd.grad(kernel.gate_residual_ada_norm(*there)[1].square().sum(), there)
+    for a, b in zip(ours, torch.autograd.grad(kernel.gate_residual_ada_norm(*here)[1].square().sum(), here)):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-5, atol=1e-5)
+    assert torch.cuda.current_device() == 0
+
+
 @gpu
 def test_graph():
     inputs = [random(2, 64, 1000, dtype=torch.float16, requires_grad=True) for _ in range(2)]

@@ -175,3 +175,19 @@ def test_keeps_nothing():
         binary.add_rms_norm_(x, x, weight, *OPTIONS)
     assert all(abs(sys.getrefcount(one) - before) < 50 for one, before in zip(kept, counts))
     assert sys.getrefcount(binary.rms_norm(otherwise, x, weight, *OPTIONS)) == sys.getrefcount(x.clone())
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device():
+    """The current device is another one than that of the tensors, and stays so."""
+    x, weight = random(4, 64), random(64)
+    there = [one.to("cuda:1").requires_grad_() for one in (x, weight)]
+    here = [one.requires_grad_() for one in (x, weight)]
+    with torch.no_grad():
+        assert binary.rms_norm(otherwise, *there, *OPTIONS)[0] == "otherwise"
+        out = kernel.rms_norm(*there)
+        assert out.device == there[0].device and torch.equal(out.cpu(), kernel.rms_norm(*here).cpu())
+    gradients = torch.autograd.grad(kernel.rms_norm(*there).square().sum(), there)
+    for a, b in zip(gradients, torch.autograd.grad(kernel.rms_norm(*here).square().sum(), here)):
+        torch.testing.assert_close(a.cpu(), b.cpu())
+    assert torch.cuda.current_device() == 0
