@@ -26,7 +26,7 @@ constexpr int kLongBlock = 1024;  // threads of a row that registers do not hold
 
 // Begins to bring what a block is going to read into the cache, before it may read: what the kernel in front has not
 // yet written comes there all the same. `bytes` and the address are multiples of 16.
-__device__ __forceinline__ void prefetch(const void* from, int64_t bytes) {
+__device__ __forceinline__ void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] int64_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<unsigned>(bytes)) : "memory");
 #endif
