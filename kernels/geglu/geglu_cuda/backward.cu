@@ -49,8 +49,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T, class G>
-void launch(const Backward& problem, cudaStream_t stream) {
+void launch(Backward problem, cudaStream_t stream) {
   constexpr int64_t kWidth = kVectorBytes / sizeof(T);
+  if (problem.stride == problem.hidden) {
+    fold(problem.rows, problem.hidden, {&problem.grad, &problem.gate, &problem.up});
+    problem.stride = problem.hidden;
+  }
   const bool vectors = problem.hidden % kWidth == 0 && problem.stride % kWidth == 0 &&
                        aligned(problem.grad, sizeof(T)) && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.grad_gate) && aligned(problem.grad_up);

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <type_traits>
 
 #include "geglu/gelu.h"
@@ -130,6 +131,16 @@ void with_access(bool vectors, bool even, Launch&& launch) {
   } else {
     launch(Constant<1>{}, Constant<1>{}, std::false_type{});
   }
+}
+
+// Rows that follow one another in all tensors are one: then vectors fit, however long a row was.
+inline void fold(int64_t& rows, int64_t& hidden, std::initializer_list<Rows*> tensors) {
+  for (const Rows* tensor : tensors) {
+    if (tensor->dims != 1 || tensor->strides[0] != hidden) return;
+  }
+  hidden *= rows;
+  rows = 1;
+  for (Rows* tensor : tensors) tensor->dims = 0;
 }
 
 // Calls `launch(piece, blocks)` until all elements had their turn.
