@@ -19,10 +19,11 @@ namespace {
 
 constexpr int kScalarLoads = 4;  // elements of a thread, of rows that are not read in vectors
 constexpr int kRingLoads = 4;    // vectors of a thread, of rows that pass through a ring
-constexpr int kRingRows = 6;     // of a group: of its two or three tensors as many as that holds
-constexpr int kRingBytes = kRingRows * kRingLoads * kVectorBytes;  // of a thread
-constexpr int kReservedBytes = 2048;                               // of shared memory for a block, beside its ring
-constexpr int kPairThreads = 256;                                  // of a block, of which a processor has two
+constexpr int kRingSlots = 2;    // of a group; with more, memory is read further ahead than it likes
+constexpr int kSlotBytes = kRingLoads * kVectorBytes;    // of a thread and a tensor
+constexpr int kRingBytes = kRingSlots * 3 * kSlotBytes;  // of a thread, at most
+constexpr int kReservedBytes = 2048;                     // of shared memory for a block, beside its ring
+constexpr int kPairThreads = 256;                        // of a block, of which a processor has two
 constexpr int kMostGroups = 15;  // of more than a warp in a block, each of which has one of its 16 barriers
 
 struct alignas(64) Arguments {
@@ -240,13 +241,15 @@ __global__ void __launch_bounds__(kMostThreads) backward_scalar_kernel(const __g
 // place in it for every vector, and no other reads there.
 //
 // The last rows come first: they are what the cache still has, when the forward pass or what made grad has just ended.
-template <typename T>
+//
+// kPlain: with a weight like x, or none.
+template <typename T, bool kPlain>
 __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __grid_constant__ Arguments arguments) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   __shared__ GroupSums::Scratch scratch;
   extern __shared__ float4 ring[];
   const bool add = arguments.grad_sum != nullptr;
-  const int tensors = add ? 3 : 2, slots = kRingRows / tensors;
+  const int tensors = add ? 3 : 2;
   const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
   const int thread = threadIdx.x - index * group, hidden = arguments.hidden;
   const int first_column = thread * kWidth, column_step = group * kWidth;
@@ -269,27 +272,34 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
 #pragma unroll
   for (int i = 0; i < kRingLoads; ++i) {
     const int column = first_column + i * column_step;
-    if (column < hidden) factors[i].start(arguments.weight, column);
+    if constexpr (kPlain) {
+      factors[i].start_plain(arguments.weight, column, arguments.weight.data != nullptr && column < hidden);
+    } else {
+      if (column < hidden) factors[i].start(arguments.weight, column);
+    }
   }
+  const auto finish = [&](int i, int column, float (&values)[kWidth]) {
+    factors[i].forget();
+    if constexpr (kPlain) {
+      factors[i].finish_plain(arguments.weight, values);
+    } else {
+      factors[i].finish(arguments.weight, column, values);
+    }
+  };
   float weight_sums[kRingLoads][kWidth] = {};
-  int64_t row = next + step * slots;
+  int64_t row = next + step * kRingSlots;
   // All groups take as many turns, the first of which only fill the ring: their warps sum together.
   int slot = 0;
-  for (int64_t turn = -slots; turn * step < arguments.rows; ++turn, row -= step, next -= step) {
+  for (int64_t turn = -kRingSlots; turn * step < arguments.rows; ++turn, row -= step, next -= step) {
     const int columns = turn >= 0 && row >= 0 ? hidden : 0;
-    if (add) {
-      wait_for_copies<kRingRows / 3 - 1>();
-    } else {
-      wait_for_copies<kRingRows / 2 - 1>();
-    }
+    wait_for_copies<kRingSlots - 1>();
     float sums[2] = {0.0f, 0.0f};
 #pragma unroll
     for (int i = 0; i < kRingLoads; ++i) {
       const int column = first_column + i * column_step;
       if (column < columns) {
-        factors[i].forget();
         float values[kWidth];
-        factors[i].finish(arguments.weight, column, values);
+        finish(i, column, values);
         add_to_sums(load<T, kWidth>(place(0, i)), load<T, kWidth>(place(1, i)), values, sums);
       }
     }
@@ -300,9 +310,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
     for (int i = 0; i < kRingLoads; ++i) {
       const int column = first_column + i * column_step;
       if (column < columns) {
-        factors[i].forget();
         float values[kWidth];
-        factors[i].finish(arguments.weight, column, values);
+        finish(i, column, values);
         Vector<T, kWidth> other{};
         if (add) other = load<T, kWidth>(place(2, i));
         store(grad_x + column, gradient(load<T, kWidth>(place(0, i)), load<T, kWidth>(place(1, i)), values, slope, add,
@@ -325,7 +334,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
     }
     end_copies();
     own += tensors * kRingLoads * blockDim.x;
-    if (++slot == slots) {
+    if (++slot == kRingSlots) {
       slot = 0;
       own = ring + threadIdx.x;
     }
@@ -471,11 +480,11 @@ void launch_scalar(const Arguments& arguments, const Plan& plan, cudaStream_t st
                static_cast<unsigned>(plan.group * plan.groups), shared, stream, arguments);
 }
 
-template <typename T>
+template <typename T, bool kPlain>
 void launch_ring(const Arguments& arguments, const Plan& plan, const Device& device, cudaStream_t stream) {
   static std::atomic<uint64_t> known{0};  // devices on which the kernel may have so much shared memory
   const uint64_t known_if_this = device.number < 64 ? uint64_t{1} << device.number : 0;
-  const auto kernel = backward_ring_kernel<T>;
+  const auto kernel = backward_ring_kernel<T, kPlain>;
   const int threads = plan.group * plan.groups;
   if ((known.load(std::memory_order_relaxed) & known_if_this) == 0 &&
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, device.shared - kReservedBytes) ==
@@ -483,7 +492,8 @@ void launch_ring(const Arguments& arguments, const Plan& plan, const Device& dev
     known.fetch_or(known_if_this, std::memory_order_relaxed);
   }
   launch_early(kernel, static_cast<unsigned>(plan.blocks), static_cast<unsigned>(threads),
-               static_cast<size_t>(threads) * kRingBytes, stream, arguments);
+               static_cast<size_t>(threads) * kRingSlots * (arguments.grad_sum != nullptr ? 3 : 2) * kSlotBytes, stream,
+               arguments);
 }
 
 Arguments arguments_of(const Backward& problem) {
@@ -524,10 +534,12 @@ void launch(const Backward& problem, const Device& device, cudaStream_t stream) 
   if (plan.group == 0) {
     const auto kernel = vectors ? backward_long_kernel<T, kWidth> : backward_long_kernel<T, 1>;
     launch_early(kernel, static_cast<unsigned>(plan.blocks), kLongBlock, 0, stream, arguments);
-  } else if (vectors) {
-    launch_ring<T>(arguments, plan, device, stream);
-  } else {
+  } else if (!vectors) {
     launch_scalar<T>(arguments, plan, stream);
+  } else if (sizeof(T) == sizeof(float) || problem.weight.data == nullptr || problem.weight.type == problem.type) {
+    launch_ring<T, true>(arguments, plan, device, stream);
+  } else if constexpr (sizeof(T) < sizeof(float)) {
+    launch_ring<T, false>(arguments, plan, device, stream);
   }
 }
 

@@ -18,8 +18,9 @@ constexpr int kSharedBlock = 128;        // threads of a block with several rows
 constexpr uint8_t kWholeBlock = 255;     // instead of a number of lanes
 constexpr int kMostSharedVectors = 128;  // of a row; up to here several share a block
 constexpr int kShiftedLoads = 4;         // vectors of a thread, of rows that start anywhere
-// From so many on, the blocks of the next launch may come and wait as soon as the last ones of this have begun.
-constexpr unsigned kManyBlocks = 256;
+// From so many on, the blocks of the next launch may come and wait as soon as the last ones of this have come. Those of
+// several launches with fewer would wait at once, and crowd together on some processors.
+constexpr unsigned kManyBlocks = 1024;
 
 // Of rows and results in one dimension, a weight like x, or none, and a result like x. What every launch needs fits in
 // a line of the cache.
@@ -260,8 +261,13 @@ __global__ void __launch_bounds__(kMostThreads) forward_shifted_kernel(const __g
   const auto address = reinterpret_cast<uintptr_t>(static_cast<const T*>(arguments.x) + offsets.x) / sizeof(T);
   const int before = static_cast<int>(-address % kWidth);
   const int vectors = (hidden - before) / kWidth, behind = before + vectors * kWidth;
+  if (gridDim.x >= kManyBlocks) let_next_begin();
+  if (thread == 0) {
+    prefetch(static_cast<const T*>(arguments.x) + offsets.x + before, vectors * kVectorBytes);
+    if (kAdd) prefetch(static_cast<const T*>(arguments.residual) + offsets.residual + before, vectors * kVectorBytes);
+  }
   wait_for_previous();
-  let_next_begin();
+  if (gridDim.x < kManyBlocks) let_next_begin();
   Piece<T, kWidth, kAdd> pieces[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
