@@ -27,10 +27,6 @@ __device__ __forceinline__ uint4 load_word_once(const uint4* from) {
                : "memory");
   return word;
 }
-template <typename Word>
-__device__ __forceinline__ Word load_word_once(const Word* from) {
-  return *from;
-}
 __device__ __forceinline__ void store_word_once(uint4* to, uint4 word) {
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
                "r"(word.w)
@@ -53,15 +49,6 @@ __device__ __forceinline__ uint4 load_word_now(const uint4* from) {
 template <typename Word>
 __device__ __forceinline__ Word load_word_now(const Word* from) {
   return *from;
-}
-
-template <typename T, int kWidth>
-__device__ __forceinline__ Vector<T, kWidth> load_once(const T* from) {
-  using Whole = typename Word<sizeof(T) * kWidth>::Type;
-  const Whole whole = load_word_once(reinterpret_cast<const Whole*>(from));
-  Vector<T, kWidth> vector;
-  memcpy(&vector, &whole, sizeof(whole));
-  return vector;
 }
 
 template <typename T, int kWidth>
@@ -197,19 +184,6 @@ __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kW
   return vector;
 }
 
-// Keeps the compiler from keeping what was decoded of a vector until now: it is to be decoded again.
-template <typename T, int kWidth>
-__device__ __forceinline__ void forget_decoded(Vector<T, kWidth>& vector) {
-  constexpr int kWords = sizeof(vector) / sizeof(uint32_t);
-  if constexpr (kWords > 0) {
-    uint32_t words[kWords];
-    memcpy(words, &vector, sizeof(vector));
-#pragma unroll
-    for (int i = 0; i < kWords; ++i) asm volatile("" : "+r"(words[i]));
-    memcpy(&vector, words, sizeof(vector));
-  }
-}
-
 // Asynchronous copies into shared memory; plain ones where there are none.
 // kKept: what others read, too, by way of the processor's cache.
 template <bool kKept = false, typename Word>
@@ -235,6 +209,18 @@ template <int kPending>
 __device__ __forceinline__ void wait_for_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// Asks for a row that is read soon, while the kernel in front may still run: into the L2 cache, which has what that one
+// writes, too. Nothing is read.
+template <typename T>
+__device__ __forceinline__ void prefetch([[maybe_unused]] const T* row, [[maybe_unused]] int64_t elements) {
+#if __CUDA_ARCH__ >= 900
+  const auto from = reinterpret_cast<uintptr_t>(row) / kVectorBytes * kVectorBytes;
+  const auto end = (reinterpret_cast<uintptr_t>(row + elements) + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<uint32_t>(end - from))
+               : "memory");
 #endif
 }
 
@@ -336,14 +322,6 @@ __device__ __forceinline__ void sum_over_lanes(float (&values)[kValues], int lan
 #pragma unroll
     for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(kAllLanes, values[k], distance);
   }
-}
-
-// In pairs.
-template <int kCount>
-__device__ __forceinline__ float sum_of(const float (&values)[kCount]) {
-  if constexpr (kCount == 4) return (values[0] + values[1]) + (values[2] + values[3]);
-  if constexpr (kCount == 2) return values[0] + values[1];
-  return values[0];
 }
 
 // What is of the type of the rows, T, or float32.

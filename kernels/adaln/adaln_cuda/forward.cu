@@ -1,538 +1,788 @@
 // Modulated norms, with and without a gated branch that is added before, on CUDA.
 //
-// Reads:    x and the branch, each once from memory: a row stays in registers between its sums and its result. Rows
-//           that are too long for that, or lie unfavourably, are read again. Parameters and modulations by way of the
-//           processor's cache, once for the rows that a thread has at a time.
+// Reads:    x and the branch, each once from memory: a row stays in registers, or in shared memory, between its sums
+//           and its result. Rows that are too long for that are read again. Parameters and modulations by way of the
+//           processor's cache.
 // Writes:   `normed`, and `sum` when there is a branch.
 // Must not: allocate, synchronize, or use another stream than the one given.
 //
 // Bytes, for elements of e bytes and modulations of m bytes: rows * hidden * 2e (4e with a branch), and beside them
-// rows / span * hidden * 2m (3m). A copy's speed takes some 40 KB on their way to each processor, and not many more
-// instructions than there are elements. Hence elements kept as they came, in half the registers, and decoded again;
-// modulations on their way into shared memory from the start, which takes none; a warp for each row that it can hold,
-// for it waits for no other; and for longer ones two rows for a thread, with one exchange between the warps of both.
+// rows / span * hidden * 2m (3m). A copy's speed leaves time for some ten instructions for each element: hence elements
+// kept as they came, in half the registers, and decoded again; two rows to a thread, which decodes modulations once for
+// both; one pass for both sums, of differences from an element of the row; and what few ask for apart from the rest.
+// Memory is kept busy by asking for rows ahead of the blocks that read them, for the first ones while the kernel in
+// front still runs.
 #include "adaln_cuda/adaln.h"
 #include "adaln_cuda/device.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kMostWarps = 16;  // of a row that registers hold
+constexpr int kMostThreads = 512, kBlocks = 2;  // of a block, and of a processor
+constexpr int kMostWarps = kMostThreads / kWarp;
+constexpr int kLoads = 2;              // vectors of a row in a thread
+constexpr int kLoadsOfAny = 4;         // of a row for which there are no registers, if it is short enough
+constexpr int64_t kAhead = 32 * 1024;  // bytes that are asked for ahead, for each processor
+constexpr uint32_t kSpansAhead = 8;    // for which modulations are asked for ahead
 
-// Loads of a thread where a warp has a row to itself.
-constexpr int kWarpLoads = 5, kMostWarpLoads = 8;
-// With fewer rows than this a warp for each would leave most of the device without work.
-constexpr uint32_t kManyRows = 512;
-
-// Threads of a block, at most, and blocks that fit on a processor.
-constexpr int most_threads(int loads, int rows) {
-  if (loads > 2) return kSharedBlock;
-  return loads * rows < 4 ? 512 : 384;
-}
-constexpr int blocks_of_processor(int loads, int rows, bool branch) {
-  if (loads > kWarpLoads) return 4;
-  if (loads > 2) return 6;
-  return loads == 2 && rows == 1 && !branch ? 3 : 2;
-}
-
-// Rows that registers hold.
-struct RowsForward {
-  Lines x, branch, gate;  // branch and gate: data null where there are none
-  void *normed, *sum;
-  Lines shared[4];  // of scale, shift, weight and bias those that there are, each for all rows of a span
-  int staged;       // how many of these there are
-  int slots[4];     // where among them are scale, shift, weight and bias; negative where there is none
-  uint32_t rows, span;
-  int hidden;
-  Divider spans;
-  Average average;
-  float eps;
-  bool centered;
+// What all rows of a span share.
+struct Shared {
+  const void* data;
+  int64_t stride;  // from one span to the next
 };
 
-// Blocks of (threads of a row, rows side by side), and kRows below one another, which lie in one span.
-template <typename T, typename M, int kWidth, int kLoads, int kRows, bool kBranch, bool kStepwise>
-__global__ void __launch_bounds__(most_threads(kLoads, kRows), blocks_of_processor(kLoads, kRows, kBranch))
-    forward_kernel(const __grid_constant__ RowsForward problem) {
-  // So many vectors every thread has. The others may lie past the row's end. They are then read at the row's start, and
-  // do not count.
-  constexpr int kSure = kLoads > 2 ? 0 : kLoads - 1;
-  extern __shared__ uint4 memory[];
-  __shared__ float2 of_warps[kRows][kMostWarps];
-  wait_for_previous();
-  const int hidden = problem.hidden, group = kLoads > 2 ? kWarp : blockDim.x;
-  const int first_column = threadIdx.x * kWidth;
-  const auto has = [&](int i) { return i < kSure || first_column + i * group * kWidth < hidden; };
-  const auto column_of = [&](int i) { return has(i) ? first_column + i * group * kWidth : 0; };
-  // A thread without rows still takes part in the sums of its warp: with the last ones, which it does not write.
-  const uint32_t own_row = (blockIdx.x * blockDim.y + threadIdx.y) * kRows;
-  const bool there = own_row < problem.rows;
-  const uint32_t first_row = there ? own_row : problem.rows - kRows;
-  const uint32_t span = problem.spans(first_row), row_of_span = first_row - span * problem.span;
-  const auto index_of = [&](int row, int i) { return static_cast<int64_t>(first_row + row) * hidden + column_of(i); };
+// Rows that registers hold, in sets of neighbours, each within a span.
+struct alignas(64) RowsForward {
+  Lines x;
+  void* normed;
+  uint32_t sets, sets_of_span, span;
+  Divider spans;  // of sets
+  Average average;
+  int hidden;
+  float eps;
+  uint32_t ahead;  // of how many sets, which have a block each; none where their rows do not follow one another
+  bool centered, stepwise;
+  bool wide;         // what rows share is float32 beside smaller elements
+  bool only_shared;  // scale and shift alone, or with a weight, in steps of float32
+  uint8_t staged;    // how many there are of scale, shift, weight and bias
+  int8_t slots[4];   // where among them are scale, shift, weight and bias; negative where there is none
+  Shared shared[4];  // those that there are
+  // Null where there is no branch.
+  void* sum;
+  Lines branch;
+  Shared gate;
+};
 
-  Vector<T, kWidth> vectors[kRows][kLoads];
+template <typename T>
+using VectorOf = Vector<T, kVectorBytes / static_cast<int>(sizeof(T))>;
+
+template <typename T>
+__device__ __forceinline__ VectorOf<T> vector_of(uint4 word) {
+  VectorOf<T> vector;
+  memcpy(&vector, &word, sizeof(vector));
+  return vector;
+}
+
+// Keeps the compiler from keeping what was decoded of a vector until now: it is to be decoded again.
+__device__ __forceinline__ void forget(uint4& word) {
+  asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
+}
+
+// `change` gets each pair of a vector's elements, and where it is, and returns what becomes of it. In pairs, so that
+// few elements are in registers as float32 at a time.
+template <typename T, typename Change>
+__device__ __forceinline__ void change_pairs(uint4& word, Change&& change) {
+  auto vector = vector_of<T>(word);
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    const T* x_row = problem.x.at<T>(span, row_of_span + r);
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) vectors[r][i] = load_once<T, kWidth>(x_row + column_of(i));
+  for (int pair = 0; pair < kVectorBytes / static_cast<int>(2 * sizeof(T)); ++pair) {
+    float values[2];
+    decode_all(&vector.elements[2 * pair], values);
+    const float2 changed = change(pair, make_float2(values[0], values[1]));
+    values[0] = changed.x;
+    values[1] = changed.y;
+    const auto encoded = encode_all<T>(values);
+    memcpy(&vector.elements[2 * pair], &encoded, sizeof(encoded));
   }
-  // Scale, shift, weight and bias, on their way into shared memory, where each thread finds its own: in registers they
-  // would keep rows from the processor.
-  constexpr int kWords = sizeof(M) * kWidth / sizeof(uint4);
-  const int threads = blockDim.x * blockDim.y;
-  const auto slot = [&](int k, int i) {
-    return memory + (k * kLoads + i) * kWords * threads + threadIdx.y * group + threadIdx.x;
+  memcpy(&word, &vector, sizeof(word));
+}
+
+template <typename T>
+__device__ __forceinline__ float2 pair_of(uint4 word, int pair) {
+  const auto vector = vector_of<T>(word);
+  float values[2];
+  decode_all(&vector.elements[2 * pair], values);
+  return make_float2(values[0], values[1]);
+}
+
+template <typename T>
+__device__ __forceinline__ float2 round_pair(float2 pair) {
+  float values[2] = {pair.x, pair.y};
+  round_all<T>(values);
+  return make_float2(values[0], values[1]);
+}
+
+__device__ __forceinline__ float2 multiply_add(float2 a, float2 b, float2 c) {
+  return make_float2(fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y));
+}
+__device__ __forceinline__ float2 multiply(float2 a, float2 b) { return make_float2(a.x * b.x, a.y * b.y); }
+__device__ __forceinline__ float2 add(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
+
+// Sums of differences from `pivot`, and of their squares.
+template <int kWidth>
+__device__ __forceinline__ void add_differences(const float (&x)[kWidth], bool has, float pivot, float& sum,
+                                                float& sum_of_squares) {
+  float differences = 0.0f, squares = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const float away = x[j] - pivot;
+    differences += away;
+    squares += away * away;
+  }
+  sum += has ? differences : 0.0f;
+  sum_of_squares += has ? squares : 0.0f;
+}
+
+// Over a block of whole warps. All threads get the same.
+template <int kSums>
+__device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scratch)[kMostWarps][kSums]) {
+  static_assert(kSums == 2 || kSums == 4);
+  using Part = typename Word<kSums * sizeof(float)>::Type;
+  sum_over_lanes<kWarp>(sums);
+  if (threadIdx.x % kWarp == 0) memcpy(scratch[threadIdx.x / kWarp], sums, sizeof(sums));
+  __syncthreads();
+  const int warps = blockDim.x / kWarp;
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) sums[k] = 0.0f;
+#pragma unroll 4
+  for (int warp = 0; warp < warps; ++warp) {
+    const Part part = *reinterpret_cast<const Part*>(scratch[warp]);
+    float parts[kSums];
+    memcpy(parts, &part, sizeof(part));
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) sums[k] += parts[k];
+  }
+}
+
+// Averages of differences from one of a row's elements, and of their squares, are not far larger than of those from its
+// mean, so that a row far from zero keeps its digits.
+__device__ __forceinline__ float variance_of(float difference, float square) {
+  const float variance = square - difference * difference;
+  return variance < 0.0f ? 0.0f : variance;  // what is not a number stays so
+}
+
+template <typename T, int kRows, bool kBranch>
+__global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __grid_constant__ RowsForward problem) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  constexpr bool kSmall = sizeof(T) < sizeof(float);
+  extern __shared__ uint4 memory[];
+  __shared__ alignas(16) float scratch[2][kMostWarps][2 * kRows];
+  const int hidden = problem.hidden, group = blockDim.x;
+  // By one thread, and the same for all, for which there are cheaper instructions.
+  const auto ask_for = [&](uint32_t set) {
+    if (threadIdx.x != 0 || set >= problem.sets) return;
+    const int64_t index = static_cast<int64_t>(set) * (kRows * hidden);
+    prefetch(static_cast<const T*>(problem.x.data) + index, kRows * hidden);
+    if (kBranch) prefetch(static_cast<const T*>(problem.branch.data) + index, kRows * hidden);
   };
-  const auto stage_all = [&] {
-    __syncwarp();  // the rows' own loads go first
+  if (blockIdx.x < problem.ahead) {
+    ask_for(blockIdx.x);
+    // Of the first spans, what their rows share.
+    if (threadIdx.x == 0 && blockIdx.x < kSpansAhead &&
+        static_cast<uint64_t>(blockIdx.x) * problem.sets_of_span < problem.sets) {
+      const int64_t bytes = kSmall && !problem.wide ? sizeof(T) : sizeof(float);
+      const auto ask_for_shared = [&](const Shared& shared) {
+        prefetch(static_cast<const char*>(shared.data) + blockIdx.x * shared.stride * bytes, hidden * bytes);
+      };
+      if (kBranch) ask_for_shared(problem.gate);
 #pragma unroll 1
-    for (int k = 0; k < problem.staged; ++k) {
-      const M* row = problem.shared[k].at<M>(span);
+      for (int k = 0; k < problem.staged; ++k) ask_for_shared(problem.shared[k]);
+    }
+  }
+  let_next_begin();
+  wait_for_previous();
+  // A thread without rows still takes part in the sums of its warp: with the last ones, which it does not write.
+  const uint32_t own_set = blockIdx.x * blockDim.y + threadIdx.y, set = min(own_set, problem.sets - 1);
+  const uint32_t span = problem.spans(set), first = (set - span * problem.sets_of_span) * kRows;
+  // The second row of a set may lie past its span. It is then the first one again, and not written.
+  const bool there = own_set < problem.sets, second = kRows == 2 && first + 1 < problem.span;
+  const int own_column = static_cast<int>(threadIdx.x) * kWidth, step = group * kWidth;
+  const auto has = [&](int i) { return own_column + i * step < hidden; };
+  const int64_t written = static_cast<int64_t>(span * problem.span + first) * hidden + own_column;
+  // Zero where there is nothing: whole words, for a vector would be put together as soon as it is there.
+  const auto read = [&](const Lines& lines, uint4(&words)[kRows][kLoads]) {
+    const T* from = lines.at<T>(span, first) + own_column;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
+        words[r][i] = make_uint4(0, 0, 0, 0);
+        if (has(i)) words[r][i] = load_word_once(reinterpret_cast<const uint4*>(from + i * step));
+      }
+      if (second) from += lines.row_stride;
+    }
+  };
+  const auto read_first = [&](const Lines& lines, T(&elements)[kRows]) {
+    const T* from = lines.at<T>(span, first);
 #pragma unroll
-        for (int word = 0; word < kWords; ++word) {
-          copy_word<true>(slot(k, i) + word * threads, reinterpret_cast<const uint4*>(row + column_of(i)) + word);
+    for (int r = 0; r < kRows; ++r) elements[r] = from[second ? r * lines.row_stride : 0];
+  };
+  const auto write = [&](void* to, int r, int i, uint4 word) {
+    if (there && (r == 0 || second) && has(i)) {
+      store_word_once(reinterpret_cast<uint4*>(static_cast<T*>(to) + written + (r * hidden + i * step)), word);
+    }
+  };
+  uint4 words[kRows][kLoads];
+  T first_of_x[kRows], first_of_branch[kRows], first_of_gate;  // not decoded yet, which would wait for them
+  float first_of_wide_gate;
+  read(problem.x, words);
+  if (problem.centered) read_first(problem.x, first_of_x);
+  // Scale, shift, weight and bias, on their way into shared memory, where each thread finds its own: in registers they
+  // would keep rows from the processor.
+  const int threads = group * blockDim.y, own = threadIdx.y * group + threadIdx.x;
+  const int words_each = kSmall && problem.wide ? 2 : 1;
+  const auto slot_of = [&](int k, int i) { return memory + (k * kLoads + i) * words_each * threads + own; };
+  const auto only_slot_of = [&](int k, int i) { return memory + (k * kLoads + i) * threads + own; };  // of one word
+  const auto stage_all = [&] {
+    __syncwarp();  // the rows' own loads go first
+    if (problem.only_shared) {
+      const auto stage = [&](int k) {
+        const T* from = static_cast<const T*>(problem.shared[k].data) + (span * problem.shared[k].stride + own_column);
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          if (has(i)) copy_word<true>(only_slot_of(k, i), from + i * step);
+        }
+      };
+      stage(0);
+      stage(1);
+      if (problem.staged > 2) stage(2);
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < problem.staged; ++k) {
+        const int64_t bytes = kSmall && !problem.wide ? sizeof(T) : sizeof(float);
+        const Shared& shared = problem.shared[k];
+        const char* from = static_cast<const char*>(shared.data) + (span * shared.stride + own_column) * bytes;
+#pragma unroll 1
+        for (int i = 0; i < kLoads; ++i) {
+          for (int word = 0; word < words_each && has(i); ++word) {
+            copy_word<true>(slot_of(k, i) + word * threads, from + i * step * bytes + word * kVectorBytes);
+          }
         }
       }
     }
     close_copies();
   };
-  const auto read_staged = [&](int k, int i, float (&values)[kWidth]) {
-    Elements<M, kWidth> elements;
-#pragma unroll
-    for (int word = 0; word < kWords; ++word) {
-      const uint4 whole = slot(problem.slots[k], i)[word * threads];
-      memcpy(&elements.values[word * kWidth / kWords], &whole, sizeof(whole));
-    }
-    decode_all(elements.values, values);
+  // A pair of what was read into shared memory.
+  const auto shared_pair = [&](int k, int i, int pair) {
+    const uint4* slot = slot_of(k, i);
+    if (!kSmall || !problem.wide) return pair_of<T>(*slot, pair);
+    return reinterpret_cast<const float2*>(slot + pair / 2 * threads)[pair % 2];
   };
   if constexpr (kBranch) {
-    Vector<T, kWidth> branch[kRows][kLoads];
-    Elements<M, kWidth> gate[kLoads];
+    const int64_t gate_row = span * problem.gate.stride;
+    uint4 branch[kRows][kLoads];
+    read(problem.branch, branch);
+    const T* gate = static_cast<const T*>(problem.gate.data) + gate_row;
+    const float* wide_gate = static_cast<const float*>(problem.gate.data) + gate_row;
+    uint4 gates[kLoads];
+    if (!kSmall || !problem.wide) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const T* branch_row = problem.branch.at<T>(span, row_of_span + r);
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) branch[r][i] = load_once<T, kWidth>(branch_row + column_of(i));
-    }
-    const M* gate_row = problem.gate.at<M>(span);
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) gate[i] = load_elements<M, kWidth>(gate_row + column_of(i));
-    stage_all();
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        float sum[kWidth], product[kWidth], factor[kWidth];
-        decode_all(vectors[r][i].elements, sum);
-        decode_all(branch[r][i].elements, product);
-        decode_all(gate[i].values, factor);
-        add_gated<T>(product, factor, kStepwise, sum);
-        vectors[r][i] = encode_all<T>(sum);
-        if (there && has(i)) store_once(static_cast<T*>(problem.sum) + index_of(r, i), vectors[r][i]);
+      for (int i = 0; i < kLoads; ++i) {
+        if (has(i)) gates[i] = load_word_now(reinterpret_cast<const uint4*>(gate + own_column + i * step));
       }
     }
+    if (problem.centered) {
+      if (kSmall && problem.wide) {
+        first_of_wide_gate = *wide_gate;
+      } else {
+        first_of_gate = *gate;
+      }
+      read_first(problem.branch, first_of_branch);
+    }
+    stage_all();
+    if (problem.ahead > 0) ask_for(blockIdx.x + problem.ahead);
+    const auto add_branch = [&](auto wide, auto stepwise) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        if (!has(i)) continue;
+#pragma unroll
+        for (int r = 0; r < kRows; ++r) {
+          change_pairs<T>(words[r][i], [&](int pair, float2 x) {
+            float2 factors;
+            if constexpr (decltype(wide)::value) {
+              factors = reinterpret_cast<const float2*>(wide_gate + own_column + i * step)[pair];
+            } else {
+              factors = pair_of<T>(gates[i], pair);
+            }
+            const float2 product = pair_of<T>(branch[r][i], pair);
+            if constexpr (!decltype(stepwise)::value) return multiply_add(product, factors, x);
+            return add(x, round_pair<T>(multiply(product, factors)));
+          });
+          write(problem.sum, r, i, words[r][i]);
+        }
+      }
+    };
+    if (kSmall && problem.wide) {
+      add_branch(std::true_type{}, std::false_type{});
+    } else if (kSmall && problem.stepwise) {
+      add_branch(std::false_type{}, std::true_type{});
+    } else {
+      add_branch(std::false_type{}, std::false_type{});
+    }
+  } else {
+    stage_all();
+    if (problem.ahead > 0) ask_for(blockIdx.x + problem.ahead);
   }
-  if constexpr (!kBranch) stage_all();
 
-  const int lanes = kLoads > 2 ? kWarp : min(group, kWarp), warps = kLoads > 2 ? 1 : group / kWarp;
-  const int warp = threadIdx.x / kWarp;
-  const auto count_in = [&](int of_warp) {
-    constexpr int kFull = kWarp * kWidth, kLast = kLoads - 1;
-    return kLast * kFull + min(max(hidden - (kLast * group + of_warp * kWarp) * kWidth, 0), kFull);
+  float means[kRows] = {}, rstds[kRows], sums[2 * kRows] = {};
+  const auto average_over_row = [&](float (&room)[kMostWarps][2 * kRows]) {
+    if (group > kWarp) {
+      sum_over_block(sums, room);
+    } else {
+#pragma unroll 1
+      for (int distance = group / 2; distance > 0; distance /= 2) {
+#pragma unroll
+        for (int k = 0; k < 2 * kRows; ++k) sums[k] += __shfl_xor_sync(kAllLanes, sums[k], distance);
+      }
+    }
+#pragma unroll
+    for (int k = 0; k < 2 * kRows; ++k) sums[k] = problem.average(sums[k]);
   };
-  // Squares of deviations from the mean of the warp, and from these those from the mean of the row, so that a row far
-  // from zero keeps its digits. Long sums lose some, too.
-  constexpr int kSums = kLoads < 4 ? kLoads : 4;
-  float mean[kRows] = {}, squares[kRows] = {};
+  const auto add_all = [&](auto&& each) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        float x[kWidth];
+        decode_all(vector_of<T>(words[r][i]).elements, x);
+        each(r, x, has(i));
+        forget(words[r][i]);
+      }
+    }
+  };
+  const auto add_differences_from = [&](const float (&from)[kRows]) {
+    add_all([&](int r, const float (&x)[kWidth], bool has) {
+      add_differences(x, has, from[r], sums[2 * r], sums[2 * r + 1]);
+    });
+  };
+  float pivots[kRows];
   if (problem.centered) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      float sums[kSums] = {};
-#pragma unroll
-      for (int i = 0; i < kLoads; ++i) {
-        float x[kWidth], sum = 0.0f;
-        decode_all(vectors[r][i].elements, x);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) sum += x[j];
-        sums[i % kSums] += has(i) ? sum : 0.0f;
-        forget_decoded(vectors[r][i]);
+      pivots[r] = decode(first_of_x[r]);
+      if constexpr (kBranch) {
+        const float factor = kSmall && problem.wide ? first_of_wide_gate : decode(first_of_gate);
+        pivots[r] += decode(first_of_branch[r]) * factor;
       }
-      mean[r] = sum_of(sums);
     }
-    sum_over_lanes(mean, lanes);
+    add_differences_from(pivots);
+  } else {
+    add_all([&](int r, const float (&x)[kWidth], bool) {
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      mean[r] = warps > 1 ? __fdividef(mean[r], static_cast<float>(count_in(warp))) : problem.average(mean[r]);
+      for (int j = 0; j < kWidth; ++j) sums[2 * r + 1] += x[j] * x[j];
+    });
+  }
+  average_over_row(scratch[0]);
+  if (problem.centered) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) means[r] = pivots[r] + sums[2 * r];
+    if constexpr (!kSmall) {  // whose digits are all there only where differences are those from the mean
+#pragma unroll
+      for (int k = 0; k < 2 * kRows; ++k) sums[k] = 0.0f;
+      add_differences_from(means);
+      average_over_row(scratch[1]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) means[r] += sums[2 * r];
     }
   }
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) {
-    float sums[kSums] = {};
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      float x[kWidth], sum = 0.0f;
-      decode_all(vectors[r][i].elements, x);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) sum += (x[j] - mean[r]) * (x[j] - mean[r]);
-      sums[i % kSums] += has(i) ? sum : 0.0f;
-      forget_decoded(vectors[r][i]);
-    }
-    squares[r] = sum_of(sums);
-  }
-  sum_over_lanes(squares, lanes);
-  if (warps > 1) {
-    const int lane = threadIdx.x % kWarp, other = lane % kMostWarps;
-    if (lane == 0) {
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) of_warps[r][warp] = make_float2(mean[r], squares[r]);
-    }
-    const float count_of_other = other < warps ? static_cast<float>(count_in(other)) : 0.0f;
-    __syncthreads();
-    float sums[2 * kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      mean[r] = of_warps[r][0].x;
-      const float2 part = other < warps ? of_warps[r][other] : make_float2(mean[r], 0.0f);
-      const float away = part.x - mean[r];
-      sums[2 * r] = count_of_other * away;
-      sums[2 * r + 1] = part.y + sums[2 * r] * away;
-    }
-    sum_over_lanes<kMostWarps>(sums);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const float away = problem.average(sums[2 * r]);
-      mean[r] += away;
-      squares[r] = sums[2 * r + 1] - sums[2 * r] * away;
-    }
-  }
-  let_next_begin();
-  float rstd[kRows];
-#pragma unroll
-  for (int r = 0; r < kRows; ++r) rstd[r] = rsqrtf(problem.average(squares[r]) + problem.eps);
+  for (int r = 0; r < kRows; ++r) rstds[r] = rsqrtf(variance_of(sums[2 * r], sums[2 * r + 1]) + problem.eps);
 
   wait_for_copies<0>();
+  if (problem.only_shared) {
+    const auto norm = [&](auto weighted) {
 #pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    float factor[kWidth] = {}, offset[kWidth] = {};
-    if (problem.slots[0] >= 0) {
-      read_staged(0, i, factor);
-      read_staged(1, i, offset);
-    }
+      for (int i = 0; i < kLoads; ++i) {
+        if (!has(i)) continue;
+        const uint4 scale = *only_slot_of(0, i), shift = *only_slot_of(1, i);
+        uint4 weight;
+        if constexpr (decltype(weighted)::value) weight = *only_slot_of(2, i);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) factor[j] += 1.0f;
-    const auto normalize = [&](int r, float (&x)[kWidth]) {
-      decode_all(vectors[r][i].elements, x);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) x[j] = (x[j] - mean[r]) * rstd[r];
-    };
-    const auto write = [&](int r, const float (&x)[kWidth]) {
-      if (there && has(i)) {
-        store_once(static_cast<T*>(problem.normed) + index_of(r, i), encode_all<T>(x));
+        for (int r = 0; r < kRows; ++r) {
+          change_pairs<T>(words[r][i], [&](int pair, float2 x) {
+            const float2 scales = pair_of<T>(scale, pair), rstd = make_float2(rstds[r], rstds[r]);
+            float2 factors;
+            if constexpr (decltype(weighted)::value) {
+              const float2 weights = pair_of<T>(weight, pair);
+              factors = multiply(multiply_add(scales, weights, weights), rstd);
+            } else {
+              factors = multiply_add(scales, rstd, rstd);
+            }
+            return multiply_add(make_float2(x.x - means[r], x.y - means[r]), factors, pair_of<T>(shift, pair));
+          });
+          write(problem.normed, r, i, words[r][i]);
+        }
       }
     };
-    if constexpr (kStepwise) {
-      round_all<T>(factor);
-#pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        float x[kWidth];
-        normalize(r, x);
-        if (problem.slots[2] >= 0) {
-          float weight[kWidth];
-          read_staged(2, i, weight);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) x[j] *= weight[j];
-        }
-        if (problem.slots[3] >= 0) {
-          float bias[kWidth];
-          read_staged(3, i, bias);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) x[j] += bias[j];
-        }
-        round_all<T>(x);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) x[j] *= factor[j];
-        round_all<T>(x);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) x[j] += offset[j];
-        write(r, x);
-      }
-      continue;
+    if (problem.staged == 2) {
+      norm(std::false_type{});
+    } else {
+      norm(std::true_type{});
     }
-    if (problem.slots[3] >= 0) {
-      float bias[kWidth];
-      read_staged(3, i, bias);
+    return;
+  }
+  // Whatever else there may be, one vector after the other.
+#pragma unroll 1
+  for (int k = 0; k < kRows * kLoads; ++k) {
+    const int r = k / kLoads, i = k % kLoads;
+    if (!has(i)) continue;
+    uint4 word = words[0][0];
+    float mean = means[0], rstd = rstds[0];
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) offset[j] += bias[j] * factor[j];
+    for (int other = 1; other < kRows * kLoads; ++other) {
+      if (k != other) continue;
+      word = words[other / kLoads][other % kLoads];
+      mean = means[other / kLoads];
+      rstd = rstds[other / kLoads];
     }
-    if (problem.slots[2] >= 0) {
-      float weight[kWidth];
-      read_staged(2, i, weight);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) factor[j] *= weight[j];
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      float x[kWidth];
-      normalize(r, x);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) x[j] = x[j] * factor[j] + offset[j];
-      write(r, x);
-    }
+    change_pairs<T>(word, [&](int pair, float2 x) {
+      float2 normed = make_float2((x.x - mean) * rstd, (x.y - mean) * rstd);
+      if (problem.slots[2] >= 0) normed = multiply(normed, shared_pair(problem.slots[2], i, pair));
+      if (problem.slots[3] >= 0) normed = add(normed, shared_pair(problem.slots[3], i, pair));
+      if (problem.slots[0] < 0) return normed;
+      float2 factors = shared_pair(problem.slots[0], i, pair);
+      factors = make_float2(factors.x + 1.0f, factors.y + 1.0f);
+      const float2 offsets = shared_pair(problem.slots[1], i, pair);
+      if (!kSmall || !problem.stepwise) return multiply_add(normed, factors, offsets);
+      normed = round_pair<T>(multiply(round_pair<T>(normed), round_pair<T>(factors)));
+      return add(normed, offsets);
+    });
+    write(problem.normed, r, i, word);
   }
 }
 
-// The mean of some elements and the squares of the deviations from it, from those of their parts.
-struct Moments {
-  float count, mean, squares;
-
-  __device__ __forceinline__ void add(const Moments& other) {
-    const float both = count + other.count, away = other.mean - mean;
-    const float share = both > 0.0f ? __fdividef(other.count, both) : 0.0f;
-    squares += other.squares + away * away * count * share;
-    mean += away * share;
-    count = both;
+// A row that may lie anywhere, of T or of float32, or none. Its vectors are those of the row that is written, the first
+// of which begins at column `skipped`.
+template <typename T>
+class AnyRow {
+ public:
+  __device__ __forceinline__ AnyRow(const void* data, int64_t start, bool wide, int skipped) : wide_(wide) {
+    const int64_t bytes = wide ? sizeof(float) : sizeof(T);
+    row_ = static_cast<const char*>(data) + start * bytes;
+    whole_ = reinterpret_cast<uintptr_t>(row_ + skipped * bytes) % kVectorBytes == 0;
   }
+  __device__ __forceinline__ explicit operator bool() const { return row_ != nullptr; }
 
-  __device__ __forceinline__ void add_lanes() {
+  // Whether its vectors lie at multiples of their size.
+  __device__ __forceinline__ bool whole() const { return whole_; }
+  __device__ __forceinline__ const T* row() const { return reinterpret_cast<const T*>(row_); }
+
+  template <int kWidth>
+  __device__ __forceinline__ void load(int64_t column, float (&values)[kWidth]) const {
+    if (sizeof(T) < sizeof(float) && !wide_) {
+      Vector<T, kWidth> vector;
+      if (whole_ && kWidth > 1) {
+        vector = adaln::load<T, kWidth>(row() + column);
+      } else {
 #pragma unroll
-    for (int distance = 1; distance < kWarp; distance *= 2) {
-      Moments other;
-      other.count = __shfl_xor_sync(kAllLanes, count, distance);
-      other.mean = __shfl_xor_sync(kAllLanes, mean, distance);
-      other.squares = __shfl_xor_sync(kAllLanes, squares, distance);
-      // In one order for both, so that both get the same.
-      Moments lower = threadIdx.x & distance ? other : *this;
-      lower.add(threadIdx.x & distance ? *this : other);
-      *this = lower;
+        for (int j = 0; j < kWidth; ++j) vector.elements[j] = row()[column + j];
+      }
+      decode_all(vector.elements, values);
+    } else if (whole_ && kWidth > 1) {
+      load_floats(floats() + column, values);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] = floats()[column + j];
     }
   }
+
+ private:
+  __device__ __forceinline__ const float* floats() const { return reinterpret_cast<const float*>(row_); }
+
+  const char* row_;
+  bool wide_, whole_;
 };
 
-// Rows of any length, wherever they lie, with modulations and parameters of any types: a block for each. Its vectors
-// are those of `normed`.
+// What is not for the kernel above: rows of any length, wherever they lie, with modulations and parameters of any
+// types. A block for each, which begins with a few single elements, before the first vector and behind the last. A row
+// and its branch wait in shared memory, of which each has `slots` vectors; where there are none, they are read again.
 template <typename T>
-__global__ void __launch_bounds__(kLongBlock) forward_long_kernel(const __grid_constant__ Forward problem) {
+__global__ void __launch_bounds__(kMostThreads, kBlocks)
+    forward_any_kernel(const __grid_constant__ Forward problem, Average average, int slots, int64_t first_row) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  __shared__ Moments of_warps[kWarp];
-  wait_for_previous();
+  extern __shared__ uint4 memory[];
+  __shared__ alignas(16) float scratch[2][kMostWarps][2];
+  const int64_t hidden = problem.hidden, row = first_row + blockIdx.x;
+  const int thread = threadIdx.x, threads = blockDim.x;
+  const int64_t span = span_of(row, problem.span);
+  const bool branched = problem.branch.data != nullptr;
+  T* const sum_row = static_cast<T*>(problem.sum) + row * hidden;
+  T* const normed_row = static_cast<T*>(problem.normed) + row * hidden;
+  const int skipped =
+      static_cast<int>(min(static_cast<int64_t>((kWidth - before<kWidth>(normed_row)) % kWidth), hidden));
+  const int64_t vectors = (hidden - skipped) / kWidth, behind = skipped + vectors * kWidth;
+  const auto row_of_modulation = [&](const Modulation& modulation) {
+    return AnyRow<T>(modulation.rows.data, modulation.rows.data == nullptr ? 0 : modulation.rows.offset(span),
+                     modulation.type == Type::float32, skipped);
+  };
+  const auto row_of_parameter = [&](const Parameter& parameter) {
+    return AnyRow<T>(parameter.data, 0, parameter.type == Type::float32, skipped);
+  };
+  const AnyRow<T> x_row(problem.x.data, problem.x.offset(row), sizeof(T) == sizeof(float), skipped);
+  const AnyRow<T> branch_row(problem.branch.data, branched ? problem.branch.offset(row) : 0, sizeof(T) == sizeof(float),
+                             skipped);
+  const AnyRow<T> gate_row = row_of_modulation(problem.gate);
+  const bool sum_whole = before<kWidth>(sum_row) == before<kWidth>(normed_row);
+  // The first threads have an element before the first vector each, the next ones one behind the last.
+  const int64_t single = thread < kWidth ? thread : behind + thread - kWidth;
+  const bool has_single = thread < kWidth ? thread < skipped : single < hidden;
+  if (thread == 0) {
+    prefetch(x_row.row(), hidden);
+    if (branched) prefetch(branch_row.row(), hidden);
+  }
   let_next_begin();
-  const int64_t hidden = problem.hidden, step = static_cast<int64_t>(blockDim.x) * kWidth;
-  for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
-    const int64_t span = span_of(row, problem.span);
-    const T* x_row = row_of<T>(problem.x, row);
-    const T* branch_row = problem.branch.data == nullptr ? nullptr : row_of<T>(problem.branch, row);
-    T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
-    T* normed_row = static_cast<T*>(problem.normed) + row * hidden;
-    const EitherRow gate_row(problem.gate, span);
-    const int64_t start = static_cast<int64_t>(threadIdx.x) * kWidth - before<kWidth>(normed_row);
-    // Sums of differences from one of the thread's elements.
-    float first = 0.0f, sum = 0.0f, squares = 0.0f, count = 0.0f;
+  wait_for_previous();
+  if (slots > 0) {
+    const auto fetch = [&](const AnyRow<T>& from, uint4* slot) {
+      if (!from.whole()) return;
 #pragma unroll 1
-    for (int64_t column = start; column < hidden; column += step) {
-      const Part<kWidth> part(column, hidden);
-      auto vector = load_part(x_row, part);
+      for (int64_t vector = thread; vector < vectors; vector += threads, slot += threads) {
+        copy_word(slot, from.row() + skipped + vector * kWidth);
+      }
+    };
+    fetch(x_row, memory + thread);
+    if (branched) fetch(branch_row, memory + slots + thread);
+    close_copies();
+    wait_for_copies<0>();
+  }
+  float only[1] = {};
+  const auto add_branch = [&](auto& x, auto& branch, auto& gate, int64_t column) {
+    constexpr int kCount = sizeof(x) / sizeof(float);
+    gate_row.load(column, gate);
+    add_gated<T>(branch, gate, problem.stepwise, x);
+    const auto sum = encode_all<T>(x);
+    if (sum_whole || kCount == 1) {
+      store(sum_row + column, sum);
+    } else {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) sum_row[column + j] = sum.elements[j];
+    }
+    return sum;
+  };
+  const auto load_or_slot = [&](const AnyRow<T>& from, const uint4* slot, int64_t column, float (&values)[kWidth]) {
+    if (slots > 0 && from.whole()) {
+      decode_all(vector_of<T>(*slot).elements, values);
+    } else {
+      from.load(column, values);
+    }
+  };
+  if (has_single) {
+    x_row.load(single, only);
+    if (branched) {
+      float branch[1], gate[1];
+      branch_row.load(single, branch);
+      decode_all(add_branch(only, branch, gate, single).elements, only);
+    }
+  }
+  const bool kept = slots > 0 && (branched || x_row.whole());  // whether the first pass leaves the row in its slots
+  const AnyRow<T> later(branched ? sum_row : x_row.row(), 0, sizeof(T) == sizeof(float), skipped);
+  // The vectors of the row, from where they are after the first pass over them.
+  const auto visit = [&](bool first, auto&& use) {
+    uint4* slot = memory + thread;
+    int64_t column = skipped + static_cast<int64_t>(thread) * kWidth;
+#pragma unroll 1
+    for (; column < behind; column += threads * kWidth, slot += threads) {
       float x[kWidth];
-      decode_all(vector.elements, x);
-      if (branch_row != nullptr) {
-        float branch[kWidth], gate[kWidth];
-        decode_all(load_part(branch_row, part).elements, branch);
-        gate_row.load<T>(part, 0.0f, gate);
-        add_gated<T>(branch, gate, problem.stepwise, x);
-        vector = encode_all<T>(x);
-        store_part(sum_row, part, vector);
-        decode_all(vector.elements, x);
-      }
-      if (problem.centered && column == start) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) first = part.has(j) ? x[j] : first;
-      }
-      if (!part.whole()) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) x[j] = part.has(j) ? x[j] : first;
-      }
-      count += static_cast<float>(part.end - part.begin);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const float away = x[j] - first;
-        sum += away;
-        squares += away * away;
-      }
-    }
-    if (branch_row != nullptr) x_row = sum_row;  // each thread reads again what it wrote itself
-    float mean = 0.0f, rstd;
-    {
-      const float away = problem.centered && count > 0.0f ? sum / count : 0.0f;
-      Moments moments{count, first + away, problem.centered ? squares - away * sum : squares};
-      moments.add_lanes();
-      __syncthreads();
-      if (threadIdx.x % kWarp == 0) of_warps[threadIdx.x / kWarp] = moments;
-      __syncthreads();
-      const int lane = threadIdx.x % kWarp;
-      moments = lane < static_cast<int>(blockDim.x) / kWarp ? of_warps[lane] : Moments{0.0f, 0.0f, 0.0f};
-      moments.add_lanes();
-      if (problem.centered) mean = moments.mean;
-      rstd = rsqrtf(moments.squares / static_cast<float>(hidden) + problem.eps);
-    }
-#pragma unroll 1
-    for (int64_t column = start; column < hidden; column += step) {
-      const Part<kWidth> part(column, hidden);
-      float x[kWidth];
-      decode_all(load_part(x_row, part).elements, x);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) x[j] = (x[j] - mean) * rstd;
-      // First weight and bias, then scale and shift.
-#pragma unroll 1
-      for (int modulated = problem.weight.data == nullptr && problem.bias.data == nullptr; modulated < 2; ++modulated) {
-        const EitherRow factor_row = modulated ? EitherRow(problem.scale, span) : EitherRow(problem.weight);
-        const EitherRow offset_row = modulated ? EitherRow(problem.shift, span) : EitherRow(problem.bias);
-        float factor[kWidth], offset[kWidth];
-        factor_row.load<T>(part, modulated ? 0.0f : 1.0f, factor);
-        offset_row.load<T>(part, 0.0f, offset);
-        if (modulated) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) factor[j] += 1.0f;
+      if (first) {
+        load_or_slot(x_row, slot, column, x);
+        if (branched) {
+          float branch[kWidth], gate[kWidth];
+          load_or_slot(branch_row, slot + slots, column, branch);
+          const auto sum = add_branch(x, branch, gate, column);
+          if (slots > 0) memcpy(slot, &sum, sizeof(sum));
+          decode_all(sum.elements, x);
         }
-        if (problem.stepwise && modulated) {
-          round_all<T>(x);
-          round_all<T>(factor);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) x[j] *= factor[j];
-          round_all<T>(x);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) x[j] += offset[j];
-        } else {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) x[j] = x[j] * factor[j] + offset[j];
-        }
+      } else if (kept) {
+        decode_all(vector_of<T>(*slot).elements, x);
+      } else {
+        later.load(column, x);
       }
-      store_part(normed_row, part, encode_all<T>(x));
+      use(x, column);
     }
+  };
+  float pivot = 0.0f;
+  if (problem.centered) {
+    float values[1];
+    x_row.load(0, values);
+    pivot = values[0];
+    if (branched) {
+      branch_row.load(0, values);
+      const float branch = values[0];
+      gate_row.load(0, values);
+      pivot += branch * values[0];
+    }
+  }
+  float sums[2], mean = 0.0f;
+  const auto average_of = [&](float from, int pass) {
+    sums[0] = sums[1] = 0.0f;
+    add_differences(only, has_single, from, sums[0], sums[1]);
+    visit(pass == 0, [&](const float (&x)[kWidth], int64_t) { add_differences(x, true, from, sums[0], sums[1]); });
+    sum_over_block(sums, scratch[pass]);
+    sums[0] = average(sums[0]);
+    sums[1] = average(sums[1]);
+  };
+  average_of(pivot, 0);
+  if (problem.centered) {
+    mean = pivot + sums[0];
+    if constexpr (sizeof(T) == sizeof(float)) {
+      average_of(mean, 1);
+      mean += sums[0];
+    }
+  } else {
+    sums[0] = 0.0f;
+  }
+  const float rstd = rsqrtf(variance_of(sums[0], sums[1]) + problem.eps);
+  const AnyRow<T> weight_row = row_of_parameter(problem.weight), bias_row = row_of_parameter(problem.bias);
+  const AnyRow<T> scale_row = row_of_modulation(problem.scale), shift_row = row_of_modulation(problem.shift);
+  const auto norm = [&](auto& x, auto& factor, auto& offset, int64_t column) {
+    constexpr int kCount = sizeof(x) / sizeof(float);
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) x[j] = (x[j] - mean) * rstd;
+    if (weight_row || bias_row) {
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) {
+        factor[j] = 1.0f;
+        offset[j] = 0.0f;
+      }
+      if (weight_row) weight_row.load(column, factor);
+      if (bias_row) bias_row.load(column, offset);
+#pragma unroll
+      for (int j = 0; j < kCount; ++j) x[j] = fmaf(x[j], factor[j], offset[j]);
+    }
+    if (scale_row) {
+      scale_row.load(column, factor);
+      shift_row.load(column, offset);
+      if (problem.stepwise) {
+        round_all<T>(x);
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) factor[j] += 1.0f;
+        round_all<T>(factor);
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) x[j] *= factor[j];
+        round_all<T>(x);
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) x[j] += offset[j];
+      } else {
+#pragma unroll
+        for (int j = 0; j < kCount; ++j) x[j] = fmaf(x[j], factor[j], x[j] + offset[j]);
+      }
+    }
+    store(normed_row + column, encode_all<T>(x));
+  };
+  visit(false, [&](float (&x)[kWidth], int64_t column) {
+    float factor[kWidth], offset[kWidth];
+    norm(x, factor, offset, column);
+  });
+  if (has_single) {
+    float factor[1], offset[1];
+    norm(only, factor, offset, single);
   }
 }
 
-template <typename T, typename M, int kWidth, int kLoads, int kRows, bool kBranch, bool kStepwise = false>
-cudaError_t launch_rows(const RowsForward& problem, int group, cudaStream_t stream) {
-  const int rows = group > kWarp ? 1 : kSharedBlock / group;  // of a block side by side
-  const uint32_t rows_of_block = static_cast<uint32_t>(rows) * kRows;
-  const uint32_t blocks = (problem.rows + rows_of_block - 1) / rows_of_block;
-  const auto kernel = forward_kernel<T, M, kWidth, kLoads, kRows, kBranch, kStepwise>;
-  const size_t shared = sizeof(M) * kWidth * kLoads * group * rows * problem.staged;
-  if (shared + kStaticBytes > kUsualBytes) {
+// Threads, whole warps of them, that hold so many vectors.
+constexpr int threads_for(int64_t vectors, int loads) {
+  return static_cast<int>((vectors + loads * kWarp - 1) / (loads * kWarp) * kWarp);
+}
+
+// How sets of rows are laid over blocks, and what a block takes of shared memory.
+struct Sets {
+  int group;  // threads of a set
+  int side;   // sets of a block
+  size_t bytes;
+};
+
+Sets sets_for(int vectors, int words_staged) {
+  int group = threads_for(vectors, kLoads);
+  while (group <= kWarp && group / 2 * kLoads >= vectors) group /= 2;
+  const int side = group > kWarp ? 1 : kSharedBlock / group;
+  return {group, side, size_t{kVectorBytes} * kLoads * group * side * words_staged};
+}
+
+template <typename T, int kRows, bool kBranch>
+cudaError_t launch_rows(RowsForward& problem, int64_t rows, const Sets& sets, cudaStream_t stream) {
+  int processors;
+  cudaError_t error = processors_of_device(&processors);
+  if (error != cudaSuccess) return error;
+  problem.sets_of_span = (problem.span + kRows - 1) / kRows;
+  problem.sets = static_cast<uint32_t>(rows / problem.span) * problem.sets_of_span;
+  problem.spans = Divider(problem.sets_of_span);
+  const auto follow = [&](const Lines& lines) {
+    return lines.row_stride == problem.hidden && lines.span_stride == int64_t{problem.span} * problem.hidden;
+  };
+  if (sets.side == 1 && problem.span % kRows == 0 && follow(problem.x) && (!kBranch || follow(problem.branch))) {
+    const int64_t bytes = int64_t{problem.hidden} * sizeof(T) * kRows * (kBranch ? 2 : 1);
+    problem.ahead = static_cast<uint32_t>(processors * std::max<int64_t>(kAhead / bytes, 1));
+  }
+  const auto kernel = forward_kernel<T, kRows, kBranch>;
+  if (sets.bytes + kStaticBytes > kUsualBytes) {
     const auto attribute = cudaFuncAttributeMaxDynamicSharedMemorySize;
-    const cudaError_t error = cudaFuncSetAttribute(kernel, attribute, static_cast<int>(shared));
+    error = cudaFuncSetAttribute(kernel, attribute, static_cast<int>(sets.bytes));
     if (error != cudaSuccess) return error;
   }
-  return launch_early(kernel, dim3(blocks), dim3(group, rows), shared, stream, problem);
+  return launch_early(kernel, dim3((problem.sets + sets.side - 1) / sets.side), dim3(sets.group, sets.side), sets.bytes,
+                      stream, problem);
 }
 
-// How many threads for so many vectors of a row.
-inline int group_for(int vectors, int loads) {
-  const int threads = (vectors + loads - 1) / loads;
-  if (threads > kWarp) return (threads + kWarp - 1) / kWarp * kWarp;
-  int group = 1;
-  while (group < threads) group *= 2;
-  return group;
-}
-
-template <typename T, typename M, bool kBranch>
-cudaError_t launch_fitting(const RowsForward& problem, bool stepwise, cudaStream_t stream) {
+template <typename T>
+cudaError_t launch_any(const Forward& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  const int vectors = problem.hidden / kWidth, group = group_for(vectors, 2);
-  if constexpr (std::is_same_v<T, M> && !std::is_same_v<T, float>) {
-    if (stepwise) return launch_rows<T, M, kWidth, 2, 1, kBranch, true>(problem, group, stream);
+  const int64_t vectors = (problem.hidden + kWidth - 1) / kWidth;
+  const int threads = threads_for(std::min<int64_t>(vectors, kMostThreads * kLoadsOfAny), kLoadsOfAny);
+  const int64_t slots = (vectors + threads - 1) / threads * threads;
+  const size_t bytes = slots * kVectorBytes * (problem.branch.data == nullptr ? 1 : 2);
+  const bool held = bytes + kStaticBytes <= kUsualBytes;
+  cudaError_t error = cudaSuccess;
+  for (int64_t first = 0; first < problem.rows && error == cudaSuccess; first += INT32_MAX) {
+    const auto rows = static_cast<unsigned>(std::min<int64_t>(problem.rows - first, INT32_MAX));
+    error = launch_early(forward_any_kernel<T>, dim3(rows), dim3(threads), held ? bytes : 0, stream, problem,
+                         Average(problem.hidden), held ? static_cast<int>(slots) : 0, first);
   }
-  if constexpr (!kBranch) {
-    // Modulations of another type are not worth kernels of their own for what is rare.
-    if constexpr (std::is_same_v<T, M>) {
-      if (vectors <= kWarp && problem.span % 2 == 0) {
-        return launch_rows<T, M, kWidth, 1, 2, false>(problem, group_for(vectors, 1), stream);
-      }
-      if (problem.rows >= kManyRows && vectors > kWarp) {
-        if (vectors <= kWarp * kWarpLoads) {
-          return launch_rows<T, M, kWidth, kWarpLoads, 1, false>(problem, kWarp, stream);
-        }
-        // Without a mean there is one exchange between warps less to save.
-        if (vectors <= kWarp * kMostWarpLoads && problem.centered) {
-          return launch_rows<T, M, kWidth, kMostWarpLoads, 1, false>(problem, kWarp, stream);
-        }
-      }
-    }
-    if (problem.span % 2 == 0 && group <= most_threads(2, 2)) {
-      return launch_rows<T, M, kWidth, 2, 2, false>(problem, group, stream);
-    }
-  }
-  return launch_rows<T, M, kWidth, 2, 1, kBranch>(problem, group, stream);
-}
-
-template <typename T, bool kBranch>
-cudaError_t launch_typed(const RowsForward& problem, Type type, bool stepwise, cudaStream_t stream) {
-  if constexpr (!std::is_same_v<T, float>) {
-    if (type != Type::float32) return launch_fitting<T, T, kBranch>(problem, stepwise, stream);
-  }
-  return launch_fitting<T, float, kBranch>(problem, stepwise, stream);
+  return error;
 }
 
 template <typename T>
 cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
-                       aligned(problem.branch, sizeof(T)) && aligned(problem.gate) && aligned(problem.scale) &&
-                       aligned(problem.shift) && aligned(problem.weight.data) && aligned(problem.bias.data) &&
-                       aligned(problem.normed) && aligned(problem.sum);
   CommonType common(problem.type);
   for (const Modulation* modulation : {&problem.gate, &problem.scale, &problem.shift}) common.add(*modulation);
   for (const Parameter* parameter : {&problem.weight, &problem.bias}) common.add(*parameter);
+  const bool wide = common.type() != problem.type;
   // Without modulations, any division of the rows will do.
   const bool modulated = problem.scale.rows.data != nullptr || problem.gate.rows.data != nullptr;
   const int64_t span = !modulated && problem.x.dims == 2 ? problem.x.sizes[1] : problem.span;
-  const bool has[] = {problem.scale.rows.data != nullptr, problem.shift.rows.data != nullptr,
-                      problem.weight.data != nullptr, problem.bias.data != nullptr};
-  int staged = 0;
-  for (const bool one : has) staged += one;
-  constexpr int64_t kWarpRows = int64_t{kSharedBlock} * kMostWarpLoads * kWidth;
-  const int64_t elements = std::max<int64_t>(problem.hidden + 2 * kWarp * kWidth, kWarpRows) * staged;
-  const auto shared = static_cast<size_t>(elements * bytes_of(common.type()));
-  const bool fits = shared + kStaticBytes <= kUsualBytes || shared + kStaticBytes <= most_shared_bytes();
-  Lines x, branch, gate, shared_by_rows[4];
-  shared_by_rows[2].data = problem.weight.data;
-  shared_by_rows[3].data = problem.bias.data;
-  if (vectors && fits && common.one() && !(problem.stepwise && common.type() != problem.type) &&
-      problem.hidden <= 2 * kWidth * most_threads(2, 1) && problem.rows < INT32_MAX && lines_of(problem.x, span, &x) &&
-      lines_of(problem.branch, span, &branch) && lines_of(problem.gate, &gate) &&
-      lines_of(problem.scale, &shared_by_rows[0]) && lines_of(problem.shift, &shared_by_rows[1])) {
-    RowsForward rows{x,
-                     branch,
-                     gate,
-                     problem.normed,
-                     problem.sum,
-                     {},
-                     0,
-                     {-1, -1, -1, -1},
-                     static_cast<uint32_t>(problem.rows),
-                     static_cast<uint32_t>(span),
-                     static_cast<int>(problem.hidden),
-                     Divider(static_cast<uint32_t>(span)),
-                     Average(problem.hidden),
-                     problem.eps,
-                     problem.centered};
-    for (int k = 0; k < 4; ++k) {
-      if (!has[k]) continue;
-      rows.slots[k] = rows.staged;
-      rows.shared[rows.staged++] = shared_by_rows[k];
-    }
-    return problem.branch.data == nullptr ? launch_typed<T, false>(rows, common.type(), problem.stepwise, stream)
-                                          : launch_typed<T, true>(rows, common.type(), problem.stepwise, stream);
+  Lines x, branch;
+  if (problem.hidden % kWidth != 0 || problem.hidden > kMostThreads * kLoads * kWidth || !common.one() ||
+      (problem.stepwise && wide) || problem.rows >= INT32_MAX || !aligned(problem.x, sizeof(T)) ||
+      !aligned(problem.branch, sizeof(T)) || !aligned(problem.gate) || !aligned(problem.scale) ||
+      !aligned(problem.shift) || !aligned(problem.weight.data) || !aligned(problem.bias.data) ||
+      !aligned(problem.normed) || !aligned(problem.sum) || problem.gate.rows.dims > 1 || problem.scale.rows.dims > 1 ||
+      problem.shift.rows.dims > 1 || !lines_of(problem.x, span, &x) || !lines_of(problem.branch, span, &branch)) {
+    return launch_any<T>(problem, stream);
   }
-  // Some vectors for each thread, so that the sums between threads are the lesser part of the work.
-  constexpr int64_t kLoads = 16, kElements = kLoads * kWarp * kWidth;
-  const int64_t warps = (problem.hidden + kElements - 1) / kElements;
-  const Shape shape{static_cast<int>(std::min<int64_t>(warps * kWarp, kLongBlock)), 1};
-  return launch_early(forward_long_kernel<T>, dim3(blocks_for(problem.rows, shape)), dim3(shape.block()), 0, stream,
-                      problem);
+  const Shared shared[] = {{problem.scale.rows.data, problem.scale.rows.strides[0]},
+                           {problem.shift.rows.data, problem.shift.rows.strides[0]},
+                           {problem.weight.data, 0},
+                           {problem.bias.data, 0}};
+  RowsForward rows{x,
+                   problem.normed,
+                   0,
+                   0,
+                   static_cast<uint32_t>(span),
+                   Divider(1),
+                   Average(problem.hidden),
+                   static_cast<int>(problem.hidden),
+                   problem.eps,
+                   0,
+                   problem.centered,
+                   problem.stepwise,
+                   wide,
+                   shared[0].data != nullptr && shared[3].data == nullptr && !problem.stepwise && !wide,
+                   0,
+                   {-1, -1, -1, -1},
+                   {},
+                   problem.sum,
+                   branch,
+                   {problem.gate.rows.data, problem.gate.rows.strides[0]}};
+  for (int k = 0; k < 4; ++k) {
+    if (shared[k].data == nullptr) continue;
+    rows.slots[k] = static_cast<int8_t>(rows.staged);
+    rows.shared[rows.staged++] = shared[k];
+  }
+  const Sets sets = sets_for(rows.hidden / kWidth, rows.staged * (wide ? 2 : 1));
+  if (sets.bytes + kStaticBytes > kUsualBytes && sets.bytes + kStaticBytes > most_shared_bytes()) {
+    return launch_any<T>(problem, stream);
+  }
+  return problem.branch.data == nullptr ? launch_rows<T, 2, false>(rows, problem.rows, sets, stream)
+                                        : launch_rows<T, 1, true>(rows, problem.rows, sets, stream);
 }
 
 }  // namespace

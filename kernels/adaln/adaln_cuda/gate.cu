@@ -56,17 +56,32 @@ Tiles tiles_of(int64_t hidden, int width, int threads) {
 
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ GateLines problem, Tiles tiles) {
-  wait_for_previous();
-  let_next_begin();
-  const int64_t column =
-      (static_cast<int64_t>(blockIdx.x % tiles.in_a_row) * tiles.columns + threadIdx.x % tiles.columns) * kWidth;
+  const int own = threadIdx.x % tiles.columns;
+  const int64_t column = (static_cast<int64_t>(blockIdx.x % tiles.in_a_row) * tiles.columns + own) * kWidth;
   const uint32_t row = blockIdx.x / tiles.in_a_row * tiles.rows + threadIdx.x / tiles.columns;
-  if (column >= problem.hidden || row >= problem.rows) return;
+  const bool there = column < problem.hidden && row < problem.rows;
   const uint32_t span = problem.spans(row), row_of_span = row - span * problem.span;
-  const auto residual = load<T, kWidth>(problem.residual.at<T>(span, row_of_span) + column);
-  const auto branch = load<T, kWidth>(problem.branch.at<T>(span, row_of_span) + column);
+  const T* residual_at = problem.residual.at<T>(span, row_of_span) + column;
+  const T* branch_at = problem.branch.at<T>(span, row_of_span) + column;
+  const int64_t gate_at = span * problem.gate.span_stride + column;
+  if (there && own == 0) {
+    const int64_t elements = min(static_cast<int64_t>(tiles.columns) * kWidth, problem.hidden - column);
+    prefetch(residual_at, elements);
+    prefetch(branch_at, elements);
+    if (row_of_span == 0) {
+      if (sizeof(T) == sizeof(float) || problem.gate_type == Type::float32) {
+        prefetch(static_cast<const float*>(problem.gate.data) + gate_at, elements);
+      } else {
+        prefetch(static_cast<const T*>(problem.gate.data) + gate_at, elements);
+      }
+    }
+  }
+  let_next_begin();
+  wait_for_previous();
+  if (!there) return;
+  const auto residual = load<T, kWidth>(residual_at), branch = load<T, kWidth>(branch_at);
   float sum[kWidth], product[kWidth], gate[kWidth];
-  load_either<T, kWidth>(problem.gate.data, problem.gate_type, span * problem.gate.span_stride + column, gate);
+  load_either<T, kWidth>(problem.gate.data, problem.gate_type, gate_at, gate);
   decode_all(residual.elements, sum);
   decode_all(branch.elements, product);
   add_gated<T>(product, gate, problem.stepwise, sum);
@@ -77,9 +92,13 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) gate_any_kernel(const __grid_constant__ Gate problem) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  wait_for_previous();
-  let_next_begin();
   const int64_t hidden = problem.hidden, step = static_cast<int64_t>(blockDim.x) * kWidth;
+  if (threadIdx.x == 0) {
+    prefetch(row_of<T>(problem.residual, blockIdx.x), hidden);
+    prefetch(row_of<T>(problem.branch, blockIdx.x), hidden);
+  }
+  let_next_begin();
+  wait_for_previous();
   for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
     const T *residual_row = row_of<T>(problem.residual, row), *branch_row = row_of<T>(problem.branch, row);
     T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
@@ -112,11 +131,18 @@ __global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks)
   const auto read_gate = [&](uint32_t index) {
     load_either<T, kWidth>(problem.gate.data, problem.gate_type, index * problem.gate.span_stride + column, gate);
   };
+  const uint32_t first_row = (part - group * problem.parts) * tiles.rows + threadIdx.x / tiles.columns;
+  if (own == 0) {
+    const int64_t elements = min(static_cast<int64_t>(tiles.columns) * kWidth, problem.hidden - column);
+    for (uint32_t row = first_row; row < min(end, first_row + kBackwardRows * step); row += step) {
+      prefetch(problem.grad.at<T>(group, row) + column, elements);
+      if (problem.branch.data != nullptr) prefetch(problem.branch.at<T>(group, row) + column, elements);
+    }
+  }
   wait_for_previous();
   let_next_begin();
   if (problem.shared_gate && end > 0) read_gate(group);
-  for (uint32_t first = (part - group * problem.parts) * tiles.rows + threadIdx.x / tiles.columns; first < end;
-       first += step * kBackwardRows) {
+  for (uint32_t first = first_row; first < end; first += step * kBackwardRows) {
     Vector<T, kWidth> grad[kBackwardRows], branch[kBackwardRows];
 #pragma unroll
     for (int i = 0; i < kBackwardRows; ++i) {
