@@ -110,7 +110,7 @@ def test_add_forward(hidden, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(512, 4096), (1000, 1000), (64, 30000)])
+@pytest.mark.parametrize("shape", [(512, 4096), (2000, 1000), (1100, 9000), (64, 30000)])
 def test_error_over_many_rows(shape, dtype):
     """In the mean, where chance and slack do not hide a norm that is off for a whole row."""
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
@@ -732,6 +732,29 @@ def test_backward_of_many_rows(hidden, dtype):
         assert_add_gradients(x, residual, weight, grads)
     first, again = (gradients_of_rows(grads[0], x.detach(), weight.detach(), grads[1]) for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
+@pytest.mark.parametrize("shape", [(2, 4096), (300, 4096), (2000, 2048), (1500, 1001), (20000, 128)])
+def test_launches_that_follow_at_once(shape):
+    """Each reads what the one before it writes, or writes what that has read: on a GPU it begins before that ends."""
+    x, residual = random(*shape, dtype=torch.bfloat16), random(*shape, dtype=torch.bfloat16)
+    weight = random(shape[-1], dtype=torch.bfloat16)
+    norms, sums, grads = [x], [residual], [x]
+    for _ in range(6):
+        norm, total = kernel.add_rms_norm(norms[-1], sums[-1], weight, EPS)
+        norms.append(norm)
+        sums.append(total)
+        grads.append(gradients_of_rows(grads[-1], norm, weight, total)[0])
+    in_place = (x.clone(), residual.clone())
+    for _ in range(6):
+        kernel.add_rms_norm_(*in_place, weight, EPS)
+    assert torch.equal(in_place[0], norms[-1]) and torch.equal(in_place[1], sums[-1])
+    for before, after in zip(zip(norms, sums, grads), zip(norms[1:], sums[1:], grads[1:])):
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        alone = kernel.add_rms_norm(*before[:2], weight, EPS)
+        assert torch.equal(alone[0], after[0]) and torch.equal(alone[1], after[1])
+        assert torch.equal(gradients_of_rows(before[2], alone[0], weight, alone[1])[0], after[2])
 
 
 @gpu
