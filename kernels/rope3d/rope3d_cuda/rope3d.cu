@@ -45,10 +45,8 @@ constexpr int64_t kVeryFew = 64;
 // does.
 constexpr int64_t kChunk = 64;
 
-// Bytes of q and k that the second cache does not hold: that they come from memory is certain then, and each block may
-// ask for its tokens as wholes, before the kernel in front has ended. For smaller ones, which that kernel may just have
-// written, asking twice takes a few percent longer.
-constexpr int64_t kMuch = int64_t{1} << 26;
+// Bytes of q and k below which they fit into every second cache that matters.
+constexpr int64_t kFits = int64_t{1} << 24;
 
 // Sequences that have their tokens in turn, at most: memory is slower the more places are read at a time.
 constexpr int64_t kMostInTurn = 4;
@@ -412,6 +410,15 @@ bool vectors_of_table(const Tokens& table, int64_t pairs, int64_t column) {
          kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
 }
 
+// Whether the second cache does not hold so many bytes, so that some of them are certain to come from memory: then each
+// block asks for its tokens as wholes, before the kernel in front has ended. Where that kernel may just have written
+// all of them, asking twice takes longer: up to 3% with 22 MB.
+bool come_from_memory(int64_t bytes) {
+  int device, cache;
+  return bytes > kFits && cudaGetDevice(&device) == cudaSuccess &&
+         cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device) == cudaSuccess && bytes > cache;
+}
+
 template <typename T, int kWidth, bool kApart, Source kSource, typename Index>
 void launch(const Rotation& problem, cudaStream_t stream) {
   constexpr int64_t kUnit = std::is_same_v<Index, uint32_t> ? kWidth : 1;
@@ -449,12 +456,13 @@ void launch(const Rotation& problem, cudaStream_t stream) {
                        false,
                        problem.inverse ? -1.0f : 1.0f,
                        {}};
+  constexpr int64_t kElement = sizeof(T);
+  const bool far = come_from_memory(total * (heads[0] + heads[1]) * problem.width * kElement);
   for (int i = 0; i < kMaxSides; ++i) {
     const Side& side = problem.sides[i];
     const auto units = [](int64_t stride) { return static_cast<Index>(stride / kUnit); };
-    const bool adjacent = kUnit > 1 && side.from_strides.head == problem.width;
-    if (adjacent && total * (heads[0] + heads[1]) * problem.width * static_cast<int64_t>(sizeof(T)) >= kMuch) {
-      params.ahead[i] = number(side.heads * problem.width * static_cast<int64_t>(sizeof(T)));
+    if (far && kUnit > 1 && side.from_strides.head == problem.width) {
+      params.ahead[i] = number(side.heads * problem.width * kElement);
     }
     params.places[i] = {side.from,
                         side.to,
