@@ -33,6 +33,13 @@ _bound = _binary.bind(
 below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
+def past_dispatcher(name: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns how to call the operator `name` past Torch's dispatcher where kit/direct.h has a way: where the arguments
+    are of the plain kind, none needs a gradient, and nobody must see the operator. Else it calls `otherwise`."""
+    direct = getattr(_binary, name, None) if _bound else None
+    return otherwise if direct is None else partial(direct, otherwise)
+
+
 def differentiable(
     name: str, function: "Optional[type[torch.autograd.Function]]" = None, inputs: Optional[int] = None
 ) -> Callable[..., Any]:
@@ -40,9 +47,9 @@ def differentiable(
 
     The result takes the operator's arguments, by position, as `function.apply` does. It does what
     `torch.library.register_autograd` and a call of the operator would do, at less than half of their cost for the
-    host: what needs no gradient goes to the device's kernel with nothing of autograd in between, and past Torch's
-    dispatcher where kit/direct.h has a way; and what needs one does not pass through the dispatcher to get back to
-    Python. While `torch.compile` traces, the operator is called as it is.
+    host: what needs no gradient goes to the device's kernel with nothing of autograd in between, `past_dispatcher`, and
+    what needs one does not pass through the dispatcher to get back to Python. While `torch.compile` traces, the
+    operator is called as it is.
 
     No arguments but the first `inputs` can need a gradient; None: any can. Without a `function`, as for the call in
     another one's forward, nothing is recorded.
@@ -50,7 +57,6 @@ def differentiable(
     packet = getattr(ops, name)
     # What OpOverload.__call__ calls, where there is such a thing: a Python frame less.
     operator = getattr(packet.default, "_op", packet.default)
-    direct = getattr(_binary, name, None) if _bound else None
 
     def dispatched(*arguments):
         if is_inference_mode_enabled():  # where there is no autograd to be below of
@@ -59,7 +65,7 @@ def differentiable(
             return operator(*arguments)
 
     if function is None:
-        return dispatched if direct is None else partial(direct, dispatched)
+        return past_dispatcher(name, dispatched)
 
     def recorded(*arguments):
         if is_grad_enabled():
@@ -70,7 +76,7 @@ def differentiable(
 
     # Not `call`, which would come back here while Torch traces.
     torch.library.impl(add_op_namespace_prefix(name), "Autograd")(recorded)
-    eager = recorded if direct is None else partial(direct, recorded)
+    eager = past_dispatcher(name, recorded)
 
     def call(*arguments):
         return packet(*arguments) if is_compiling() else eager(*arguments)

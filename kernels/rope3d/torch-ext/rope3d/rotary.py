@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 from torch.compiler import is_compiling
 
-from ._dispatch import below_autograd, changing, differentiable
+from ._dispatch import below_autograd, changing, differentiable, past_dispatcher
 from ._ops import add_op_namespace_prefix, ops
 from .tables import AXES, Kept, PerAxis, Positions, each, grid_table, pairs_of_axes, rows_of, token_tables
 
@@ -377,7 +377,7 @@ def _kept_operators(name, tables):
             change(q, k, *rest)
 
     Rotate, RotateInPlace = _functions(rotated, change, tables, rotate)
-    return rotate, rotate_
+    return past_dispatcher(name, rotate), rotate_
 
 
 def _traced(name, tables, check):
