@@ -107,7 +107,6 @@ struct Params {
   bool in_chunks;                                // or they have them in turn, counted in x
   bool very_few;
   bool sequences_in_turn;
-  uint32_t ahead[kMaxSides];  // bytes of a token, whose heads are adjacent, that are asked for ahead; 0: none are
   Spread tokens_spread, groups_spread;
   Divisor divisor;  // of blocks, by the sequences, or by the blocks of a sequence
   uint32_t prefix;
@@ -128,6 +127,9 @@ struct Params {
       Type type;
     } tokens;
   };
+  // Here, so that what the shortest launches need is in no more lines of a cache. Bytes that are asked for ahead: of a
+  // token, or of a head of one where tokens lie closer together; or 0.
+  uint32_t ahead[kMaxSides];
 };
 
 // What the elements of a column turn by.
@@ -321,28 +323,29 @@ __global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_cons
 
   // What a vector is counted in.
   using Unit = Vector<T, std::is_same_v<Index, uint32_t> ? kWidth : 1>;
+  const auto side_of = [&](int slot) { return kOfBoth<kSource> ? slot % kMaxSides : only; };
+  const auto head_of = [&](int slot) {
+    return group + (kOfBoth<kSource> ? slot / kMaxSides : slot) * params.groups[kOfBoth<kSource> ? 0 : only];
+  };
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  // Into the second cache, which is also where the kernel in front writes: nothing old can come of it.
-  if (column == 0 && group == 0) {
+  // Into the second cache, which is also where the kernel in front writes: nothing old can come of it. One thread asks
+  // for all heads of a token, or, where tokens lie closer together, for all tokens of a head.
+  if (column == 0 && !params.very_few && (params.ahead[0] | params.ahead[1]) != 0) {
 #pragma unroll
-    for (int i = 0; i < (kOfBoth<kSource> ? kMaxSides : 1); ++i) {
-      const int side = kOfBoth<kSource> ? i : only;
-      if (params.ahead[side] > 0) {
-        const Place<Index>& place = params.places[side];
-        const auto* from = static_cast<const Unit*>(place.from);
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(
-                         from + (sequence * place.from_batch + token * place.from_token)),
-                     "r"(params.ahead[side])
+    for (int i = 0; i < kHeads; ++i) {
+      const uint32_t head = head_of(i), bytes = params.ahead[side_of(i)];
+      if (bytes > 0 && head < params.heads[side_of(i)] && (tokens.in_y ? threadIdx.y : head) == 0) {
+        const Place<Index>& place = params.places[side_of(i)];
+        const Index at = sequence * place.from_batch + token * place.from_token + head * place.from_head;
+        const uint32_t pieces = tokens.in_y ? min(tokens.in_block, params.tokens_of_sequence - token) : 1;
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const Unit*>(place.from) + at),
+                     "r"(pieces * bytes)
                      : "memory");
       }
     }
   }
 #endif
   wait_for_previous();
-  const auto side_of = [&](int slot) { return kOfBoth<kSource> ? slot % kMaxSides : only; };
-  const auto head_of = [&](int slot) {
-    return group + (kOfBoth<kSource> ? slot / kMaxSides : slot) * params.groups[kOfBoth<kSource> ? 0 : only];
-  };
   Vector<T, kWidth> a[kHeads], b[kHeads];
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
@@ -447,7 +450,6 @@ void launch(const Rotation& problem, cudaStream_t stream) {
                        {},
                        {},
                        {},
-                       {},
                        number(problem.prefix),
                        whole(problem.pairs),
                        whole(problem.staying()),
@@ -455,15 +457,11 @@ void launch(const Rotation& problem, cudaStream_t stream) {
                        problem.half,
                        false,
                        problem.inverse ? -1.0f : 1.0f,
+                       {},
                        {}};
-  constexpr int64_t kElement = sizeof(T);
-  const bool far = come_from_memory(total * (heads[0] + heads[1]) * problem.width * kElement);
   for (int i = 0; i < kMaxSides; ++i) {
     const Side& side = problem.sides[i];
     const auto units = [](int64_t stride) { return static_cast<Index>(stride / kUnit); };
-    if (far && kUnit > 1 && side.from_strides.head == problem.width) {
-      params.ahead[i] = number(side.heads * problem.width * kElement);
-    }
     params.places[i] = {side.from,
                         side.to,
                         units(side.from_strides.batch),
@@ -492,6 +490,14 @@ void launch(const Rotation& problem, cudaStream_t stream) {
   const auto rows_of_block = [=](int64_t threads) { return std::max<int64_t>(threads / x, 1); };
   const int64_t most = std::max(groups[0], groups[1]);
   const bool tokens_first = problem.sides[0].from_strides.token < problem.sides[0].from_strides.head;
+  constexpr int64_t kElement = sizeof(T);
+  if (kUnit > 1 && come_from_memory(total * (heads[0] + heads[1]) * problem.width * kElement)) {
+    for (int i = 0; i < kMaxSides; ++i) {
+      const Strides& strides = problem.sides[i].from_strides;
+      const bool adjacent = (tokens_first ? strides.token : strides.head) == problem.width;
+      params.ahead[i] = adjacent ? number((tokens_first ? 1 : heads[i]) * problem.width * kElement) : 0;
+    }
+  }
   int64_t y, z;
   if (tokens_first) {
     y = std::min(rows_of_block(few ? kOfFew : kNear), problem.tokens);
