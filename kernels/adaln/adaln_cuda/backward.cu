@@ -1,8 +1,8 @@
 // Modulated norms, backward, with and without the gated branch that was added before, on CUDA.
 //
-// Reads:    grad, x, grad_sum and the branch, each once from memory: a row stays in registers between its sums and its
-//           result. Rows that are too long for that, or lie unfavourably, are read again. The norm is computed again,
-//           from x.
+// Reads:    grad, x, grad_sum and the branch, each once from memory: a row lies in shared memory between its sums and
+//           its result. Rows that are too long for that, or lie unfavourably, are read again. The norm is computed
+//           again, from x.
 // Writes:   `grad_x` and `grad_branch`; gradients of modulations that every row has of its own; `partial` when sums are
 //           asked for, and what they are summed to.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
@@ -12,8 +12,8 @@
 //
 // Each part of a group of rows is a block, which stays for all of its rows and adds up their sums in registers;
 // reduce.cu adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits. A block
-// has several rows in work at a time, and the vectors of the next ones on their way into shared memory, where each
-// thread finds its own: no thread waits for another but for the sums of a row.
+// has several rows in work at a time, each with threads of its own and a ring in shared memory, through which its next
+// rows come. What the first rows need is on its way into the L2 cache before the kernel in front has ended.
 #include "adaln_cuda/adaln.h"
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
@@ -21,25 +21,31 @@
 namespace adaln {
 namespace {
 
-constexpr int kMostWarps = 16;  // of a row that registers hold
-constexpr int kMostRows = 15;   // of a block at a time: there are so many barriers
-// Of what is on its way to a processor, where more was measured to be slower.
-constexpr int kRingBytes = 76 * 1024;
+constexpr int kMostRows = 15;  // of a block at a time: there are so many barriers
+// Turns of a block, each with its rows. In fewer, more is on its way from memory; in more, the blocks get out of step,
+// and memory is slower the more they ask for.
+constexpr int kFewTurns = 40;
+constexpr int kFewStages = 3, kStages = 2;  // rows of a ring: one in work, and the next ones on their way
+constexpr int kManyBytes = 76 * 1024;       // of the rings of a block, if there are many turns
+constexpr size_t kOwnBytes = 2 * 1024;      // of shared memory, at most, besides the dynamic
 
 // Threads of a block, at most: a branch takes more registers.
 template <bool kBranch>
 constexpr int kMostThreads = kBranch ? 384 : 512;
-constexpr int kStages = 2;  // rows of a thread: one in work, the other on its way
 
-// Rows that registers hold.
+// Rows that shared memory holds.
 struct Ring {
-  Lines x, grad, grad_sum, branch, scale, gate;  // all but x and grad: data null where there is none
+  Lines lines[4];    // x, grad, grad_sum, branch; data null where there is none
+  int64_t steps[4];  // from a row of a thread to its next one, in bytes
+  Lines scale, gate;
   const void* weight;
+  Type scale_type, gate_type, weight_type;
   void *grad_x, *grad_branch;
   float* partial;
   int kinds;             // of sums
   uint32_t rows, parts;  // of a group
   int hidden;
+  uint32_t stages;  // rows of a ring
   Average average;
   float eps;
   bool centered;
@@ -50,228 +56,322 @@ __device__ __forceinline__ void synchronize_row(int row, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
 }
 
-template <typename T, int kWidth, typename Word>
-__device__ __forceinline__ void decode_word(const Word& word, float (&values)[kWidth]) {
+// Shared memory by its own addresses, which take half the registers.
+__device__ __forceinline__ uint32_t address_of(const void* shared) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+}
+__device__ __forceinline__ uint4 load_shared(uint32_t from, uint4) {
+  uint4 word;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "r"(from)
+               : "memory");
+  return word;
+}
+__device__ __forceinline__ uint2 load_shared(uint32_t from, uint2) {
+  uint2 word;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "r"(from) : "memory");
+  return word;
+}
+__device__ __forceinline__ void store_shared(uint32_t to, uint4 word) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t to, uint2 word) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(word.x), "r"(word.y) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+// The elements of a vector in shared memory.
+template <typename T, int kWidth>
+__device__ __forceinline__ void decode_shared(uint32_t from, float (&values)[kWidth]) {
+  const auto word = load_shared(from, typename Word<sizeof(T) * kWidth>::Type{});
   Vector<T, kWidth> vector;
   memcpy(&vector, &word, sizeof(word));
   decode_all(vector.elements, values);
 }
 
+// Asynchronous copies into shared memory; plain ones where there are none. Each thread copies what it reads itself.
+template <typename Word>
+__device__ __forceinline__ void copy_into(uint32_t to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(Word) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(sizeof(Word)) : "memory");
+  }
+#else
+  store_shared(to, *static_cast<const Word*>(from));
+#endif
+}
+
+// Into the L2 cache, while the kernel in front may still write it: this is no access, and what is written is seen.
+__device__ __forceinline__ void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+#endif
+}
+
 // Blocks of (threads of a row, rows).
-template <typename T, typename M, int kWidth, int kLoads, bool kBranch>
+template <typename T, int kWidth, int kLoads, bool kBranch>
 __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const __grid_constant__ Ring problem) {
   constexpr int kTensors = kBranch ? 4 : 2, kKinds = kBranch ? 3 : 2, kLast = kLoads - 1;
+  constexpr int kMostWarps = kMostThreads<kBranch> / kWarp, kQuads = kLoads * kWidth / 4;
   using Slot = typename Word<sizeof(T) * kWidth>::Type;
-  extern __shared__ uint4 memory[];
-  auto* ring = reinterpret_cast<Slot*>(memory);  // [slots][vectors of a thread][tensors][threads]; at the end, sums
-  __shared__ float4 of_warps[2][kMostThreads<kBranch> / kWarp];
+  // The factors of gradients, [quads of a thread][threads of a row], and those of branches; the rings,
+  // [rows][stages][tensors][vectors of a thread][threads of a row]; at the end, sums.
+  extern __shared__ float4 memory[];
+  // In two halves, of which the next row's sums take the other one. A row's warps are filled up to a multiple of four.
+  __shared__ float4 of_warps[2][4 * kMostWarps];
   const int hidden = problem.hidden, group = blockDim.x, threads = blockDim.x * blockDim.y;
-  const int thread = threadIdx.y * blockDim.x + threadIdx.x;
-  // The last vector of a thread may lie past the row's end. It is then read at the row's start, and does not count.
-  const int first_column = threadIdx.x * kWidth, last_column = first_column + kLast * group * kWidth;
-  const bool whole = last_column < hidden;
-  const auto column_of = [&](int i) { return i < kLast ? first_column + i * group * kWidth : whole ? last_column : 0; };
+  const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = threadIdx.x % kWarp;
+  const int filled_up = (group / kWarp + 3) / 4 * 4;
+  // The last vector of a thread may lie past the row's end. It is zero then, as if it were not there.
+  const int first_column = threadIdx.x * kWidth, from_load_to_load = group * kWidth;
+  const bool whole = first_column + kLast * from_load_to_load < hidden;
   const uint32_t rows_group = blockIdx.x / problem.parts, part = blockIdx.x - rows_group * problem.parts;
-  const uint32_t first_row = part * blockDim.y, stride = problem.parts * blockDim.y;
-  const auto fetch = [&](uint32_t stage, uint32_t row) {
-    if (row < problem.rows) {
-      Slot* to = ring + stage * kLoads * kTensors * threads + thread;
-      const Lines* lines[] = {&problem.x, &problem.grad, &problem.grad_sum, &problem.branch};
+  const uint32_t first_row = part + threadIdx.y * problem.parts, stride = problem.parts * blockDim.y;
+  const uint32_t slots = group * sizeof(Slot), of_stage = kTensors * kLoads * slots;
+  const uint32_t factors = address_of(memory) + threadIdx.x * sizeof(float4),
+                 of_factors = kQuads * group * sizeof(float4);
+  const uint32_t ring = address_of(memory) + (kBranch ? 2 : 1) * of_factors + threadIdx.y * problem.stages * of_stage +
+                        threadIdx.x * sizeof(Slot);
+  const auto has = [&](int tensor) { return tensor < 2 || problem.lines[tensor].data != nullptr; };
+
+  if (threadIdx.x == 0) {
+    if (threadIdx.y == 0) {
+      const auto size = [](Type type) { return type == Type::float32 ? sizeof(float) : sizeof(T); };
+      const auto prefetch_row = [&](const void* rows, Type type, int64_t begin) {
+        if (rows != nullptr) prefetch(static_cast<const char*>(rows) + begin * size(type), hidden * size(type));
+      };
+      prefetch_row(problem.scale.data, problem.scale_type, rows_group * problem.scale.span_stride);
+      prefetch_row(problem.weight, problem.weight_type, 0);
+      if (kBranch) prefetch_row(problem.gate.data, problem.gate_type, rows_group * problem.gate.span_stride);
+    }
+    for (uint32_t row = first_row, stage = 1; stage < problem.stages && row < problem.rows; row += stride, ++stage) {
 #pragma unroll
       for (int k = 0; k < kTensors; ++k) {
-        if (k < 2 || lines[k]->data != nullptr) {
-          const T* from = lines[k]->template at<T>(rows_group, row);
-#pragma unroll
-          for (int i = 0; i < kLoads; ++i) copy_word(to + (i * kTensors + k) * threads, from + column_of(i));
-        }
+        if (has(k)) prefetch(problem.lines[k].template at<T>(rows_group, row), hidden * sizeof(T));
       }
     }
-    close_copies();
-  };
+  }
+  for (int i = thread; i < 8 * kMostWarps; i += threads) of_warps[0][i] = float4{};
+  if (!whole) {
+    for (uint32_t i = 0; i < problem.stages * kTensors; ++i) {
+      store_shared(ring + (i * kLoads + kLast) * slots, Slot{});
+    }
+  }
   wait_for_previous();
   let_next_begin();
+  const char* next[kTensors];  // what is fetched next
+  uint32_t next_row = first_row;
 #pragma unroll
-  for (int stage = 0; stage < kStages - 1; ++stage) fetch(stage, first_row + stage * stride + threadIdx.y);
-
-  float factor[kLoads][kWidth];  // of the gradient of a normed row
-  Elements<M, kWidth> gate[kBranch ? kLoads : 1];
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) factor[i][j] = 1.0f;
-    if (problem.scale.data != nullptr) {
-      decode_all(load_elements<M, kWidth>(problem.scale.at<M>(rows_group) + column_of(i)).values, factor[i]);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) factor[i][j] += 1.0f;
-    }
-    if (problem.weight != nullptr) {
-      float weight[kWidth];
-      decode_all(load_elements<M, kWidth>(static_cast<const M*>(problem.weight) + column_of(i)).values, weight);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) factor[i][j] *= weight[j];
-    }
-    if constexpr (kBranch) gate[i] = load_elements<M, kWidth>(problem.gate.at<M>(rows_group) + column_of(i));
+  for (int k = 0; k < kTensors; ++k) {
+    next[k] = reinterpret_cast<const char*>(problem.lines[k].template at<T>(rows_group, first_row) + first_column);
   }
-
-  const int warps = group / kWarp, warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int first_warp = threadIdx.y * warps, other = lane % kMostWarps;
-  const auto count_in = [&](int of_warp) {
-    constexpr int kFull = kWarp * kWidth;
-    return kLast * kFull + min(max(hidden - (kLast * group + of_warp * kWarp) * kWidth, 0), kFull);
+  const auto fetch = [&](uint32_t to) {
+#pragma unroll
+    for (int k = 0; k < kTensors; ++k) {
+      if (next_row < problem.rows && has(k)) {
+#pragma unroll
+        for (int i = 0; i < kLoads; ++i) {
+          if (i < kLast || whole) copy_into<Slot>(to + (k * kLoads + i) * slots, next[k] + i * slots);
+        }
+      }
+      next[k] += problem.steps[k];
+    }
+    next_row += stride;
+    close_copies();
   };
-  const float inverse_count = __fdividef(1.0f, static_cast<float>(count_in(warp)));
-  const float count_of_other = other < warps ? static_cast<float>(count_in(other)) : 0.0f;
-  float sums[kKinds][kLoads][kWidth] = {};
-  uint32_t stage = 0, next_stage = kStages - 1;
-  int half = 0;
-  for (uint32_t start = first_row; start < problem.rows; start += stride) {
-    const uint32_t row = start + threadIdx.y;
-    const bool there = row < problem.rows;
-    fetch(next_stage, row + (kStages - 1) * stride);
-    wait_for_copies<kStages - 1>();
-    const Slot* from = ring + stage * kLoads * kTensors * threads + thread;
-    next_stage = stage;
-    stage = stage + 1 < kStages ? stage + 1 : 0;
+  for (uint32_t stage = 1; stage < problem.stages; ++stage) fetch(ring + (stage - 1) * of_stage);
 
-    float x[kLoads][kWidth], slope[kLoads][kWidth];  // slope: the gradient of the normed row
-    float pivot[1] = {0.0f};
+  const auto store_factors = [&](int first, const float (&values)[kWidth]) {
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      decode_word<T>(from[i * kTensors * threads], x[i]);
-      decode_word<T>(from[(i * kTensors + 1) * threads], slope[i]);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const bool counts = i < kLast || whole;
-        x[i][j] = counts ? x[i][j] : 0.0f;
-        slope[i][j] = counts ? __fmul_rn(slope[i][j], factor[i][j]) : 0.0f;
-        pivot[0] += x[i][j];
-      }
+    for (int j = 0; j < kWidth; j += 4) {
+      memory[(first + j / 4) * group + threadIdx.x] =
+          make_float4(values[j], values[j + 1], values[j + 2], values[j + 3]);
     }
-    // Sums of deviations from the mean of the warp, so that a row far from zero keeps its digits.
-    if (problem.centered) {
-      sum_over_lanes(pivot, kWarp);
-      pivot[0] *= inverse_count;
+  };
+#pragma unroll 1
+  for (int i = threadIdx.y; i < kLoads; i += blockDim.y) {
+    const int column = i < kLast || whole ? first_column + i * from_load_to_load : 0;
+    float factor[kWidth], weight[kWidth];
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      factor[j] = 0.0f;
+      weight[j] = 1.0f;
+    }
+    if (problem.scale.data != nullptr) {
+      load_either<T>(problem.scale.data, problem.scale_type, rows_group * problem.scale.span_stride + column, factor);
+    }
+    if (problem.weight != nullptr) load_either<T>(problem.weight, problem.weight_type, column, weight);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) factor[j] = (1.0f + factor[j]) * weight[j];
+    store_factors(i * kWidth / 4, factor);
+    if constexpr (kBranch) {
+      load_either<T>(problem.gate.data, problem.gate_type, rows_group * problem.gate.span_stride + column, factor);
+      store_factors(kQuads + i * kWidth / 4, factor);
+    }
+  }
+  __syncthreads();
+
+  const bool high = (lane & 16) != 0, odd = (lane & 8) != 0;
+  const uint32_t own = threadIdx.x / kWarp * sizeof(float4) + lane / 8 * sizeof(float);
+  uint32_t exchange = address_of(&of_warps[0][threadIdx.y * filled_up]);
+  const uint32_t halves = exchange ^ (exchange + sizeof(of_warps[0]));
+  const auto multiply = [&](uint32_t from, float (&values)[kWidth]) {
+#pragma unroll
+    for (int j = 0; j < kWidth; j += 4) {
+      float factor[4];
+      decode_shared<float>(from + j / 4 * group * static_cast<int>(sizeof(float4)), factor);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) values[j + k] = __fmul_rn(values[j + k], factor[k]);
+    }
+  };
+  float sums[kKinds][kLoads][kWidth] = {};
+  int64_t offset = (static_cast<int64_t>(rows_group) * problem.rows + first_row) * hidden + first_column;
+  const uint32_t end = ring + problem.stages * of_stage;
+  uint32_t slot = ring, free_slot = end - of_stage;
+  for (uint32_t row = first_row; row < problem.rows; row += stride) {
+    fetch(free_slot);
+    free_slot = slot;
+    if (problem.stages == kStages) {
+      wait_for_copies<kStages - 1>();
     } else {
-      pivot[0] = 0.0f;
+      wait_for_copies<kFewStages - 1>();
     }
-    float totals[3] = {0.0f, 0.0f, 0.0f};  // of squares, of slopes, and of their products with x
+    float x[kLoads][kWidth], slope[kLoads][kWidth];  // slope: the gradient of the normed row
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        x[i][j] = i < kLast || whole ? x[i][j] - pivot[0] : 0.0f;
-        totals[0] += x[i][j] * x[i][j];
-        totals[1] += slope[i][j];
-        totals[2] += slope[i][j] * x[i][j];
-      }
+      decode_shared<T>(slot + i * slots, x[i]);
+      decode_shared<T>(slot + (kLoads + i) * slots, slope[i]);
+      multiply(factors + i * kWidth / 4 * group * static_cast<int>(sizeof(float4)), slope[i]);
     }
-    sum_over_lanes(totals, kWarp);
-    float mean = 0.0f;  // beyond the pivot
-    if (warps > 1) {
-      float4* parts_of_row = of_warps[half] + first_warp;
-      half ^= 1;  // the next row may be written while a slow warp still reads
-      if (lane == 0) parts_of_row[warp] = make_float4(pivot[0], totals[0], totals[1], totals[2]);
+    float mean, variance, all[4];
+    for (bool again = false;; again = true) {
+      float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of x, its squares, slopes, and their products with x
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          totals[0] += x[i][j];
+          totals[1] += x[i][j] * x[i][j];
+          totals[2] += slope[i][j];
+          totals[3] += slope[i][j] * x[i][j];
+        }
+      }
+      // Each quarter of the lanes is left with one of them.
+      const float first = (high ? totals[2] : totals[0]) + __shfl_xor_sync(kAllLanes, high ? totals[0] : totals[2], 16);
+      const float second =
+          (high ? totals[3] : totals[1]) + __shfl_xor_sync(kAllLanes, high ? totals[1] : totals[3], 16);
+      float total = (odd ? second : first) + __shfl_xor_sync(kAllLanes, odd ? first : second, 8);
+#pragma unroll
+      for (int distance = 4; distance > 0; distance /= 2) total += __shfl_xor_sync(kAllLanes, total, distance);
+      if (lane % 8 == 0) store_shared(exchange + own, total);
       synchronize_row(threadIdx.y, group);
-      const float base = parts_of_row[0].x;
-      const float4 part_of_row = other < warps ? parts_of_row[other] : make_float4(base, 0.0f, 0.0f, 0.0f);
-      const float away = part_of_row.x - base, moved = count_of_other * away;
-      float all[4] = {moved, part_of_row.y + moved * away, part_of_row.z, part_of_row.w + part_of_row.z * away};
+      all[0] = all[1] = all[2] = all[3] = 0.0f;
+#pragma unroll 1
+      for (int warp = 0; warp < filled_up; warp += 4) {
+        float four[4][4];
 #pragma unroll
-      for (int distance = kMostWarps / 2; distance > 0; distance /= 2) {
+        for (int i = 0; i < 4; ++i) decode_shared<float>(exchange + (warp + i) * sizeof(float4), four[i]);
 #pragma unroll
-        for (int k = 0; k < 4; ++k) all[k] += __shfl_xor_sync(kAllLanes, all[k], distance);
+        for (int k = 0; k < 4; ++k) all[k] += (four[0][k] + four[1][k]) + (four[2][k] + four[3][k]);
       }
-      const float mean_away = problem.average(all[0]);
-      mean = base + mean_away - pivot[0];
-      totals[0] = all[1] - all[0] * mean_away;
-      totals[1] = all[2];
-      totals[2] = all[3] - all[2] * mean_away;
+      exchange ^= halves;  // a slow warp may still read the one half while the next sums are written
+      mean = problem.centered ? problem.average(all[0]) : 0.0f;
+      variance = problem.average(all[1]) - mean * mean;
+      // A row far from zero has lost digits: its sums are taken again, of what it is beside its mean.
+      if (!problem.centered || again || 4.0f * mean * mean <= variance) break;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) x[i][j] = i < kLast || whole ? x[i][j] - mean : 0.0f;
+      }
     }
-    const float rstd = rsqrtf(problem.average(totals[0]) + problem.eps);
-    const float along = rstd * rstd * problem.average(totals[2]);
-    const float mean_slope = problem.centered ? problem.average(totals[1]) : 0.0f;
-    const float constant = mean_slope - mean * along, mean_times_rstd = mean * rstd;
-    const int64_t index = (static_cast<int64_t>(rows_group) * problem.rows + row) * hidden;
+    const float rstd = rsqrtf(variance + problem.eps);
+    const float slant = -rstd * (rstd * rstd * problem.average(all[3] - all[2] * mean));
+    const float mean_slope = problem.centered ? problem.average(all[2]) : 0.0f;
+    const float constant = -rstd * mean_slope - mean * slant, mean_times_rstd = mean * rstd;
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      const bool written = there && (i < kLast || whole);
       float grad[kWidth], total[kWidth];
-      decode_word<T>(from[(i * kTensors + 1) * threads], grad);
+      decode_shared<T>(slot + (kLoads + i) * slots, grad);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
-        // In this order, and with the slope as it was summed: of a row of one element nothing may be left, and rstd is
-        // large.
-        total[j] = rstd * ((slope[i][j] - constant) - x[i][j] * along);
-        if (there) {
-          sums[kSlopeTimesNormed][i][j] += grad[j] * (x[i][j] * rstd - mean_times_rstd);
-          sums[kSlope][i][j] += grad[j];
-        }
+        total[j] = slope[i][j] * rstd + (x[i][j] * slant + constant);
+        sums[kSlopeTimesNormed][i][j] += grad[j] * (x[i][j] * rstd - mean_times_rstd);
+        sums[kSlope][i][j] += grad[j];
       }
-      if constexpr (kBranch) {
-        if (problem.grad_sum.data != nullptr) {
-          float more[kWidth];
-          decode_word<T>(from[(i * kTensors + 2) * threads], more);
+      if (kBranch && has(2)) {
+        float more[kWidth];
+        decode_shared<T>(slot + (2 * kLoads + i) * slots, more);
 #pragma unroll
-          for (int j = 0; j < kWidth; ++j) total[j] += more[j];
-        }
+        for (int j = 0; j < kWidth; ++j) total[j] += more[j];
       }
-      if (written) store_once(static_cast<T*>(problem.grad_x) + index + column_of(i), encode_all<T>(total));
+      const int64_t index = offset + i * from_load_to_load;
+      const bool written = i < kLast || whole;
+      if (written) store_once(static_cast<T*>(problem.grad_x) + index, encode_all<T>(total));
       if constexpr (kBranch) {
-        if (problem.branch.data != nullptr && there) {
+        if (has(3)) {
           float branch[kWidth];
-          decode_word<T>(from[(i * kTensors + 3) * threads], branch);
+          decode_shared<T>(slot + (3 * kLoads + i) * slots, branch);
 #pragma unroll
           for (int j = 0; j < kWidth; ++j) sums[kGate][i][j] += total[j] * branch[j];
         }
-        float factor_of_total[kWidth];
-        decode_all(gate[i].values, factor_of_total);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) total[j] *= factor_of_total[j];
-        if (written) store_once(static_cast<T*>(problem.grad_branch) + index + column_of(i), encode_all<T>(total));
+        multiply(factors + of_factors + i * kWidth / 4 * group * static_cast<int>(sizeof(float4)), total);
+        if (written) store_once(static_cast<T*>(problem.grad_branch) + index, encode_all<T>(total));
       }
     }
+    offset += static_cast<int64_t>(stride) * hidden;
+    slot = slot + of_stage < end ? slot + of_stage : ring;
   }
 
   if (problem.partial == nullptr) return;
-  float* partial = problem.partial + static_cast<int64_t>(blockIdx.x) * problem.kinds * hidden;
+  float* const partial = problem.partial + static_cast<int64_t>(blockIdx.x) * problem.kinds * hidden;
   if (blockDim.y == 1) {
 #pragma unroll
     for (int k = 0; k < kKinds; ++k) {
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        if (k < problem.kinds && (i < kLast || whole)) store_floats(partial + k * hidden + column_of(i), sums[k][i]);
+        if (k < problem.kinds && (i < kLast || whole)) {
+          store_floats(partial + k * hidden + first_column + i * from_load_to_load, sums[k][i]);
+        }
       }
     }
     return;
   }
-  auto* rows_of_sums = reinterpret_cast<float4*>(memory);
-  const int vectors = hidden / 4;
+  const int vectors = hidden / 4, rows = blockDim.y;
+  __syncthreads();
 #pragma unroll
   for (int k = 0; k < kKinds; ++k) {
-    if (k == problem.kinds) return;
-    __syncthreads();
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      if (i < kLast || whole) {
+      if (k < problem.kinds && (i < kLast || whole)) {
 #pragma unroll
-        for (int j = 0; j < kWidth; j += 4) {
-          rows_of_sums[threadIdx.y * vectors + (column_of(i) + j) / 4] =
+        for (int j = 0; j < kWidth; j += 4) {  // [kinds][rows][vectors]
+          memory[(k * rows + threadIdx.y) * vectors + (first_column + i * from_load_to_load + j) / 4] =
               make_float4(sums[k][i][j], sums[k][i][j + 1], sums[k][i][j + 2], sums[k][i][j + 3]);
         }
       }
     }
-    __syncthreads();
-    for (int vector = thread; vector < vectors; vector += threads) {
-      float4 sum = rows_of_sums[vector];
-      for (int row = 1; row < static_cast<int>(blockDim.y); ++row) {
-        const float4 more = rows_of_sums[row * vectors + vector];
-        sum.x += more.x;
-        sum.y += more.y;
-        sum.z += more.z;
-        sum.w += more.w;
-      }
-      reinterpret_cast<float4*>(partial + k * hidden)[vector] = sum;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int vector = thread; vector < vectors * problem.kinds; vector += threads) {
+    const float4* const of_rows = memory + vector + vector / vectors * (rows - 1) * vectors;
+    float4 sum = of_rows[0];
+#pragma unroll 4
+    for (int row = 1; row < rows; ++row) {
+      const float4 more = of_rows[row * vectors];
+      sum.x += more.x;
+      sum.y += more.y;
+      sum.z += more.z;
+      sum.w += more.w;
     }
+    reinterpret_cast<float4*>(partial)[vector] = sum;
   }
 }
 
@@ -407,79 +507,76 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
   }
 }
 
-// How rows that registers hold are laid over blocks.
+// How rows that shared memory holds are laid over blocks.
 struct Layout {
-  int width, group, rows;  // of a vector; threads of a row; rows of a block. No rows: registers do not hold them.
+  int width, group, rows;  // of a vector; threads of a row; rows of a block. No rows: they do not fit.
+  int stages;              // rows of a ring
+  size_t shared;           // bytes of a block
 };
-
-CommonType common_type(const Backward& problem) {
-  CommonType common(problem.type);
-  for (const Modulation* modulation : {&problem.gate, &problem.scale}) common.add(*modulation);
-  common.add(problem.weight);
-  return common;
-}
 
 Layout layout_of(const Backward& problem) {
   const int64_t hidden = problem.hidden;
   const bool branch = problem.grad_branch != nullptr;
-  const int bytes = static_cast<int>(bytes_of(problem.type)), width = kVectorBytes / bytes;
+  const int bytes = static_cast<int>(bytes_of(problem.type));
   const int most = branch ? kMostThreads<true> : kMostThreads<false>;
-  const Layout none{width, 0, 0};
-  if (hidden % width != 0 || hidden > int64_t{2} * width * most) return none;
-  const auto threads = [](int64_t vectors, int loads) {
-    return static_cast<int>((vectors + loads * kWarp - 1) / (loads * kWarp) * kWarp);
+  Layout layout{kVectorBytes / bytes, 0, 0, 0, 0};
+  const auto threads = [&](int width, int loads) {
+    return static_cast<int>((hidden / width + loads * kWarp - 1) / (loads * kWarp) * kWarp);
   };
-  Layout layout{width, threads(hidden / width, 2), 0};
+  if (hidden % layout.width != 0 || hidden > int64_t{2} * layout.width * most) return layout;
   int loads = 2;
-  if (hidden / width < layout.group) return none;
-  if (width == 8 && common_type(problem).type() == problem.type) {
+  layout.group = threads(layout.width, loads);
+  if (hidden / layout.width < layout.group) return layout;
+  if (layout.width == 8) {
     // Where vectors of half the width leave fewer threads without one.
-    const int narrow = threads(hidden / 4, 3);
+    const int narrow = threads(4, 3);
     if (narrow <= most && hidden / 4 >= 2 * narrow && 33 * narrow < 40 * layout.group) {
-      layout = {4, narrow, 0};
+      layout.width = 4;
+      layout.group = narrow;
       loads = 3;
     }
   }
-  const int row_bytes = layout.group * loads * layout.width * bytes * (branch ? 4 : 2) * kStages;
-  const int most_bytes = static_cast<int>(most_shared_bytes() - kStaticBytes);
-  if (row_bytes > most_bytes) return none;
-  layout.rows = std::max(1, std::min({std::min(kRingBytes, most_bytes) / row_bytes, most / layout.group, kMostRows}));
+  const int columns = layout.group * loads * layout.width, of_factors = columns * 4 * (branch ? 2 : 1);
+  const int row_bytes = columns * bytes * (branch ? 4 : 2);
+  const int most_bytes = static_cast<int>(most_shared_bytes() - kOwnBytes) - of_factors;
+  const auto rows_in = [&](int all_bytes) {
+    return std::min({all_bytes / (kStages * row_bytes), most / layout.group, kMostRows});
+  };
+  layout.stages = kStages;
+  layout.rows = rows_in(most_bytes);
+  int processors;
+  if (layout.rows <= 0 || processors_of_device(&processors) != cudaSuccess) return layout;
+  if (problem.rows > int64_t{kFewTurns} * processors * layout.rows) {
+    layout.rows = std::max(1, rows_in(std::min(kManyBytes, most_bytes)));
+  } else if (kFewStages * row_bytes * layout.rows <= most_bytes) {
+    layout.stages = kFewStages;
+  }
+  // At least half of a processor's: of two blocks that begin early on one processor, another would go without.
+  layout.shared =
+      std::max<size_t>(of_factors + row_bytes * layout.stages * layout.rows, shared_bytes_of_processor() / 2);
   return layout;
 }
 
-template <typename T, typename M, int kWidth, int kLoads, bool kBranch>
+template <typename T, int kWidth, int kLoads, bool kBranch>
 cudaError_t launch_ring(const Ring& problem, const Layout& layout, int64_t blocks, cudaStream_t stream) {
-  const auto kernel = backward_kernel<T, M, kWidth, kLoads, kBranch>;
-  const size_t threads = static_cast<size_t>(layout.group) * layout.rows;
-  const size_t slots = sizeof(T) * kWidth * kStages * kLoads * (kBranch ? 4 : 2) * threads;
-  const size_t sums = layout.rows > 1 ? sizeof(float) * layout.rows * problem.hidden : 0;
-  // Half of a processor's: of two blocks that begin early on one processor, another would go without.
-  const size_t shared = std::max({slots, sums, shared_bytes_of_processor() / 2});
-  // Beyond what every kernel may have, it has to be asked for. The sums between warps count as well.
-  if (shared + kStaticBytes > kUsualBytes) {
+  const auto kernel = backward_kernel<T, kWidth, kLoads, kBranch>;
+  // Beyond what every kernel may have, it has to be asked for. What is not dynamic counts as well.
+  if (layout.shared + kOwnBytes > kUsualBytes) {
     const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared));
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(layout.shared));
     if (error != cudaSuccess) return error;
   }
-  return launch_early(kernel, dim3(static_cast<unsigned>(blocks)), dim3(layout.group, layout.rows), shared, stream,
-                      problem);
-}
-
-template <typename T, typename M, bool kBranch>
-cudaError_t launch_fitting(const Ring& problem, const Layout& layout, int64_t blocks, cudaStream_t stream) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  if constexpr (kWidth == 8 && std::is_same_v<T, M>) {
-    if (layout.width == 4) return launch_ring<T, M, 4, 3, kBranch>(problem, layout, blocks, stream);
-  }
-  return launch_ring<T, M, kWidth, 2, kBranch>(problem, layout, blocks, stream);
+  return launch_early(kernel, dim3(static_cast<unsigned>(blocks)), dim3(layout.group, layout.rows), layout.shared,
+                      stream, problem);
 }
 
 template <typename T, bool kBranch>
-cudaError_t launch_typed(const Ring& problem, Type type, const Layout& layout, int64_t blocks, cudaStream_t stream) {
-  if constexpr (!std::is_same_v<T, float>) {
-    if (type != Type::float32) return launch_fitting<T, T, kBranch>(problem, layout, blocks, stream);
+cudaError_t launch_fitting(const Ring& problem, const Layout& layout, int64_t blocks, cudaStream_t stream) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  if constexpr (kWidth == 8) {
+    if (layout.width == 4) return launch_ring<T, 4, 3, kBranch>(problem, layout, blocks, stream);
   }
-  return launch_fitting<T, float, kBranch>(problem, layout, blocks, stream);
+  return launch_ring<T, kWidth, 2, kBranch>(problem, layout, blocks, stream);
 }
 
 template <typename T>
@@ -492,36 +589,39 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
                        aligned(problem.grad_branch) && aligned(problem.grad_scale) && aligned(problem.grad_gate);
   const bool branch = problem.grad_branch != nullptr;
   const Layout layout = layout_of(problem);
-  const CommonType common = common_type(problem);
   const int64_t rows = problem.rows / problem.sums.groups;
   // Without modulations there is one group, whatever the span.
   const bool modulated = problem.scale.rows.data != nullptr || branch;
   Lines x, grad, grad_sum, added_branch, scale, gate;
-  if (vectors && layout.rows > 0 && common.one() && !(modulated && problem.span == 1) && problem.rows < INT32_MAX &&
+  if (vectors && layout.rows > 0 && !(modulated && problem.span == 1) && problem.rows < INT32_MAX &&
       lines_of(problem.x, rows, &x) && lines_of(problem.grad, rows, &grad) &&
       lines_of(problem.grad_sum, rows, &grad_sum) && lines_of(problem.branch, rows, &added_branch) &&
       lines_of(problem.scale, &scale) && lines_of(problem.gate, &gate)) {
     if (problem.grad_gate == nullptr) added_branch.data = nullptr;
-    const Ring ring{x,
-                    grad,
-                    grad_sum,
-                    added_branch,
-                    scale,
-                    gate,
-                    problem.weight.data,
-                    problem.grad_x,
-                    problem.grad_branch,
-                    problem.sums.partial,
-                    problem.sums.count,
-                    static_cast<uint32_t>(rows),
-                    static_cast<uint32_t>(problem.sums.parts),
-                    static_cast<int>(problem.hidden),
-                    Average(problem.hidden),
-                    problem.eps,
-                    problem.centered};
+    const int64_t step = problem.sums.parts * layout.rows * static_cast<int64_t>(sizeof(T));
+    const Ring ring{
+        {x, grad, grad_sum, added_branch},
+        {step * x.row_stride, step * grad.row_stride, step * grad_sum.row_stride, step * added_branch.row_stride},
+        scale,
+        gate,
+        problem.weight.data,
+        problem.scale.type,
+        problem.gate.type,
+        problem.weight.type,
+        problem.grad_x,
+        problem.grad_branch,
+        problem.sums.partial,
+        problem.sums.count,
+        static_cast<uint32_t>(rows),
+        static_cast<uint32_t>(problem.sums.parts),
+        static_cast<int>(problem.hidden),
+        static_cast<uint32_t>(layout.stages),
+        Average(problem.hidden),
+        problem.eps,
+        problem.centered};
     const int64_t blocks = problem.sums.groups * problem.sums.parts;
-    return branch ? launch_typed<T, true>(ring, common.type(), layout, blocks, stream)
-                  : launch_typed<T, false>(ring, common.type(), layout, blocks, stream);
+    return branch ? launch_fitting<T, true>(ring, layout, blocks, stream)
+                  : launch_fitting<T, false>(ring, layout, blocks, stream);
   }
   const auto blocks = static_cast<unsigned>(problem.sums.groups * problem.sums.parts);
   const auto threads = static_cast<unsigned>(long_shape(problem.hidden, kWidth).block());

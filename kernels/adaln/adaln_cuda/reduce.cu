@@ -5,15 +5,16 @@
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
 // The order of each sum is fixed, so that equal inputs give equal bits. Where the device can, the blocks are there
-// before the first stage ends, and wait for it.
+// before the first stage ends, and wait for it: they are small, so that they find room beside its blocks.
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kAcross = 8, kParts = 32;  // threads of a block: vectors side by side, and parts at a time
+constexpr int kAcross = 8, kParts = 16;  // threads of a block: vectors side by side, and parts at a time
 constexpr int kWarps = kAcross * kParts / kWarp;
+constexpr int kBatch = 9;  // parts that a thread asks for together: with 132 processors, all of its own
 
 __device__ __forceinline__ float value_at(const void* data, Type type, int64_t index) {
   if (type == Type::float16) return decode(static_cast<const __half*>(data)[index]);
@@ -31,33 +32,51 @@ __device__ __forceinline__ void write(void* data, Type type, int64_t index, floa
   }
 }
 
-// Sums over the parts of the groups from `begin` to `end`. The threads in front get them.
+// Sums over the parts of the groups from `begin` to `end`, times `factor` or 1 + the groups' scale. The threads in
+// front get them.
 template <int kWidth>
-__device__ __forceinline__ void sum_parts(const Reduction& reduction, int sum, bool scaled, int64_t begin, int64_t end,
-                                          int64_t column, float (&sums)[kWidth]) {
+__device__ __forceinline__ void sum_parts(const Reduction& reduction, const Term& term, bool scaled, int64_t begin,
+                                          int64_t end, int64_t column, float (&sums)[kWidth]) {
   __shared__ float of_warps[kWarps][kAcross][kWidth];
   const Sums& all = reduction.sums;
-  const int64_t stride = all.count * reduction.hidden;  // from part to part
+  // Of the threads below one another, each group has as many, if there are enough.
+  const int of_group = end - begin < kParts ? kParts / static_cast<int>(end - begin) : 1;
+  const int64_t stride = of_group * all.count * reduction.hidden;
+  const int count = static_cast<int>(all.parts);
+  const int first_group = threadIdx.y / of_group, first_part = threadIdx.y - first_group * of_group;
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) sums[j] = 0.0f;
   if (column < reduction.hidden) {
-    for (int64_t group = begin; group < end; ++group) {
-      const float* from = all.partial + group * all.parts * stride + sum * reduction.hidden + column;
-      float of_group[kWidth] = {};
-#pragma unroll 4
-      for (int64_t part = threadIdx.y; part < all.parts; part += kParts) {
-        float more[kWidth];
-        load_floats(from + part * stride, more);
+    for (int64_t group = begin + first_group; group < end; group += kParts / of_group) {
+      const float* from =
+          all.partial + ((group * all.parts + first_part) * all.count + term.sum) * reduction.hidden + column;
+      const void* const factor = scaled ? reduction.scale.rows.data : term.factor.data;
+      const Type type = scaled ? reduction.scale.type : term.factor.type;
+      const int64_t index = column + (scaled ? reduction.scale.rows.offset(group) : 0);
+      float parts[kWidth] = {}, factors[kWidth] = {};
+      for (int first = first_part; first < count; first += kBatch * of_group) {
+        float more[kBatch][kWidth];
 #pragma unroll
-        for (int j = 0; j < kWidth; ++j) of_group[j] += more[j];
-      }
-      const int64_t scale_row = scaled ? reduction.scale.rows.offset(group) : 0;
+        for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        const Modulation& scale = reduction.scale;
-        sums[j] +=
-            scaled ? of_group[j] * (1.0f + value_at(scale.rows.data, scale.type, scale_row + column + j)) : of_group[j];
+          for (int j = 0; j < kWidth; ++j) more[i][j] = 0.0f;
+          if (first + i * of_group < count) load_floats(from, more[i]);
+          from += stride;
+        }
+        if (first == first_part) {  // on its way together with the parts
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) {
+            factors[j] = factor == nullptr ? 1.0f : value_at(factor, type, index + j) + (scaled ? 1.0f : 0.0f);
+          }
+        }
+#pragma unroll
+        for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) parts[j] += more[i][j];
+        }
       }
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sums[j] += parts[j] * factors[j];
     }
   }
   // The lanes of a warp have several parts of the same columns.
@@ -95,14 +114,10 @@ __global__ void __launch_bounds__(kAcross* kParts)
   const int64_t end = total.of_all_groups ? reduction.sums.groups : group + 1;
   float result[kWidth] = {};
   for (int i = 0; i < total.count; ++i) {
-    const Parameter& factor = total.terms[i].factor;
     float sums[kWidth];
-    sum_parts(reduction, total.terms[i].sum, scaled, group, end, column, sums);
+    sum_parts(reduction, total.terms[i], scaled, group, end, column, sums);
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      const bool multiplied = factor.data != nullptr && column < reduction.hidden;
-      result[j] += multiplied ? sums[j] * value_at(factor.data, factor.type, column + j) : sums[j];
-    }
+    for (int j = 0; j < kWidth; ++j) result[j] += sums[j];
   }
   if (threadIdx.y > 0 || column >= reduction.hidden) return;
 #pragma unroll
