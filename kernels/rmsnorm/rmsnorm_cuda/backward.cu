@@ -150,11 +150,12 @@ __device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x
   return encode_all<T>(results);
 }
 
-// What the groups of a block have met of each column, added up in their order, in shared memory for a row of each.
+// What the groups of a block have met of each column, added up in their order, in shared memory for a row of each: a
+// few of them together first, so that no sum has many terms.
 template <int kWidth, int kLoads>
 __device__ __forceinline__ void write_partial(const Arguments& arguments, float* shared, int index, int first_column,
                                               int step, const float (&weight_sums)[kLoads][kWidth]) {
-  constexpr int kEach = kFloats<kWidth>;
+  constexpr int kEach = kFloats<kWidth>, kTogether = 8;
   const int hidden = arguments.hidden, groups = blockDim.x / arguments.group;
   __syncthreads();
 #pragma unroll
@@ -172,11 +173,16 @@ __device__ __forceinline__ void write_partial(const Arguments& arguments, float*
   float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
   for (int column = threadIdx.x * kEach; column < hidden; column += blockDim.x * kEach) {
     float sums[kEach] = {};
-    for (int group = 0; group < groups; ++group) {
-      float more[kEach];
-      load_floats(shared + group * hidden + column, more);
+    for (int first = 0; first < groups; first += kTogether) {
+      float some[kEach] = {};
+      for (int group = first; group < first + kTogether && group < groups; ++group) {
+        float more[kEach];
+        load_floats(shared + group * hidden + column, more);
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) sums[i] += more[i];
+        for (int i = 0; i < kEach; ++i) some[i] += more[i];
+      }
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) sums[i] += some[i];
     }
     store_floats(partial + column, sums);
   }
