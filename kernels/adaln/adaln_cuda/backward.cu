@@ -107,13 +107,6 @@ __device__ __forceinline__ void copy_into(uint32_t to, const void* from) {
 #endif
 }
 
-// Into the L2 cache, while the kernel in front may still write it: this is no access, and what is written is seen.
-__device__ __forceinline__ void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
-
 // Blocks of (threads of a row, rows).
 template <typename T, int kWidth, int kLoads, bool kBranch>
 __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const __grid_constant__ Ring problem) {
@@ -153,7 +146,7 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
     for (uint32_t row = first_row, stage = 1; stage < problem.stages && row < problem.rows; row += stride, ++stage) {
 #pragma unroll
       for (int k = 0; k < kTensors; ++k) {
-        if (has(k)) prefetch(problem.lines[k].template at<T>(rows_group, row), hidden * sizeof(T));
+        if (has(k)) prefetch(problem.lines[k].template at<T>(rows_group, row), hidden);
       }
     }
   }
