@@ -422,80 +422,83 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
         slope[j] = __fmul_rn(grad[j], weight[j] * factor[j]);
       }
     };
+    float rstd = 0.0f, along = 0.0f;
     float sums[3];  // of squares, slopes, and their products with x; first, of x instead of its squares
+
+    // For the mean, for the sums, and for the results.
 #pragma unroll 1
-    for (int pass = problem.centered ? 0 : 1; pass < 2; ++pass) {
+    for (int pass = problem.centered ? 0 : 1; pass < 3; ++pass) {
+      if (pass == 2) {
+        if (problem.centered) mean_slope = sums[1] / static_cast<float>(hidden);
+        rstd = rsqrtf(sums[0] / static_cast<float>(hidden) + problem.eps);
+        along = rstd * rstd * (sums[2] / static_cast<float>(hidden));
+        __syncthreads();  // a column is another thread's in the next row, where that begins elsewhere
+      }
 #pragma unroll
       for (float& sum : sums) sum = 0.0f;
 #pragma unroll 1
       for (int64_t column = start; column < hidden; column += step) {
         const Part<kWidth> part(column, hidden);
-        float x[kWidth], grad[kWidth], slope[kWidth], factor[kWidth], weight[kWidth];
-        read(part, x, grad, slope, factor, weight);
+        float x[kWidth], grad[kWidth], total[kWidth], factor[kWidth], weight[kWidth], more[kWidth];
+        read(part, x, grad, total, factor, weight);
+        if (pass < 2) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) {
+            x[j] = part.has(j) ? x[j] : 0.0f;
+            sums[0] += pass == 0 ? x[j] : x[j] * x[j];
+            sums[1] += total[j];
+            sums[2] += total[j] * x[j];
+          }
+          continue;
+        }
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) {
-          x[j] = part.has(j) ? x[j] : 0.0f;
-          sums[0] += pass == 0 ? x[j] : x[j] * x[j];
-          sums[1] += slope[j];
-          sums[2] += slope[j] * x[j];
+          total[j] = rstd * (total[j] - mean_slope - x[j] * along);
+          x[j] *= rstd;
         }
+        if (problem.grad_sum.data != nullptr) {
+          decode_all(load_part(row_of<T>(problem.grad_sum, row), part).elements, more);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) total[j] += more[j];
+        }
+        store_part(grad_x_row, part, encode_all<T>(total));
+        if (own && problem.grad_scale != nullptr) {
+          bias_row.load<T>(part, 0.0f, more);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) more[j] = grad[j] * (x[j] * weight[j] + more[j]);
+          write_own<T>(problem.grad_scale, problem.scale.type, row * hidden, part, more);
+        }
+        const auto add_up = [&](int kind, const float (&values)[kWidth]) {
+          if (partial == nullptr || kind >= problem.sums.count) return;
+          float* to = partial + kind * hidden;
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) {
+            if (part.has(j)) to[column + j] = row == first ? values[j] : to[column + j] + values[j];
+          }
+        };
+        if (own) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) grad[j] *= factor[j];
+        }
+        add_up(kSlope, grad);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) grad[j] *= x[j];
+        add_up(kSlopeTimesNormed, grad);
+        if (problem.grad_branch == nullptr) continue;
+        gate_row.load<T>(part, 0.0f, more);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) more[j] *= total[j];
+        store_part(static_cast<T*>(problem.grad_branch) + row * hidden, part, encode_all<T>(more));
+        if (problem.grad_gate == nullptr) continue;
+        decode_all(load_part(row_of<T>(problem.branch, row), part).elements, more);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) more[j] *= total[j];
+        add_up(kGate, more);
+        if (own) write_own<T>(problem.grad_gate, problem.gate.type, row * hidden, part, more);
       }
+      if (pass == 2) break;
       sum_over_group(sums);
       if (pass == 0) mean = sums[0] / static_cast<float>(hidden);
-    }
-    if (problem.centered) mean_slope = sums[1] / static_cast<float>(hidden);
-    const float rstd = rsqrtf(sums[0] / static_cast<float>(hidden) + problem.eps);
-    const float along = rstd * rstd * (sums[2] / static_cast<float>(hidden));
-    __syncthreads();  // a column is another thread's in the next row, where that begins elsewhere
-#pragma unroll 1
-    for (int64_t column = start; column < hidden; column += step) {
-      const Part<kWidth> part(column, hidden);
-      float x[kWidth], grad[kWidth], total[kWidth], factor[kWidth], weight[kWidth], more[kWidth];
-      read(part, x, grad, total, factor, weight);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        total[j] = rstd * (total[j] - mean_slope - x[j] * along);
-        x[j] *= rstd;
-      }
-      if (problem.grad_sum.data != nullptr) {
-        decode_all(load_part(row_of<T>(problem.grad_sum, row), part).elements, more);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) total[j] += more[j];
-      }
-      store_part(grad_x_row, part, encode_all<T>(total));
-      if (own && problem.grad_scale != nullptr) {
-        bias_row.load<T>(part, 0.0f, more);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) more[j] = grad[j] * (x[j] * weight[j] + more[j]);
-        write_own<T>(problem.grad_scale, problem.scale.type, row * hidden, part, more);
-      }
-      const auto add_up = [&](int kind, const float (&values)[kWidth]) {
-        if (partial == nullptr || kind >= problem.sums.count) return;
-        float* to = partial + kind * hidden;
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          if (part.has(j)) to[column + j] = row == first ? values[j] : to[column + j] + values[j];
-        }
-      };
-      if (own) {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) grad[j] *= factor[j];
-      }
-      add_up(kSlope, grad);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) grad[j] *= x[j];
-      add_up(kSlopeTimesNormed, grad);
-      if (problem.grad_branch == nullptr) continue;
-      gate_row.load<T>(part, 0.0f, more);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) more[j] *= total[j];
-      store_part(static_cast<T*>(problem.grad_branch) + row * hidden, part, encode_all<T>(more));
-      if (problem.grad_gate == nullptr) continue;
-      decode_all(load_part(row_of<T>(problem.branch, row), part).elements, more);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) more[j] *= total[j];
-      add_up(kGate, more);
-      if (own) write_own<T>(problem.grad_gate, problem.gate.type, row * hidden, part, more);
     }
   }
 }
