@@ -33,6 +33,27 @@ __device__ __forceinline__ void prefetch([[maybe_unused]] const void* from, [[ma
 #endif
 }
 
+// Words that are the first to leave the last cache again, where they are not in the way of what is read.
+__device__ __forceinline__ void store_word_once(uint16_t* to, uint16_t word) {
+  asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
+}
+__device__ __forceinline__ void store_word_once(uint32_t* to, uint32_t word) {
+  asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
+}
+__device__ __forceinline__ void store_word_once(uint4* to, uint4 word) {
+  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
+               "r"(word.w)
+               : "memory");
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void store_once(T* to, const Vector<T, kWidth>& vector) {
+  using Whole = typename Word<sizeof(T) * kWidth>::Type;
+  Whole whole;
+  memcpy(&whole, &vector, sizeof(whole));
+  store_word_once(reinterpret_cast<Whole*>(to), whole);
+}
+
 // Makes the compiler forget what it knows of a vector. Otherwise it keeps the elements decoded from one use to the
 // next, in twice the registers, which costs more than to decode them again.
 template <typename T, int kWidth>

@@ -7,6 +7,8 @@
 //
 // Of a few rows, what a thread does before its first load, and the parameters that it waits for, are a good part of the
 // time: hence no loop over rows, no division, and what every launch needs in one line of the cache.
+#include <atomic>
+
 #include "kit/launch.cuh"
 #include "rmsnorm_cuda/device.cuh"
 #include "rmsnorm_cuda/rmsnorm.h"
@@ -21,6 +23,8 @@ constexpr int kShiftedLoads = 4;         // vectors of a thread, of rows that st
 // From so many on, the blocks of the next launch may come and wait as soon as the last ones of this have come. Those of
 // several launches with fewer would wait at once, and crowd together on some processors.
 constexpr unsigned kManyBlocks = 1024;
+// So many come at once. The others find memory busy, and where x is in the cache, to ask for it twice takes time.
+constexpr unsigned kFirstBlocks = 528;
 
 // Of rows and results in one dimension, a weight like x, or none, and a result like x. What every launch needs fits in
 // a line of the cache.
@@ -33,6 +37,7 @@ struct alignas(64) Plain {
   int hidden;     // of rows that registers hold
   uint8_t shift;  // 2^shift lanes read a row, where a block has several
   bool rounded_before_weight;
+  bool streams;  // see there
   int64_t rows;
   void* sum;
   const void* residual;
@@ -104,6 +109,15 @@ __device__ __forceinline__ Vector<T, kWidth> norm(const Vector<T, kWidth>& vecto
   return encode_all<T>(values);
 }
 
+template <typename T, int kWidth>
+__device__ __forceinline__ void put(const Plain& arguments, T* to, const Vector<T, kWidth>& vector) {
+  if (arguments.streams) {
+    store(to, vector);
+  } else {
+    store_once(to, vector);
+  }
+}
+
 // As any arguments ask for.
 template <typename T, int kWidth>
 __device__ __forceinline__ void write_norm(const Arguments& arguments, int64_t offset, Vector<T, kWidth>& vector,
@@ -118,7 +132,7 @@ __device__ __forceinline__ void write_norm(const Arguments& arguments, int64_t o
     for (int i = 0; i < kWidth; ++i) values[i] = decode(quotients.elements[i]) * factors[i];
     store_floats(static_cast<float*>(arguments.normed) + offset, values);
   } else {
-    store(static_cast<T*>(arguments.normed) + offset, norm(vector, rstd, factors, rounded));
+    put(arguments, static_cast<T*>(arguments.normed) + offset, norm(vector, rstd, factors, rounded));
   }
 }
 
@@ -149,7 +163,8 @@ __global__ void __launch_bounds__(!kBlock       ? kSharedBlock
     }
   };
   if (gridDim.x >= kManyBlocks) let_next_begin();
-  if (kBlock ? threadIdx.x == 0 : lane == 0 && columns > 0) {
+  const bool ahead = arguments.streams || blockIdx.x < kFirstBlocks;
+  if (ahead && (kBlock ? threadIdx.x == 0 : lane == 0 && columns > 0)) {
     prefetch(static_cast<const T*>(arguments.x) + offsets.x, columns * sizeof(T));
     if (kAdd) prefetch(static_cast<const T*>(arguments.residual) + offsets.residual, columns * sizeof(T));
   }
@@ -182,7 +197,7 @@ __global__ void __launch_bounds__(!kBlock       ? kSharedBlock
     for (int i = 0; i < kLoads; ++i) {
       const int column = (lane + i * lanes) * kWidth;
       x[i] = add(x[i], residual[i]);
-      if (column < columns) store(static_cast<T*>(arguments.sum) + offsets.sum + column, x[i]);
+      if (column < columns) put(arguments, static_cast<T*>(arguments.sum) + offsets.sum + column, x[i]);
     }
   }
   if constexpr (kLate) {
@@ -211,7 +226,7 @@ __global__ void __launch_bounds__(!kBlock       ? kSharedBlock
       float values[kWidth];
       if constexpr (kPlain) {
         factors[i].finish_plain(arguments.weight, values);
-        store(static_cast<T*>(arguments.normed) + offsets.normed + column, norm(x[i], rstd, values, rounded));
+        put(arguments, static_cast<T*>(arguments.normed) + offsets.normed + column, norm(x[i], rstd, values, rounded));
       } else {
         factors[i].finish(arguments.weight, column, values);
         write_norm(arguments, offsets.normed + column, x[i], rstd, values);
@@ -234,7 +249,7 @@ struct Piece {
   __device__ __forceinline__ void add_residual(const Plain& arguments, const Offsets<kAdd>& offsets) {
     if (column < 0) return;
     x = add(x, load<T, kWidth>(static_cast<const T*>(arguments.residual) + offsets.residual + column));
-    store(static_cast<T*>(arguments.sum) + offsets.sum + column, x);
+    put(arguments, static_cast<T*>(arguments.sum) + offsets.sum + column, x);
   }
 
   __device__ __forceinline__ void write(const Plain& arguments, const Offsets<kAdd>& offsets, float rstd) {
@@ -247,7 +262,7 @@ struct Piece {
       factors[i] = (weight == nullptr ? 1.0f : decode(weight[column + i])) + arguments.weight.offset;
     }
     const bool rounded = sizeof(T) < sizeof(float) && arguments.rounded_before_weight;
-    store(static_cast<T*>(arguments.normed) + offsets.normed + column, norm(x, rstd, factors, rounded));
+    put(arguments, static_cast<T*>(arguments.normed) + offsets.normed + column, norm(x, rstd, factors, rounded));
   }
 };
 
@@ -262,7 +277,7 @@ __global__ void __launch_bounds__(kMostThreads) forward_shifted_kernel(const __g
   const int before = static_cast<int>(-address % kWidth);
   const int vectors = (hidden - before) / kWidth, behind = before + vectors * kWidth;
   if (gridDim.x >= kManyBlocks) let_next_begin();
-  if (thread == 0) {
+  if (thread == 0 && (arguments.streams || blockIdx.x < kFirstBlocks)) {
     prefetch(static_cast<const T*>(arguments.x) + offsets.x + before, vectors * kVectorBytes);
     if (kAdd) prefetch(static_cast<const T*>(arguments.residual) + offsets.residual + before, vectors * kVectorBytes);
   }
@@ -346,6 +361,21 @@ __global__ void __launch_bounds__(kLongBlock) forward_twice_kernel(const __grid_
   }
 }
 
+// Whether a call reads and writes so much more than the last cache holds that nothing of it needs to stay there. Of
+// less, what is read is likely to be there, or to be read again soon, and what is written makes room for it.
+bool streams(int64_t bytes) {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices];  // bytes of the cache; 0: not yet known
+  int device;
+  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
+  int cache = known[device].load(std::memory_order_relaxed);
+  if (cache == 0) {
+    if (cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device) != cudaSuccess) return false;
+    known[device].store(cache, std::memory_order_relaxed);
+  }
+  return bytes > 2 * static_cast<int64_t>(cache);
+}
+
 int power_of_two_from(int64_t count) {
   int shift = 0;
   while (int64_t{1} << shift < count) ++shift;
@@ -407,6 +437,7 @@ void launch_vectors(Arguments& arguments, int64_t vectors, cudaStream_t stream) 
 template <typename T, bool kAdd>
 void launch(Arguments& arguments, const Forward& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
+  arguments.streams = streams(problem.rows * problem.hidden * static_cast<int64_t>(sizeof(T)) * (kAdd ? 4 : 2));
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
                        aligned(problem.residual, sizeof(T)) && aligned(problem.weight.data) &&
                        aligned(problem.normed) && aligned(problem.sum);
