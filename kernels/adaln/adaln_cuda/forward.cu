@@ -40,7 +40,7 @@ struct alignas(64) RowsForward {
   Average average;
   int hidden;
   float eps;
-  uint32_t ahead;  // of how many sets, which have a block each; none where their rows do not follow one another
+  uint32_t ahead;  // of how many sets, which have a block each; none where they do not follow one another, or are few
   bool centered, stepwise;
   bool wide;         // what rows share is float32 beside smaller elements
   bool only_shared;  // scale and shift alone, or with a weight, in steps of float32
@@ -164,21 +164,18 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
     prefetch(static_cast<const T*>(problem.x.data) + index, kRows * hidden);
     if (kBranch) prefetch(static_cast<const T*>(problem.branch.data) + index, kRows * hidden);
   };
-  if (blockIdx.x < problem.ahead) {
-    ask_for(blockIdx.x);
-    // Of the first spans, what their rows share.
-    if (threadIdx.x == 0 && blockIdx.x < kSpansAhead &&
-        static_cast<uint64_t>(blockIdx.x) * problem.sets_of_span < problem.sets) {
-      const int64_t bytes = kSmall && !problem.wide ? sizeof(T) : sizeof(float);
-      const auto ask_for_shared = [&](const Shared& shared) {
-        prefetch(static_cast<const char*>(shared.data) + blockIdx.x * shared.stride * bytes, hidden * bytes);
-      };
-      if (kBranch) ask_for_shared(problem.gate);
+  if (blockIdx.x < problem.ahead) ask_for(blockIdx.x);
+  // Of the first spans, what their rows share.
+  if (threadIdx.x == 0 && blockIdx.x < kSpansAhead &&
+      static_cast<uint64_t>(blockIdx.x) * problem.sets_of_span < problem.sets) {
+    const int64_t bytes = kSmall && !problem.wide ? sizeof(T) : sizeof(float);
+    const auto ask_for_shared = [&](const Shared& shared) {
+      prefetch(static_cast<const char*>(shared.data) + blockIdx.x * shared.stride * bytes, hidden * bytes);
+    };
+    if (kBranch) ask_for_shared(problem.gate);
 #pragma unroll 1
-      for (int k = 0; k < problem.staged; ++k) ask_for_shared(problem.shared[k]);
-    }
+    for (int k = 0; k < problem.staged; ++k) ask_for_shared(problem.shared[k]);
   }
-  let_next_begin();
   wait_for_previous();
   // A thread without rows still takes part in the sums of its warp: with the last ones, which it does not write.
   const uint32_t own_set = blockIdx.x * blockDim.y + threadIdx.y, set = min(own_set, problem.sets - 1);
@@ -216,6 +213,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
   float first_of_wide_gate;
   read(problem.x, words);
   if (problem.centered) read_first(problem.x, first_of_x);
+  let_next_begin();  // behind the first loads, so as not to stand in their way
   // Scale, shift, weight and bias, on their way into shared memory, where each thread finds its own: in registers they
   // would keep rows from the processor.
   const int threads = group * blockDim.y, own = threadIdx.y * group + threadIdx.x;
@@ -698,8 +696,10 @@ cudaError_t launch_rows(RowsForward& problem, int64_t rows, const Sets& sets, cu
   const auto follow = [&](const Lines& lines) {
     return lines.row_stride == problem.hidden && lines.span_stride == int64_t{problem.span} * problem.hidden;
   };
-  if (sets.side == 1 && problem.span % kRows == 0 && follow(problem.x) && (!kBranch || follow(problem.branch))) {
-    const int64_t bytes = int64_t{problem.hidden} * sizeof(T) * kRows * (kBranch ? 2 : 1);
+  const int64_t bytes_of_row = int64_t{problem.hidden} * sizeof(T) * (kBranch ? 2 : 1);  // that are read
+  if (sets.side == 1 && problem.span % kRows == 0 && follow(problem.x) && (!kBranch || follow(problem.branch)) &&
+      ask_early(2 * rows * bytes_of_row)) {
+    const int64_t bytes = bytes_of_row * kRows;
     problem.ahead = static_cast<uint32_t>(processors * std::max<int64_t>(kAhead / bytes, 1));
   }
   const auto kernel = forward_kernel<T, kRows, kBranch>;

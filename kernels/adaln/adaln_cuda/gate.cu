@@ -28,6 +28,7 @@ struct GateLines {
   int64_t hidden;
   Divider spans;
   bool stepwise;
+  bool early;  // whether rows are asked for before they may be read
 };
 
 struct GateBackwardLines {
@@ -66,8 +67,10 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
   const int64_t gate_at = span * problem.gate.span_stride + column;
   if (there && own == 0) {
     const int64_t elements = min(static_cast<int64_t>(tiles.columns) * kWidth, problem.hidden - column);
-    prefetch(residual_at, elements);
-    prefetch(branch_at, elements);
+    if (problem.early) {
+      prefetch(residual_at, elements);
+      prefetch(branch_at, elements);
+    }
     if (row_of_span == 0) {
       if (sizeof(T) == sizeof(float) || problem.gate_type == Type::float32) {
         prefetch(static_cast<const float*>(problem.gate.data) + gate_at, elements);
@@ -226,7 +229,8 @@ cudaError_t launch(const Gate& problem, cudaStream_t stream) {
                           static_cast<uint32_t>(problem.span),
                           problem.hidden,
                           Divider(static_cast<uint32_t>(problem.span)),
-                          problem.stepwise};
+                          problem.stepwise,
+                          ask_early(problem.rows * problem.hidden * int64_t{3 * sizeof(T)})};
     const Tiles tiles = tiles_of(problem.hidden, kWidth, kThreads);
     const auto blocks = static_cast<unsigned>((problem.rows + tiles.rows - 1) / tiles.rows * tiles.in_a_row);
     return launch_early(gate_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
