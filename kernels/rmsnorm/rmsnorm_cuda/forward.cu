@@ -37,7 +37,7 @@ struct alignas(64) Plain {
   int hidden;     // of rows that registers hold
   uint8_t shift;  // 2^shift lanes read a row, where a block has several
   bool rounded_before_weight;
-  bool streams;  // see there
+  bool streams;  // as the function of this name says
   int64_t rows;
   void* sum;
   const void* residual;
