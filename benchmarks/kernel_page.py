@@ -34,14 +34,17 @@ INTRODUCTION = """\
 Written by `benchmarks/kernel_page.py` from the results in [benchmarks/results](../benchmarks/results), which
 `kernel-builder benchmark` measured. In the tables are microseconds of one call, and in brackets the share that it
 reaches of the speed of a copy: as fast as a copy of as many bytes as the operation must read and write, on the same
-machine, in the same rounds, is 1.00. A kernel that reads and writes each byte once can hardly be faster.
+machine, in the same rounds, is 1.00. A kernel that reads and writes each byte once can hardly be faster, unless it begins
+before the call in front of it has ended.
 
 - Every result is first held against float64: what is further off than eager PyTorch by more than a tenth gets no time.
 - Nothing is in a cache: each call takes the next of several sets of tensors, and writes to memory of its own; together
   they exceed the last cache four times over. A call on memory that was just written would be faster, whoever makes it.
 - On the GPU it is the device's time, from replays of CUDA graphs that take at least two milliseconds. What a call costs
   the host is in tables of its own: calls of a small shape one after another, all threads on one core.
-- A call follows the last one at once. A kernel that lets the next begin while it ends gains from that, as in a model.
+- A call follows the last one at once. Ours let the next kernel begin while they end, and where tensors are larger than
+  the cache they ask for their first rows by then. That is some of what makes them faster than a copy, most of it in short
+  calls. In a model, where the kernel in front has just written what they read, they gain less.
 - All implementations take turns, and each time is the median of the rounds. Ratios are medians of the ratios of rounds.
 - `torch.compile` compiles for each shape by itself.
 """
