@@ -57,8 +57,9 @@ def _print(report: Report) -> None:
     if report.hosts:
         click.secho("us of the host for a call", bold=True)
         click.echo(tables.as_text(tables.hosts(report.hosts)) + "\n")
-    click.secho("geometric means", bold=True)
-    click.echo(tables.as_text(tables.summary(report.rows)) + "\n")
+    if report.rows:
+        click.secho("geometric means", bold=True)
+        click.echo(tables.as_text(tables.summary(report.rows)) + "\n")
     for note in tables.notes(report):
         click.echo(note)
 
@@ -85,6 +86,11 @@ def _print(report: Report) -> None:
 @click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="[default: cuda, where there is a GPU]")
 @click.option("--rounds", type=click.IntRange(min=3), default=21, show_default=True, help="Samples of each time.")
 @click.option(
+    "--only",
+    type=click.Choice(["device", "host"]),
+    help="Leave out what calls cost the host, or measure nothing else. [default: both]",
+)
+@click.option(
     "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile for torch.compile. [default: processors]"
 )
 @click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write all that was measured, after each row.")
@@ -99,6 +105,7 @@ def benchmark(
     dtypes: tuple[str, ...],
     backend: str | None,
     rounds: int,
+    only: str | None,
     jobs: int | None,
     json_file: Path | None,
     plot_file: Path | None,
@@ -131,6 +138,7 @@ def benchmark(
             dtypes=dtypes,
             against=against,
             rounds=rounds,
+            only=only,
             jobs=jobs,
             json=json_file,
         )

@@ -46,6 +46,8 @@ class Request:
     against: Sequence[str] | None = None
     """None: every peer that the project declares, eager PyTorch and torch.compile."""
     rounds: int = 21
+    only: str | None = None
+    """"device": not what calls cost the host; "host": nothing else, and no correctness. None: both."""
     jobs: int | None = None
     """Processes that compile for torch.compile, before anything is timed. None: as many as there are processors."""
     json: Path | None = None
@@ -75,7 +77,8 @@ def run(request: Request, listener: Listener) -> Report:
     kernel = _load(request.project, device)
     peers = _Peers(chosen, request.against)
     report = _report(request, device, kernel, peers.absent)
-    costs = _host_places(todo, chosen)
+    costs = _host_places(todo, chosen) if request.only != "device" else []
+    todo = todo if request.only != "host" else []
     jobs = request.jobs or len(os.sched_getaffinity(0))
     if peers.compile and jobs > 1:
         ahead = [*costs, *todo]

@@ -83,6 +83,17 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
+def test_one_half_of_it(scale: Callable[..., Path], tmp_path: Path) -> None:
+    project, file = scale(), tmp_path / "scale.json"
+    options = [*MEASURED, "--against", "eager", "--shapes", "64x512", "--json", file]
+    for only, rows, hosts in (("device", 1, 0), ("host", 0, 1)):
+        done = benchmark(project, *options, "--only", only)
+        assert done.exit_code == 0, done.output
+        report = Report.read(file)
+        assert (len(report.rows), len(report.hosts)) == (rows, hosts)
+        assert ("geometric means" in done.output, "us of the host" in done.output) == (bool(rows), bool(hosts))
+
+
 def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     file = tmp_path / "scale.json"

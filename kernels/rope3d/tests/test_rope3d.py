@@ -265,6 +265,16 @@ def test_tables(rotary_dim, doubled, half, shape, table_dtype):
         assert_as_good(out, x, (cos, sin), half)
 
 
+@pytest.mark.parametrize("shape", [(405,), (6, 405)])
+def test_tables_of_many_sequences(shape):
+    """More sequences than take turns at a table, and more tokens than a block has; tables shared, and of their own."""
+    q, k = random(6, 405, 8, 64, dtype=torch.bfloat16), random(6, 405, 2, 64, dtype=torch.bfloat16)
+    angles = torch.rand(*shape, 32, dtype=torch.float64) * 7
+    cos, sin = (t.to(DEVICE, torch.float32) for t in (angles.cos(), angles.sin()))
+    for out, x in zip(kernel.apply_rotary(q, k, cos, sin), (q, k)):
+        assert_as_good(out, x, (cos, sin), False)
+
+
 def test_tables_apart():
     """Tables of different strides, as views of larger ones."""
     q = random(1, 30, 2, 64, dtype=torch.float32)
