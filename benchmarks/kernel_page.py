@@ -62,8 +62,8 @@ What is missed, and why, as far as it is known:
   7.7, `rope3d` 11.8, `ada_layer_norm` 8.5, `gate_residual` 8.0, `gate_residual_ada_norm` 11.1, and that one forward and
   backward, the longest, 119. Of the 7.5 us of a call of `rms_norm` 2.6 are the launch, and 1.5 are Torch's allocation
   of the result, which each further result costs again.
-- **Size.** A package with all capabilities, on disk (`du -sb`) and compressed (`tar | zstd -19`), of 3 and 1 MB at most:
-  `rmsnorm` 1.07 and 0.93 MB, `geglu` 0.53 and 0.35, `rope3d` 0.45 and 0.28, `adaln` 1.16 and 1.01, which is a
+- **Size.** A package with all capabilities, on disk (`du -sb`) and compressed (`tar | zstd -19`), of at most 3 and
+  1 MB: `rmsnorm` 1.07 and 0.93 MB, `geglu` 0.53 and 0.35, `rope3d` 0.45 and 0.28, `adaln` 1.16 and 1.01, which is a
   hundredth too much.
 """
 
