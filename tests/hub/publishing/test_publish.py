@@ -212,6 +212,8 @@ def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
     assert result.created and result.builds.sent and result.main and result.main.sent
     assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
     hub.api().create_repo(DOUBLING, repo_type="kernel")
+    while "repos/create" not in hub.log.read_text():  # a request is logged after its answer
+        time.sleep(0.01)
     before = len(hub.log.read_text().splitlines())
     assert put(hub, quick, dry_run=True).builds.sent
     asked = [json.loads(line)["method"] for line in hub.log.read_text().splitlines()[before:]]
