@@ -1,11 +1,11 @@
 # make quickstart   build kernels/rmsnorm, load it, check it, time it
 # make test         the whole test suite: lint, types, tests
 #
-# Both set themselves up in .venv. TORCH chooses the Torch to test with, e.g. make test TORCH=torch==2.14.1, and JOBS how
-# many tests run at a time.
+# Both set themselves up in .venv. TORCH chooses the Torch to test with, e.g. make test TORCH=torch==2.14.1; with JOBS=2
+# two tests run at a time.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
-JOBS ?= 2
+JOBS ?= 0
 KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 
 .PHONY: quickstart test lint clean

@@ -96,6 +96,8 @@ def working_in(directory: Path) -> dict[int, str]:
     for process in Path("/proc").glob("[0-9]*"):
         try:
             command = os.fsdecode((process / "cmdline").read_bytes().replace(b"\0", b" "))
+            if not command:  # it has ended, but for its entry
+                continue
             if str(directory) in command or (process / "cwd").readlink().is_relative_to(directory):
                 found[int(process.name)] = command
         except OSError:
