@@ -42,8 +42,8 @@ begins before the call in front of it has ended.
   they exceed the last cache four times over. A call on memory that was just written would be faster, whoever makes it.
 - On the GPU it is the device's time, from replays of CUDA graphs that take at least two milliseconds. What a call costs
   the host is in tables of its own: calls of a small shape one after another, all threads on one core.
-- A call follows the last one at once. Ours let the next kernel begin while they end, and where tensors are larger than
-  the cache they ask for their first rows by then. That is some of what makes them faster than a copy, the more the
+- A call follows the last one at once. Ours let the next kernel begin while they end, and most ask for rows by then,
+  fewer or none where tensors may be in the cache. That is some of what makes them faster than a copy, the more the
   shorter a call is. In a model, where the kernel in front has just written what they read, they gain less.
 - All implementations take turns, and each time is the median of the rounds. Ratios are medians of the ratios of rounds.
 - `torch.compile` compiles for each shape by itself.

@@ -146,7 +146,7 @@ struct Exchange {
 
 // What `bind` was given, in this order; the exchange table is null before.
 struct Torch {
-  Object *exchange, *tensor, *parameter, *empty_like, *new_empty, *requires_grad, *is_grad_enabled;
+  Object *exchange, *tensor, *parameter, *empty_like, *new_empty, *is_neg, *requires_grad, *is_grad_enabled;
   // Functions that return what is true where each operator must be seen; and a module with such an attribute.
   Object *modes, *function_modes, *trace, *profiler, *is_profiler_enabled;
 };
@@ -165,6 +165,8 @@ class Borrowed {
     const Reference type(kit_python_type(object));
     // No subclass, which may do as it likes.
     if (type.get() != python.tensor && type.get() != python.parameter) throw Declined();
+    // Their memory holds the negatives of their elements, which DLPack does not say.
+    if (Reference(kit_python_call_each(python.is_neg, object, nullptr)).truth()) throw Declined();
     // An error is that there is no memory to point to, as for the tensors of a transformation of torch.func.
     if (exchange->from_object(object, &tensor_) != 0) {
       kit_python_clear_error();

@@ -191,3 +191,13 @@ def test_second_device():
     for a, b in zip(gradients, torch.autograd.grad(kernel.rms_norm(*here).square().sum(), here)):
         torch.testing.assert_close(a.cpu(), b.cpu())
     assert torch.cuda.current_device() == 0
+
+
+def test_negative_views():
+    """Whose elements are the negatives of what their memory holds, as of the imaginary part of a conjugate."""
+    x, weight = random(4, 64), random(64)
+    for negative in (torch._neg_view(x), torch.complex(x, x).conj().imag[:, :1]):
+        factor = weight[: negative.shape[-1]].contiguous()
+        expected = ops.rms_norm(negative.clone(), factor, *OPTIONS)
+        assert torch.equal(kernel.rms_norm(negative, factor), expected)
+    assert torch.equal(kernel.rms_norm(x, torch._neg_view(weight)), -kernel.rms_norm(x, weight))

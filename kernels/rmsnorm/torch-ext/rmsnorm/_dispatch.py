@@ -20,6 +20,7 @@ _bound = _binary.bind(
     torch.nn.Parameter,
     torch.empty_like,
     "new_empty",
+    Tensor.is_neg,
     "requires_grad",
     is_grad_enabled,
     torch._C._len_torch_dispatch_stack,
