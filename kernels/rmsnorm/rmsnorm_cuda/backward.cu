@@ -297,6 +297,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   // All groups take as many turns, the first of which only fill the ring: their warps sum together.
   int slot = 0;
   for (int64_t turn = -kRingSlots; turn * step < arguments.rows; ++turn, row -= step, next -= step) {
+    // What adds up the partial sums comes beside the last turn: earlier, it takes the place of later blocks' rows.
+    if ((turn + 1) * step >= arguments.rows) let_next_begin();
     const int columns = turn >= 0 && row >= 0 ? hidden : 0;
     wait_for_copies<kRingSlots - 1>();
     float sums[2] = {0.0f, 0.0f};
@@ -345,7 +347,6 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
       own = ring + threadIdx.x;
     }
   }
-  let_next_begin();
   if (arguments.partial == nullptr) return;
   wait_for_copies<0>();
   write_partial(arguments, reinterpret_cast<float*>(ring), index, first_column, column_step, weight_sums);
