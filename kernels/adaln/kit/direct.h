@@ -1,5 +1,6 @@
 // Calls of operators from Python past Torch's dispatcher, which is most of what a small call costs the host: a module
-// of functions that each take what is to be called otherwise, and then what the operator takes, by position.
+// of functions that each take what is to be called otherwise, and return a function of what the operator takes, by
+// position.
 //
 // Reads:    Python's objects through its limited API of 3.9, and tensors through DLPack's exchange table, which Torch
 //           has from 2.10 on. Declared here, since neither has headers on a machine that only builds kernels.
@@ -25,6 +26,7 @@ namespace kit::direct {
 struct Object;
 
 using Function = Object* (*)(Object * self, Object* const* arguments, std::ptrdiff_t count);
+using FunctionOfOne = Object* (*)(Object * self, Object* argument);
 
 // PyMethodDef.
 struct Method {
@@ -34,7 +36,8 @@ struct Method {
   const char* doc;
 };
 
-constexpr int kFastCall = 0x80;  // METH_FASTCALL, the same since Python 3.7
+constexpr int kNoArguments = 0x04;  // METH_NOARGS
+constexpr int kFastCall = 0x80;     // METH_FASTCALL, the same since Python 3.7
 
 // PyModuleDef, as the limited API fixes it for every Python that is built with the global interpreter lock.
 struct Module {
@@ -56,6 +59,9 @@ struct Module {
 extern "C" {
 extern char kit_python_none __asm__("_Py_NoneStruct");
 void* kit_python_module(Module*) __asm__("PyModuleDef_Init");
+Object* kit_python_function(const Method*, Object* self, Object* module) __asm__("PyCFunction_NewEx");
+FunctionOfOne kit_python_pointer_of(Object* function) __asm__("PyCFunction_GetFunction");
+int kit_python_flags_of(Object* function) __asm__("PyCFunction_GetFlags");
 Object* kit_python_bool(long) __asm__("PyBool_FromLong");
 Object* kit_python_type(Object*) __asm__("PyObject_Type");
 void kit_python_keep(Object*) __asm__("Py_IncRef");
@@ -69,7 +75,6 @@ int kit_python_set(Object*, std::ptrdiff_t, Object*) __asm__("PyTuple_SetItem");
 Object* kit_python_attribute(Object*, Object*) __asm__("PyObject_GetAttr");
 Object* kit_python_call(Object*, Object*) __asm__("PyObject_CallObject");
 Object* kit_python_call_each(Object*, ...) __asm__("PyObject_CallFunctionObjArgs");
-Object* kit_python_call_method(Object*, Object*, ...) __asm__("PyObject_CallMethodObjArgs");
 Object* kit_python_error() __asm__("PyErr_Occurred");
 void kit_python_clear_error() __asm__("PyErr_Clear");
 void* kit_python_pointer(Object*, const char*) __asm__("PyCapsule_GetPointer");
@@ -98,8 +103,13 @@ class Reference {
     if (object_ != nullptr) kit_python_release(object_);
   }
 
+  explicit operator bool() const { return object_ != nullptr; }
   Object* get() const { return object_; }
   Object* give() { return std::exchange(object_, nullptr); }
+  // Of a tuple, an element, which it takes over.
+  void set(size_t index, Object* element) {
+    kit_python_set(object_, static_cast<std::ptrdiff_t>(index), Reference(element).give());
+  }
   // An error, too, is reason for caution.
   bool truth() const {
     const int value = kit_python_truth(object_);
@@ -110,6 +120,14 @@ class Reference {
  private:
   Object* object_ = nullptr;
 };
+
+inline Object* kept(Object* object) {
+  kit_python_keep(object);
+  return object;
+}
+
+inline Object* none() { return kept(reinterpret_cast<Object*>(&kit_python_none)); }
+inline Reference tuple(size_t size) { return Reference(kit_python_tuple(static_cast<std::ptrdiff_t>(size))); }
 
 // Other threads of Python run while this lives, as they do while an operator runs.
 class Unlocked {
@@ -144,15 +162,27 @@ struct Exchange {
   void* current_stream;
 };
 
-// What `bind` was given, in this order; the exchange table is null before.
+// What `bind` was given, in this order.
 struct Torch {
-  Object *exchange, *tensor, *parameter, *empty_like, *new_empty, *is_neg, *requires_grad, *is_grad_enabled;
+  // The exchange table; types; a method of some tensor; an attribute of all.
+  Object *exchange, *tensor, *parameter, *is_neg, *requires_grad;
+  // Functions that take sizes, strides and one of the dtypes, for a tensor on the CPU, or on CUDA's current device.
+  Object *empty_on_cpu, *empty_on_cuda, *float32, *float16, *bfloat16;
   // Functions that return what is true where each operator must be seen; and a module with such an attribute.
   Object *modes, *function_modes, *trace, *profiler, *is_profiler_enabled;
 };
 
 inline Torch python{};
-inline const Exchange* exchange = nullptr;
+inline const Exchange* exchange = nullptr;  // null before, too
+inline FunctionOfOne is_neg = nullptr;      // which takes the tensor as its `self`
+
+inline Object* empty_here() {
+#if defined(CUDA_KERNEL)
+  return python.empty_on_cuda;
+#else
+  return python.empty_on_cpu;
+#endif
+}
 
 // --- Tensors --------------------------------------------------------------------------------------------------------
 
@@ -161,17 +191,29 @@ class Borrowed {
  public:
   Borrowed() = default;
 
+  // One that Torch has just made, or that is known to be like those.
   explicit Borrowed(Object* object) : object_(object) {
-    const Reference type(kit_python_type(object));
-    // No subclass, which may do as it likes.
-    if (type.get() != python.tensor && type.get() != python.parameter) throw Declined();
-    // Their memory holds the negatives of their elements, which DLPack does not say.
-    if (Reference(kit_python_call_each(python.is_neg, object, nullptr)).truth()) throw Declined();
     // An error is that there is no memory to point to, as for the tensors of a transformation of torch.func.
     if (exchange->from_object(object, &tensor_) != 0) {
       kit_python_clear_error();
       throw Declined();
     }
+    // As where all elements are known to be zero.
+    if (tensor_.data == nullptr && numel() > 0) throw Declined();
+  }
+
+  // No subclass, which may do as it likes.
+  static Borrowed plain(Object* object) {
+    const Reference type(kit_python_type(object));
+    if (type.get() != python.tensor && type.get() != python.parameter) throw Declined();
+    return Borrowed(object);
+  }
+
+  static Borrowed given(Object* object) {
+    const Borrowed tensor = plain(object);
+    // Their memory holds the negatives of their elements, which DLPack does not say.
+    if (Reference(is_neg(object, nullptr)).truth()) throw Declined();
+    return tensor;
   }
 
   int64_t dim() const { return tensor_.dims; }
@@ -208,7 +250,7 @@ class Borrowed {
 
  private:
   Object* object_ = nullptr;
-  Exchanged tensor_;
+  Exchanged tensor_{};
 };
 
 inline int32_t dtype(const Borrowed& tensor) {
@@ -226,13 +268,14 @@ inline int32_t device_type(const Borrowed& tensor) {
 }
 
 inline Borrowed contiguous_copy(const Borrowed&) { throw Declined(); }
+inline void fill_with_zeros(const Borrowed&) { throw Declined(); }
 
 #if defined(CUDA_KERNEL)
 
 // Nothing to do where the device of a tensor is the current one.
-inline int enter(const Borrowed& x) {
+inline Nothing enter(const Borrowed& x) {
   if (torch::stable::accelerator::getCurrentDeviceIndex() != x.get_device_index()) throw Declined();
-  return 0;
+  return {};
 }
 
 #endif
@@ -240,38 +283,70 @@ inline int enter(const Borrowed& x) {
 // Lets other threads run while a kernel is launched, or runs.
 inline Unlocked running(const Borrowed&) { return Unlocked(); }
 
-// Makes the tensors for results, in Torch, so that they are its own in everything.
+// Makes tensors in Torch, so that they are its own in everything, on the current device. Keeps them while it lives.
 class Results {
  public:
+  // Nothing to do where the device of a tensor is the current one: that of the tensors that are made.
+  Nothing enter(const Borrowed&) const { return {}; }
+
   Borrowed operator()(IntHeaderOnlyArrayRef sizes, int32_t type, const Borrowed& beside) {
-    if (count_ == kMost || type != dtype(beside)) throw Declined();
-    Reference result;
-    if (sizes.equals(beside.sizes()) && beside.is_contiguous()) {
-      result = Reference(kit_python_call_each(python.empty_like, beside.object(), nullptr));
-    } else {
-      const Reference shape(kit_python_tuple(static_cast<std::ptrdiff_t>(sizes.size())));
-      for (size_t dim = 0; dim < sizes.size(); ++dim) {
-        kit_python_set(shape.get(), static_cast<std::ptrdiff_t>(dim), Reference(kit_python_integer(sizes[dim])).give());
-      }
-      result = Reference(kit_python_call_method(beside.object(), python.new_empty, shape.get(), nullptr));
-    }
-    results_[count_] = std::move(result);
-    return Borrowed(results_[count_++].get());
+    if (count_ == kMost) throw Declined();
+    if (!arguments_ || type != type_ || !sizes.equals({sizes_, dims_})) describe(sizes, type);
+    made_[count_] = Reference(kit_python_call(empty_here(), arguments_.get()));
+    const Borrowed made(made_[count_++].get());
+    if (made.get_device_index() != beside.get_device_index()) throw Declined();
+    return made;
   }
 
-  // One tensor, or a tuple of them.
-  Object* give() {
-    if (count_ == 1) return results_[0].give();
-    Reference all(kit_python_tuple(count_));
-    for (std::ptrdiff_t i = 0; i < count_; ++i) kit_python_set(all.get(), i, results_[i].give());
-    return all.give();
-  }
+  // None.
+  Borrowed nothing(int32_t, const Borrowed&) { return {}; }
 
  private:
-  static constexpr std::ptrdiff_t kMost = 2;
-  Reference results_[kMost];
+  static Object* dtype_of(int32_t type) {
+    if (type == aoti_torch_dtype_float32()) return python.float32;
+    if (type == aoti_torch_dtype_float16()) return python.float16;
+    if (type == aoti_torch_dtype_bfloat16()) return python.bfloat16;
+    throw Declined();
+  }
+
+  // Makes what Python is told of a tensor, which often comes twice.
+  void describe(IntHeaderOnlyArrayRef sizes, int32_t type) {
+    type_ = type;
+    dims_ = sizes.size();
+    if (dims_ > kMostDims) throw Declined();
+    Reference shape = tuple(dims_), strides = tuple(dims_);
+    int64_t stride = 1;
+    for (size_t dim = dims_; dim-- > 0; stride *= sizes[dim] > 0 ? sizes[dim] : 1) {
+      sizes_[dim] = sizes[dim];
+      shape.set(dim, kit_python_integer(sizes[dim]));
+      strides.set(dim, kit_python_integer(stride));
+    }
+    arguments_ = tuple(3);
+    arguments_.set(0, shape.give());
+    arguments_.set(1, strides.give());
+    arguments_.set(2, kept(dtype_of(type)));
+  }
+
+  static constexpr std::ptrdiff_t kMost = 8;
+  Reference made_[kMost], arguments_;
+  int32_t type_ = 0;
+  int64_t sizes_[kMostDims];
+  size_t dims_ = 0;
   std::ptrdiff_t count_ = 0;
 };
+
+// A function's result as an object of its own.
+inline Reference to_python(const Borrowed& tensor) {
+  return Reference(tensor.object() == nullptr ? none() : kept(tensor.object()));
+}
+
+template <class... Tensors>
+Reference to_python(const std::tuple<Tensors...>& tensors) {
+  Reference all = tuple(sizeof...(Tensors));
+  size_t count = 0;
+  std::apply([&](const auto&... each) { (all.set(count++, to_python(each).give()), ...); }, tensors);
+  return all;
+}
 
 // --- Calls ----------------------------------------------------------------------------------------------------------
 
@@ -280,7 +355,7 @@ struct From;
 
 template <>
 struct From<Borrowed> {
-  static Borrowed object(Object* object) { return Borrowed(object); }
+  static Borrowed object(Object* object) { return Borrowed::given(object); }
 };
 
 template <class T>
@@ -337,52 +412,52 @@ bool requires_grad(const T&) {
   return false;
 }
 
-// Whether somebody must see each operator: a mode of Torch, such as one that counts them or fakes their tensors, a
-// trace of torch.jit, or a profile.
+// Whether there is a mode of Torch that looks at operators, such as one that counts them or fakes their tensors.
+inline bool any_mode() { return Reference(kit_python_call(python.modes, nullptr)).truth(); }
+
+// Whether somebody must see each operator: a mode, a trace of torch.jit, or a profile.
 inline bool watched() {
-  return Reference(kit_python_call(python.modes, nullptr)).truth() ||
-         Reference(kit_python_call(python.function_modes, nullptr)).truth() ||
+  return any_mode() || Reference(kit_python_call(python.function_modes, nullptr)).truth() ||
          Reference(kit_python_call(python.trace, nullptr)).truth() ||
          Reference(kit_python_attribute(python.profiler, python.is_profiler_enabled)).truth();
 }
 
-// Calls a function of C++ that takes `Results`, if it has any, and then what the operator takes.
+// Calls a function of C++ that takes `Results`, if it has any, and then what the operator takes. Returns whether that
+// was done; an exception says no, too, at a cost.
 template <class... Arguments, size_t... i, class Function>
-void call(Object* const* objects, std::ptrdiff_t count, std::index_sequence<i...>, Function function) {
-  if (exchange == nullptr || count != static_cast<std::ptrdiff_t>(sizeof...(Arguments))) throw Declined();
+bool call(Object* const* objects, std::ptrdiff_t count, std::index_sequence<i...>, Function function) {
+  if (exchange == nullptr || count != static_cast<std::ptrdiff_t>(sizeof...(Arguments))) return false;
   // Braces: from the first to the last.
   std::tuple<Arguments...> arguments{From<Arguments>::object(objects[i])...};
-  if (watched()) throw Declined();
-  if (Reference(kit_python_call(python.is_grad_enabled, nullptr)).truth()) {
-    if ((requires_grad(std::get<i>(arguments)) || ...)) throw Declined();
-  }
+  if (watched()) return false;
+  if (aoti_torch_grad_mode_is_enabled() && (requires_grad(std::get<i>(arguments)) || ...)) return false;
   function(std::get<i>(arguments)...);
+  return true;
 }
 
 template <auto function>
 struct Call;
 
-// From Python: the other call, and then what the operator takes. Returns the results.
-template <class... Arguments, void (*function)(Results&, Arguments...)>
+// From Python: what the operator takes. Returns its results, but None for those that nobody has asked for.
+template <class Result, class... Arguments, Result (*function)(Results&, Arguments...)>
 struct Call<function> {
-  static Object* from_python(Object*, Object* const* objects, std::ptrdiff_t count) {
-    if (count == 0) return kit_python_bool(0);
+  static Object* from_python(Object* otherwise, Object* const* objects, std::ptrdiff_t count) {
     try {
       Results results;
-      call<Arguments...>(objects + 1, count - 1, std::index_sequence_for<Arguments...>(),
-                         [&](const auto&... arguments) { function(results, arguments...); });
-      return results.give();
+      Reference result;
+      const auto keep = [&](const auto&... arguments) { result = to_python(function(results, arguments...)); };
+      if (call<Arguments...>(objects, count, std::index_sequence_for<Arguments...>(), keep)) return result.give();
     } catch (...) {
-      Object* arguments = kit_python_tuple(count - 1);
-      if (arguments == nullptr) return nullptr;
-      for (std::ptrdiff_t i = 1; i < count; ++i) {
-        kit_python_keep(objects[i]);
-        kit_python_set(arguments, i - 1, objects[i]);
-      }
-      Object* result = kit_python_call(objects[0], arguments);
-      kit_python_release(arguments);
-      return result;
     }
+    Object* arguments = kit_python_tuple(count);
+    if (arguments == nullptr) return nullptr;
+    for (std::ptrdiff_t i = 0; i < count; ++i) {
+      kit_python_keep(objects[i]);
+      kit_python_set(arguments, i, objects[i]);
+    }
+    Object* result = kit_python_call(otherwise, arguments);
+    kit_python_release(arguments);
+    return result;
   }
 };
 
@@ -394,8 +469,7 @@ template <class... Arguments, void (*function)(Arguments...)>
 struct Change<function> {
   static Object* from_python(Object*, Object* const* objects, std::ptrdiff_t count) {
     try {
-      call<Arguments...>(objects, count, std::index_sequence_for<Arguments...>(), function);
-      return kit_python_bool(1);
+      return kit_python_bool(call<Arguments...>(objects, count, std::index_sequence_for<Arguments...>(), function));
     } catch (...) {
       return kit_python_bool(0);
     }
@@ -408,16 +482,29 @@ inline Object* bind(Object*, Object* const* objects, std::ptrdiff_t count) {
   const auto* found = static_cast<const Exchange*>(kit_python_pointer(objects[0], "dlpack_exchange_api"));
   if (found == nullptr) kit_python_clear_error();
   if (found == nullptr || found->major != 1 || found->from_object == nullptr) return kit_python_bool(0);
-  for (std::ptrdiff_t i = 0; i < count; ++i) kit_python_keep(objects[i]);
   std::memcpy(&python, objects, sizeof(Torch));
+  is_neg = kit_python_pointer_of(python.is_neg);
+  if (is_neg == nullptr) kit_python_clear_error();
+  if (is_neg == nullptr || kit_python_flags_of(python.is_neg) != kNoArguments) return kit_python_bool(0);
+  if (reinterpret_cast<char*>(empty_here()) == &kit_python_none) return kit_python_bool(0);
+  for (std::ptrdiff_t i = 0; i < count; ++i) kit_python_keep(objects[i]);
   exchange = found;
   return kit_python_bool(1);
 }
 
 }  // namespace kit::direct
 
-// One function of a module: its name, and a function of C++ as `Call` takes it, or as `Change` does.
-#define KIT_DIRECT(NAME, FUNCTION) {NAME, kit::direct::Call<FUNCTION>::from_python, kit::direct::kFastCall, nullptr}
+// One function of a module: its name, and a function of C++ as `Call` takes it, or as `Change` does. The first takes
+// what is to be called otherwise, and returns what calls the function.
+#define KIT_DIRECT(NAME, FUNCTION)                                                                                   \
+  {NAME,                                                                                                             \
+   [](kit::direct::Object*, kit::direct::Object* const* otherwise, std::ptrdiff_t count) {                           \
+     static const kit::direct::Method method{NAME, kit::direct::Call<FUNCTION>::from_python, kit::direct::kFastCall, \
+                                             nullptr};                                                               \
+     return count == 1 ? kit::direct::kit_python_function(&method, otherwise[0], nullptr)                            \
+                       : kit::direct::kit_python_bool(0);                                                            \
+   },                                                                                                                \
+   kit::direct::kFastCall, nullptr}
 #define KIT_CHANGING(NAME, FUNCTION) {NAME, kit::direct::Change<FUNCTION>::from_python, kit::direct::kFastCall, nullptr}
 
 // Makes the shared object a Python module with such functions, in place of REGISTER_EXTENSION.

@@ -58,20 +58,6 @@ Type element_type(const T& tensor, const char* argument) {
 
 inline Tensor contiguous_copy(const Tensor& tensor) { return torch::stable::contiguous(tensor); }
 
-// Dimensions of a tensor that Torch makes, at most.
-constexpr size_t kMostDims = 64;
-
-inline Tensor empty(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor& beside) {
-  int64_t strides[kMostDims];
-  if (sizes.size() > kMostDims) throw std::runtime_error(std::string(kProject) + ": too many dimensions");
-  int64_t stride = 1;
-  for (size_t dim = sizes.size(); dim-- > 0; stride *= sizes[dim] > 0 ? sizes[dim] : 1) strides[dim] = stride;
-  AtenTensorHandle handle;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype,
-                                                  device_type(beside), beside.get_device_index(), &handle));
-  return Tensor(handle);
-}
-
 // That a tensor is where these kernels run.
 template <class T>
 void check_here(const T& tensor, const char* argument) {
@@ -132,10 +118,10 @@ Rows rows_of(T& tensor) {
   return rows;
 }
 
-// What must live while a kernel is launched, or runs: nothing, where Torch has called us.
-struct Running {};
+struct Nothing {};
 
-inline Running running(const Tensor&) { return {}; }
+// What must live while a kernel is launched, or runs, where Torch has called us.
+inline Nothing running(const Tensor&) { return {}; }
 
 #if defined(CUDA_KERNEL)
 
@@ -163,7 +149,7 @@ void* current_stream(const T& x) {
 
 #else
 
-struct Device {};
+using Device = Nothing;
 
 template <class T>
 Device enter(const T&) {
@@ -177,5 +163,34 @@ constexpr int64_t kGrain = 32768;
 inline int64_t grain(int64_t elements) { return elements < kGrain ? kGrain / elements : 1; }
 
 #endif
+
+// Dimensions of a tensor that Torch makes, at most.
+constexpr size_t kMostDims = 64;
+
+// Makes tensors for an operator, on the device of another.
+struct Empty {
+  Device enter(const Tensor& beside) const { return kit::enter(beside); }
+
+  Tensor operator()(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor& beside) const {
+    int64_t strides[kMostDims];
+    if (sizes.size() > kMostDims) throw std::runtime_error(std::string(kProject) + ": too many dimensions");
+    int64_t stride = 1;
+    for (size_t dim = sizes.size(); dim-- > 0; stride *= sizes[dim] > 0 ? sizes[dim] : 1) strides[dim] = stride;
+    AtenTensorHandle handle;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype,
+                                                    device_type(beside), beside.get_device_index(), &handle));
+    return Tensor(handle);
+  }
+
+  // What an operator returns where nobody has asked for a result: a tensor without elements.
+  Tensor nothing(int32_t dtype, const Tensor& beside) const {
+    constexpr int64_t kNone = 0;
+    return (*this)({&kNone, 1}, dtype, beside);
+  }
+};
+
+constexpr Empty empty;
+
+inline void fill_with_zeros(Tensor& tensor) { TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(tensor.get())); }
 
 }  // namespace kit

@@ -128,8 +128,16 @@ void run(const adaln::Forward& problem, const T& x) {
   [[maybe_unused]] const auto unlocked = running(x);
   check(adaln::forward(problem, current_stream(x)));
 }
-void run(const adaln::Backward& problem, const Tensor& x) { check(adaln::backward(problem, current_stream(x))); }
-void run(const adaln::GateBackward& problem, const Tensor& x) {
+
+template <class T>
+void run(const adaln::Backward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
+  check(adaln::backward(problem, current_stream(x)));
+}
+
+template <class T>
+void run(const adaln::GateBackward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   check(adaln::gate_backward(problem, current_stream(x)));
 }
 
@@ -161,8 +169,9 @@ int64_t partial_sums(const Problem& problem) {
   return adaln::partial_sums(problem.sums.groups, problem.rows);
 }
 
-template <class Problem, class Function>
-void run_parts(const Problem& problem, Function rows) {
+template <class Problem, class Function, class T>
+void run_parts(const Problem& problem, Function rows, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   const int64_t parts = problem.sums.groups * problem.sums.parts;
   torch::stable::parallel_for(0, parts, grain((problem.rows + parts - 1) / parts * problem.hidden),
                               [&](int64_t begin, int64_t end) { rows(problem, begin, end); });
@@ -171,34 +180,44 @@ void run_parts(const Problem& problem, Function rows) {
                               [&](int64_t begin, int64_t end) { adaln::reduce(problem, begin, end); });
 }
 
-void run(const adaln::Backward& problem, const Tensor&) { run_parts(problem, adaln::backward); }
-void run(const adaln::GateBackward& problem, const Tensor&) { run_parts(problem, adaln::gate_backward); }
+template <class T>
+void run(const adaln::Backward& problem, const T& x) {
+  run_parts(problem, adaln::backward, x);
+}
+
+template <class T>
+void run(const adaln::GateBackward& problem, const T& x) {
+  run_parts(problem, adaln::gate_backward, x);
+}
 
 #endif
 
 // Divides the rows of a problem into parts, and allocates their sums where they are asked for.
-template <class Problem>
-MaybeTensor prepare_sums(Problem& problem, bool asked_for, int count, const Tensor& x) {
+template <class Problem, class T, class Make>
+std::optional<T> prepare_sums(Make& make, Problem& problem, bool asked_for, int count, const T& x) {
   problem.sums.groups = problem.span == 1 ? 1 : problem.rows / problem.span;
   problem.sums.parts = partial_sums(problem);
   if (!asked_for) return std::nullopt;
   problem.sums.count = count;
   const int64_t sizes[] = {problem.sums.groups, problem.sums.parts, count, problem.hidden};
-  MaybeTensor partial = empty({sizes, 4}, aoti_torch_dtype_float32(), x);
+  std::optional<T> partial = make({sizes, 4}, aoti_torch_dtype_float32(), x);
   problem.sums.partial = static_cast<float*>(partial->mutable_data_ptr());
   return partial;
 }
 
-// A tensor for the gradient of another; without elements when it is not asked for.
-Tensor gradient_of(const MaybeTensor& tensor, bool asked_for, bool zero, const Tensor& x) {
-  const int64_t none = 0;
-  if (!asked_for || !tensor.has_value()) return empty({&none, 1}, dtype(tensor.has_value() ? *tensor : x), x);
-  Tensor gradient = empty(tensor->sizes(), dtype(*tensor), x);
-  if (zero && gradient.numel() > 0) TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(gradient.get()));
+// A tensor for the gradient of another, where it is asked for.
+template <class T, class Make>
+T gradient_of(Make& make, const std::optional<T>& tensor, bool asked_for, bool zero, const T& x) {
+  if (!asked_for || !tensor.has_value()) return make.nothing(dtype(tensor.has_value() ? *tensor : x), x);
+  T gradient = make(tensor->sizes(), dtype(*tensor), x);
+  if (zero && gradient.numel() > 0) fill_with_zeros(gradient);
   return gradient;
 }
 
-void* data_of(Tensor& gradient) { return gradient.numel() > 0 ? gradient.mutable_data_ptr() : nullptr; }
+template <class T>
+void* data_of(T& gradient) {
+  return gradient.numel() > 0 ? gradient.mutable_data_ptr() : nullptr;
+}
 
 // The norm of x, or, with a branch, of x + branch * gate, which it then returns before it; in tensors that `make`
 // gives.
@@ -214,7 +233,7 @@ std::tuple<std::optional<T>, T> forward(Make& make, T x, const char* x_name, std
   problem.centered = centered;
   problem.stepwise = stepwise;
   if (branch.has_value()) check_like(*branch, "branch", x, x_name);
-  [[maybe_unused]] const auto device = enter(x);
+  [[maybe_unused]] const auto device = make.enter(x);
   Modulations modulation(x, x_name);
   problem.scale = modulation(scale, "scale");
   problem.shift = modulation(shift, "shift");
@@ -250,7 +269,7 @@ T gated(Make& make, T residual, T branch, std::optional<T> gate, bool stepwise) 
   problem.type = element_type(residual, "residual");
   problem.stepwise = stepwise;
   check_like(branch, "branch", residual, "residual");
-  [[maybe_unused]] const auto device = enter(residual);
+  [[maybe_unused]] const auto device = make.enter(residual);
   Modulations modulation(residual, "residual");
   problem.gate = modulation(gate, "gate");
   problem.span = modulation.span();
@@ -266,21 +285,122 @@ T gated(Make& make, T residual, T branch, std::optional<T> gate, bool stepwise) 
   return sum;
 }
 
+template <class T>
+using Gradients = std::tuple<T, T, T, T, T, T, T>;
+
+// The gradients of x, scale, shift, weight, bias, branch and gate, in tensors that `make` gives.
+template <class T, class Make>
+Gradients<T> backward(Make& make, T grad, T x, std::optional<T> scale, std::optional<T> weight, std::optional<T> bias,
+                      std::optional<T> grad_sum, std::optional<T> branch, std::optional<T> gate, double eps,
+                      bool centered, bool modulation_grad, bool parameter_grad, bool gate_grad) {
+  check_x(x);
+  adaln::Backward problem{};
+  problem.type = element_type(x, "x");
+  problem.eps = static_cast<float>(eps);
+  problem.centered = centered;
+  check_like(grad, "grad", x);
+  if (grad_sum.has_value()) check_like(*grad_sum, "grad_sum", x);
+  if (branch.has_value()) check_like(*branch, "branch", x);
+  if (branch.has_value() != gate.has_value()) fail(gate.has_value() ? "branch" : "gate", "must be given, too");
+  if (grad_sum.has_value() && !gate.has_value()) fail("grad_sum", "must come with a gate");
+  [[maybe_unused]] const auto device = make.enter(x);
+  Modulations modulation(x, "x");
+  problem.scale = modulation(scale, "scale");
+  problem.gate = modulation(gate, "gate");
+  problem.span = modulation.span();
+  problem.weight = parameter_of(weight, "weight", x, "x");
+  problem.bias = parameter_of(bias, "bias", x, "x");
+
+  const bool own = problem.span == 1, zero = x.numel() == 0;
+  T grad_x = make(x.sizes(), dtype(x), x);
+  T grad_branch = gradient_of(make, branch, true, false, x);
+  T grad_scale = gradient_of(make, scale, modulation_grad, zero, x);
+  T grad_shift = gradient_of(make, scale, modulation_grad && !own, zero, x);
+  T grad_gate = gradient_of(make, gate, gate_grad, zero, x);
+  T grad_weight = gradient_of(make, weight, parameter_grad, zero, x);
+  T grad_bias = gradient_of(make, bias, parameter_grad, zero, x);
+  if (x.numel() > 0) {
+    problem.hidden = hidden_of(x);
+    problem.rows = x.numel() / problem.hidden;
+    problem.grad = rows_of(grad);
+    problem.x = rows_of(x);
+    if (grad_sum.has_value()) problem.grad_sum = rows_of(*grad_sum);
+    if (branch.has_value()) problem.branch = rows_of(*branch);
+    problem.grad_x = grad_x.mutable_data_ptr();
+    problem.grad_branch = data_of(grad_branch);
+    problem.grad_scale = data_of(grad_scale);
+    problem.grad_shift = data_of(grad_shift);
+    problem.grad_gate = data_of(grad_gate);
+    problem.grad_weight = data_of(grad_weight);
+    problem.grad_bias = data_of(grad_bias);
+    const bool of_parameters = problem.grad_weight != nullptr || problem.grad_bias != nullptr;
+    const bool of_modulations = problem.grad_scale != nullptr || problem.grad_gate != nullptr;
+    const bool asked_for = of_parameters || (of_modulations && !own);
+    const int count = problem.grad_gate != nullptr && !own ? 3 : 2;
+    [[maybe_unused]] const auto partial = prepare_sums(make, problem, asked_for, count, x);
+    run(problem, x);
+  }
+  return {grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate};
+}
+
+// The gradients of branch and gate, in tensors that `make` gives.
+template <class T, class Make>
+std::tuple<T, T> gated_backward(Make& make, T grad, T branch, std::optional<T> gate, bool gate_grad) {
+  check_x(branch, "branch");
+  adaln::GateBackward problem{};
+  problem.type = element_type(branch, "branch");
+  check_like(grad, "grad", branch, "branch");
+  [[maybe_unused]] const auto device = make.enter(branch);
+  Modulations modulation(branch, "branch");
+  problem.gate = modulation(gate, "gate");
+  problem.span = modulation.span();
+  T grad_branch = make(branch.sizes(), dtype(branch), branch);
+  T grad_gate = gradient_of(make, gate, gate_grad, branch.numel() == 0, branch);
+  if (branch.numel() > 0) {
+    problem.hidden = hidden_of(branch);
+    problem.rows = branch.numel() / problem.hidden;
+    problem.grad = rows_of(grad);
+    problem.branch = rows_of(branch);
+    problem.grad_branch = grad_branch.mutable_data_ptr();
+    problem.grad_gate = data_of(grad_gate);
+    [[maybe_unused]] const auto partial = prepare_sums(make, problem, gate_grad && problem.span > 1, 1, branch);
+    run(problem, branch);
+  }
+  return {grad_branch, grad_gate};
+}
+
+// What Python calls.
+
 using Maybe = std::optional<Borrowed>;
 
-void ada_norm_directly(Results& results, Borrowed x, Maybe scale, Maybe shift, Maybe weight, Maybe bias, double eps,
-                       bool centered, bool stepwise) {
-  forward(results, x, "x", {}, {}, scale, shift, weight, bias, eps, centered, stepwise);
+Borrowed ada_norm_directly(Results& results, Borrowed x, Maybe scale, Maybe shift, Maybe weight, Maybe bias, double eps,
+                           bool centered, bool stepwise) {
+  return std::get<1>(forward<Borrowed>(results, x, "x", {}, {}, scale, shift, weight, bias, eps, centered, stepwise));
 }
 
-void gate_residual_directly(Results& results, Borrowed residual, Borrowed branch, Borrowed gate, bool stepwise) {
-  gated(results, residual, branch, std::optional(gate), stepwise);
+Borrowed gate_residual_directly(Results& results, Borrowed residual, Borrowed branch, Borrowed gate, bool stepwise) {
+  return gated(results, residual, branch, Maybe(gate), stepwise);
 }
 
-void gate_residual_ada_norm_directly(Results& results, Borrowed residual, Borrowed branch, Borrowed gate, Maybe scale,
-                                     Maybe shift, Maybe weight, Maybe bias, double eps, bool centered, bool stepwise) {
-  forward(results, residual, "residual", std::optional(branch), std::optional(gate), scale, shift, weight, bias, eps,
-          centered, stepwise);
+std::tuple<Borrowed, Borrowed> gate_residual_ada_norm_directly(Results& results, Borrowed residual, Borrowed branch,
+                                                               Borrowed gate, Maybe scale, Maybe shift, Maybe weight,
+                                                               Maybe bias, double eps, bool centered, bool stepwise) {
+  const auto [sum, normed] = forward(results, residual, "residual", Maybe(branch), Maybe(gate), scale, shift, weight,
+                                     bias, eps, centered, stepwise);
+  return {*sum, normed};
+}
+
+Gradients<Borrowed> ada_norm_backward_directly(Results& results, Borrowed grad, Borrowed x, Maybe scale, Maybe weight,
+                                               Maybe bias, Maybe grad_sum, Maybe branch, Maybe gate, double eps,
+                                               bool centered, bool modulation_grad, bool parameter_grad,
+                                               bool gate_grad) {
+  return backward(results, grad, x, scale, weight, bias, grad_sum, branch, gate, eps, centered, modulation_grad,
+                  parameter_grad, gate_grad);
+}
+
+std::tuple<Borrowed, Borrowed> gate_residual_backward_directly(Results& results, Borrowed grad, Borrowed branch,
+                                                               Borrowed gate, bool gate_grad) {
+  return gated_backward(results, grad, branch, Maybe(gate), gate_grad);
 }
 
 }  // namespace
@@ -303,88 +423,17 @@ Tensor gate_residual(const Tensor& residual, const Tensor& branch, const Tensor&
   return gated(empty, residual, branch, std::optional(gate), stepwise);
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_backward(
-    const Tensor& grad, const Tensor& x, const MaybeTensor& scale, const MaybeTensor& weight, const MaybeTensor& bias,
-    const MaybeTensor& grad_sum, const MaybeTensor& branch, const MaybeTensor& gate, double eps, bool centered,
-    bool modulation_grad, bool parameter_grad, bool gate_grad) {
-  check_x(x);
-  adaln::Backward problem{};
-  problem.type = element_type(x, "x");
-  problem.eps = static_cast<float>(eps);
-  problem.centered = centered;
-  check_like(grad, "grad", x);
-  if (grad_sum.has_value()) check_like(*grad_sum, "grad_sum", x);
-  if (branch.has_value()) check_like(*branch, "branch", x);
-  if (branch.has_value() != gate.has_value()) fail(gate.has_value() ? "branch" : "gate", "must be given, too");
-  if (grad_sum.has_value() && !gate.has_value()) fail("grad_sum", "must come with a gate");
-  [[maybe_unused]] const Device device = enter(x);
-  Tensor grad_rows = grad, x_rows = x;
-  MaybeTensor scale_rows = scale, gate_rows = gate, grad_sum_rows = grad_sum, branch_rows = branch;
-  MaybeTensor weight_row = weight, bias_row = bias;
-  Modulations modulation(x, "x");
-  problem.scale = modulation(scale_rows, "scale");
-  problem.gate = modulation(gate_rows, "gate");
-  problem.span = modulation.span();
-  problem.weight = parameter_of(weight_row, "weight", x, "x");
-  problem.bias = parameter_of(bias_row, "bias", x, "x");
-
-  const bool own = problem.span == 1, zero = x.numel() == 0;
-  Tensor grad_x = empty(x.sizes(), dtype(x), x);
-  Tensor grad_branch = gradient_of(branch, true, false, x);
-  Tensor grad_scale = gradient_of(scale, modulation_grad, zero, x);
-  Tensor grad_shift = gradient_of(scale, modulation_grad && !own, zero, x);
-  Tensor grad_gate = gradient_of(gate, gate_grad, zero, x);
-  Tensor grad_weight = gradient_of(weight, parameter_grad, zero, x);
-  Tensor grad_bias = gradient_of(bias, parameter_grad, zero, x);
-  if (x.numel() > 0) {
-    problem.hidden = hidden_of(x);
-    problem.rows = x.numel() / problem.hidden;
-    problem.grad = rows_of(grad_rows);
-    problem.x = rows_of(x_rows);
-    if (grad_sum.has_value()) problem.grad_sum = rows_of(*grad_sum_rows);
-    if (branch.has_value()) problem.branch = rows_of(*branch_rows);
-    problem.grad_x = grad_x.mutable_data_ptr();
-    problem.grad_branch = data_of(grad_branch);
-    problem.grad_scale = data_of(grad_scale);
-    problem.grad_shift = data_of(grad_shift);
-    problem.grad_gate = data_of(grad_gate);
-    problem.grad_weight = data_of(grad_weight);
-    problem.grad_bias = data_of(grad_bias);
-    const bool of_parameters = problem.grad_weight != nullptr || problem.grad_bias != nullptr;
-    const bool of_modulations = problem.grad_scale != nullptr || problem.grad_gate != nullptr;
-    const bool asked_for = of_parameters || (of_modulations && !own);
-    const int count = problem.grad_gate != nullptr && !own ? 3 : 2;
-    const MaybeTensor partial = prepare_sums(problem, asked_for, count, x);
-    run(problem, x);
-  }
-  return {grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate};
+Gradients<Tensor> ada_norm_backward(const Tensor& grad, const Tensor& x, const MaybeTensor& scale,
+                                    const MaybeTensor& weight, const MaybeTensor& bias, const MaybeTensor& grad_sum,
+                                    const MaybeTensor& branch, const MaybeTensor& gate, double eps, bool centered,
+                                    bool modulation_grad, bool parameter_grad, bool gate_grad) {
+  return backward(empty, grad, x, scale, weight, bias, grad_sum, branch, gate, eps, centered, modulation_grad,
+                  parameter_grad, gate_grad);
 }
 
 std::tuple<Tensor, Tensor> gate_residual_backward(const Tensor& grad, const Tensor& branch, const Tensor& gate,
                                                   bool gate_grad) {
-  check_x(branch, "branch");
-  adaln::GateBackward problem{};
-  problem.type = element_type(branch, "branch");
-  check_like(grad, "grad", branch, "branch");
-  [[maybe_unused]] const Device device = enter(branch);
-  Tensor grad_rows = grad, branch_rows = branch;
-  MaybeTensor gate_rows = gate;
-  Modulations modulation(branch, "branch");
-  problem.gate = modulation(gate_rows, "gate");
-  problem.span = modulation.span();
-  Tensor grad_branch = empty(branch.sizes(), dtype(branch), branch);
-  Tensor grad_gate = gradient_of(gate, gate_grad, branch.numel() == 0, branch);
-  if (branch.numel() > 0) {
-    problem.hidden = hidden_of(branch);
-    problem.rows = branch.numel() / problem.hidden;
-    problem.grad = rows_of(grad_rows);
-    problem.branch = rows_of(branch_rows);
-    problem.grad_branch = grad_branch.mutable_data_ptr();
-    problem.grad_gate = data_of(grad_gate);
-    const MaybeTensor partial = prepare_sums(problem, gate_grad && problem.span > 1, 1, branch);
-    run(problem, branch);
-  }
-  return {grad_branch, grad_gate};
+  return gated_backward(empty, grad, branch, MaybeTensor(gate), gate_grad);
 }
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
@@ -416,4 +465,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 
 KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("ada_norm", ada_norm_directly),
                   KIT_DIRECT("gate_residual", gate_residual_directly),
-                  KIT_DIRECT("gate_residual_ada_norm", gate_residual_ada_norm_directly))
+                  KIT_DIRECT("gate_residual_ada_norm", gate_residual_ada_norm_directly),
+                  KIT_DIRECT("ada_norm_backward", ada_norm_backward_directly),
+                  KIT_DIRECT("gate_residual_backward", gate_residual_backward_directly))

@@ -37,9 +37,19 @@ cudaError_t with_type(Type type, Launch&& launch) {
   return cudaGetLastError();
 }
 
+// The current device, as cudaGetDevice says, which need not be asked where there is only one.
+inline cudaError_t current_device(int* device) {
+  static const bool only_one = [] {
+    int count;
+    return cudaGetDeviceCount(&count) == cudaSuccess && count == 1;
+  }();
+  *device = 0;
+  return only_one ? cudaSuccess : cudaGetDevice(device);
+}
+
 inline cudaError_t processors_of_device(int* processors) {
   int device;
-  const cudaError_t error = cudaGetDevice(&device);
+  const cudaError_t error = current_device(&device);
   return error != cudaSuccess ? error : cudaDeviceGetAttribute(processors, cudaDevAttrMultiProcessorCount, device);
 }
 
@@ -66,7 +76,7 @@ inline bool waits_for_previous(const void* kernel) {
   constexpr int kDevices = 64;
   static std::atomic<signed char> known[kDevices];  // 0: not yet known, 1: it waits, -1: it does not
   int device;
-  if (cudaGetDevice(&device) != cudaSuccess || device >= kDevices) return false;
+  if (current_device(&device) != cudaSuccess || device >= kDevices) return false;
   signed char waits = known[device].load(std::memory_order_relaxed);
   if (waits == 0) {
     cudaFuncAttributes attributes;

@@ -115,7 +115,7 @@ T forward_halves(Make& make, T x, bool tanh, bool gate_first) {
   const HalfSizes sizes(x);
   auto problem = problem_of<geglu::Forward>(x, "x", tanh);
 
-  [[maybe_unused]] const auto device = enter(x);
+  [[maybe_unused]] const auto device = make.enter(x);
   T out = make(sizes, dtype(x), x);
   const int64_t elements = x.numel() / 2;
   if (elements == 0) return out;
@@ -133,7 +133,7 @@ T forward_pair(Make& make, T gate, T up, bool tanh) {
   auto problem = problem_of<geglu::Forward>(gate, "gate", tanh);
   check_like(up, "up", gate, "gate");
 
-  [[maybe_unused]] const auto device = enter(gate);
+  [[maybe_unused]] const auto device = make.enter(gate);
   const auto sizes = gate.sizes();
   T out = make(sizes, dtype(gate), gate);
   const int64_t elements = gate.numel();
@@ -146,19 +146,8 @@ T forward_pair(Make& make, T gate, T up, bool tanh) {
   return out;
 }
 
-void halves_directly(Results& results, Borrowed x, bool tanh, bool gate_first) {
-  forward_halves(results, x, tanh, gate_first);
-}
-
-void pair_directly(Results& results, Borrowed gate, Borrowed up, bool tanh) { forward_pair(results, gate, up, tanh); }
-
-}  // namespace
-
-Tensor geglu_halves(const Tensor& x, bool tanh, bool gate_first) { return forward_halves(empty, x, tanh, gate_first); }
-
-Tensor geglu_pair(const Tensor& gate, const Tensor& up, bool tanh) { return forward_pair(empty, gate, up, tanh); }
-
-Tensor geglu_halves_backward(const Tensor& grad, const Tensor& x, bool tanh, bool gate_first) {
+template <class T, class Make>
+T backward_halves(Make& make, T grad, T x, bool tanh, bool gate_first) {
   const HalfSizes sizes(x);
   auto problem = problem_of<geglu::Backward>(x, "x", tanh);
   check_device(grad, "grad", x);
@@ -166,15 +155,14 @@ Tensor geglu_halves_backward(const Tensor& grad, const Tensor& x, bool tanh, boo
   const IntHeaderOnlyArrayRef expected = sizes;
   if (!grad.sizes().equals(expected)) fail("grad", "must have shape " + text(expected) + ", not " + text(grad.sizes()));
 
-  [[maybe_unused]] const Device device = enter(x);
-  Tensor grad_x = empty(x.sizes(), dtype(x), x);
+  [[maybe_unused]] const auto device = make.enter(x);
+  T grad_x = make(x.sizes(), dtype(x), x);
   const int64_t elements = grad.numel();
   if (elements == 0) return grad_x;
   problem.hidden = sizes.hidden();
   problem.rows = elements / problem.hidden;
-  Tensor x_rows = x, grad_rows = grad;
-  read_halves(problem, x_rows, gate_first);
-  problem.grad = rows_of(grad_rows);
+  read_halves(problem, x, gate_first);
+  problem.grad = rows_of(grad);
   auto* first = static_cast<char*>(grad_x.mutable_data_ptr());
   char* second = first + problem.hidden * bytes_of(problem.type);
   problem.grad_gate = gate_first ? first : second;
@@ -184,26 +172,59 @@ Tensor geglu_halves_backward(const Tensor& grad, const Tensor& x, bool tanh, boo
   return grad_x;
 }
 
-std::tuple<Tensor, Tensor> geglu_pair_backward(const Tensor& grad, const Tensor& gate, const Tensor& up, bool tanh) {
+template <class T, class Make>
+std::tuple<T, T> backward_pair(Make& make, T grad, T gate, T up, bool tanh) {
   check_first(gate, "gate");
   auto problem = problem_of<geglu::Backward>(gate, "gate", tanh);
   check_like(up, "up", gate, "gate");
   check_like(grad, "grad", gate, "gate");
 
-  [[maybe_unused]] const Device device = enter(gate);
+  [[maybe_unused]] const auto device = make.enter(gate);
   const auto sizes = gate.sizes();
-  Tensor grad_gate = empty(sizes, dtype(gate), gate), grad_up = empty(sizes, dtype(gate), gate);
+  T grad_gate = make(sizes, dtype(gate), gate), grad_up = make(sizes, dtype(gate), gate);
   const int64_t elements = gate.numel();
   if (elements == 0) return {grad_gate, grad_up};
   problem.hidden = sizes[sizes.size() - 1];
   problem.rows = elements / problem.hidden;
-  Tensor grad_rows = grad, gate_rows = gate, up_rows = up;
-  read<Tensor>(problem, {{&problem.grad, &grad_rows}, {&problem.gate, &gate_rows}, {&problem.up, &up_rows}});
+  read<T>(problem, {{&problem.grad, &grad}, {&problem.gate, &gate}, {&problem.up, &up}});
   problem.grad_gate = grad_gate.mutable_data_ptr();
   problem.grad_up = grad_up.mutable_data_ptr();
   problem.stride = problem.hidden;
   run(geglu::backward, problem, gate);
   return {grad_gate, grad_up};
+}
+
+// What Python calls.
+
+Borrowed halves_directly(Results& results, Borrowed x, bool tanh, bool gate_first) {
+  return forward_halves(results, x, tanh, gate_first);
+}
+
+Borrowed pair_directly(Results& results, Borrowed gate, Borrowed up, bool tanh) {
+  return forward_pair(results, gate, up, tanh);
+}
+
+Borrowed halves_backward_directly(Results& results, Borrowed grad, Borrowed x, bool tanh, bool gate_first) {
+  return backward_halves(results, grad, x, tanh, gate_first);
+}
+
+std::tuple<Borrowed, Borrowed> pair_backward_directly(Results& results, Borrowed grad, Borrowed gate, Borrowed up,
+                                                      bool tanh) {
+  return backward_pair(results, grad, gate, up, tanh);
+}
+
+}  // namespace
+
+Tensor geglu_halves(const Tensor& x, bool tanh, bool gate_first) { return forward_halves(empty, x, tanh, gate_first); }
+
+Tensor geglu_pair(const Tensor& gate, const Tensor& up, bool tanh) { return forward_pair(empty, gate, up, tanh); }
+
+Tensor geglu_halves_backward(const Tensor& grad, const Tensor& x, bool tanh, bool gate_first) {
+  return backward_halves(empty, grad, x, tanh, gate_first);
+}
+
+std::tuple<Tensor, Tensor> geglu_pair_backward(const Tensor& grad, const Tensor& gate, const Tensor& up, bool tanh) {
+  return backward_pair(empty, grad, gate, up, tanh);
 }
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
@@ -225,4 +246,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 }
 
 KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("geglu_halves", halves_directly),
-                  KIT_DIRECT("geglu_pair", pair_directly))
+                  KIT_DIRECT("geglu_pair", pair_directly),
+                  KIT_DIRECT("geglu_halves_backward", halves_backward_directly),
+                  KIT_DIRECT("geglu_pair_backward", pair_backward_directly))

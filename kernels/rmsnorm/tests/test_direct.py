@@ -27,6 +27,10 @@ def otherwise(*arguments):
     return "otherwise", len(arguments)
 
 
+if dispatch._bound:
+    rms_norm, add_rms_norm = binary.rms_norm(otherwise), binary.add_rms_norm(otherwise)
+
+
 class Subclass(torch.Tensor):
     pass
 
@@ -48,9 +52,11 @@ def test_does_what_the_operator_does(x, dtype, weight):
     weight = None if weight == "none" else random(x.shape[-1], dtype=torch.float32 if weight == "float32" else dtype)
     weight = torch.nn.Parameter(weight, requires_grad=False) if weight is not None and dtype.itemsize == 2 else weight
     residual = torch.randn_like(x)
-    out = binary.rms_norm(otherwise, x, weight, *OPTIONS)
-    assert out.is_contiguous() and torch.equal(out, ops.rms_norm(x, weight, *OPTIONS))
-    out, total = binary.add_rms_norm(otherwise, x, residual, weight, *OPTIONS)
+    for rounded_before_weight in (False, True):
+        options = 1e-6, 0.0, rounded_before_weight
+        out, expected = rms_norm(x, weight, *options), ops.rms_norm(x, weight, *options)
+        assert out.stride() == expected.stride() and out.dtype == expected.dtype and torch.equal(out, expected)
+    out, total = add_rms_norm(x, residual, weight, *OPTIONS)
     expected = ops.add_rms_norm(x, residual, weight, *OPTIONS)
     assert total.is_contiguous() and torch.equal(out, expected[0]) and torch.equal(total, expected[1])
 
@@ -71,19 +77,31 @@ def test_declines_what_is_not_plain_and_leaves_no_error_behind():
         (x.to("meta"), weight, *OPTIONS),
         (x, random(63), *OPTIONS),  # what the operator reports
         (x.to_sparse(), weight, *OPTIONS),
-        (x.half(), weight, 1e-6, 0.0, True),  # whose result is float32
+        (torch._efficientzerotensor(4, 64, device=DEVICE), weight, *OPTIONS),  # which has no memory
         (x.clone().requires_grad_(), weight, *OPTIONS),
         (x, torch.nn.Parameter(weight), *OPTIONS),
     ]
     for arguments in wrong:
-        assert binary.rms_norm(otherwise, *arguments) == ("otherwise", len(arguments))
+        assert rms_norm(*arguments) == ("otherwise", len(arguments))
         assert binary.add_rms_norm_(*arguments[:1], *arguments) is False
-    assert binary.rms_norm() is False
     with pytest.raises(ZeroDivisionError):
-        binary.rms_norm(lambda *_: 1 / 0, x)
+        binary.rms_norm(lambda *_: 1 / 0)(x)
     with pytest.raises(RuntimeError, match="weight must have shape"):
         kernel.rms_norm(x, random(63))
     assert kernel.rms_norm(x.as_subclass(Subclass), weight).shape == x.shape
+
+
+@pytest.mark.parametrize("weight_grad", [True, False])
+def test_gradients_are_those_of_the_operator(weight_grad):
+    x, grad, grad_sum, weight = random(4, 64), random(4, 64), random(4, 64), random(64)
+    backward = binary.rms_norm_backward(otherwise)
+    for options in ((grad_sum, 1e-6, 0.0, weight_grad), (None, 1e-6, 1.0, weight_grad)):
+        grad_x, grad_weight = backward(grad, x, weight, *options)
+        expected = ops.rms_norm_backward(grad, x, weight, *options)
+        assert torch.equal(grad_x, expected[0])
+        assert torch.equal(grad_weight, expected[1]) if weight_grad else grad_weight is None
+    assert (backward(grad[:0], x[:0], weight, *options)[0] == "otherwise") is weight_grad  # all zeros
+    assert backward(grad[:, :1].expand(4, 64), x, weight, *options)[0] == "otherwise"  # which takes a copy
 
 
 class Seen(TorchDispatchMode):
@@ -165,16 +183,16 @@ def test_threads():
 
 def test_keeps_nothing():
     x, weight = random(4, 64), random(64)
-    kept = x, weight, otherwise, torch.Tensor, torch.nn.Parameter, torch.empty_like, None, True
+    kept = x, weight, otherwise, torch.Tensor, torch.nn.Parameter, torch.float32, None, True
     counts = [sys.getrefcount(one) for one in kept]
     for _ in range(1000):
-        binary.rms_norm(otherwise, x, weight, *OPTIONS)
-        binary.rms_norm(otherwise, x.t(), None, *OPTIONS)
-        binary.rms_norm(otherwise, x, "weight", *OPTIONS)
-        binary.add_rms_norm(otherwise, x, x, weight, *OPTIONS)
+        rms_norm(x, weight, *OPTIONS)
+        rms_norm(x.t(), None, *OPTIONS)
+        rms_norm(x, "weight", *OPTIONS)
+        add_rms_norm(x, x, weight, *OPTIONS)
         binary.add_rms_norm_(x, x, weight, *OPTIONS)
     assert all(abs(sys.getrefcount(one) - before) < 50 for one, before in zip(kept, counts))
-    assert sys.getrefcount(binary.rms_norm(otherwise, x, weight, *OPTIONS)) == sys.getrefcount(x.clone())
+    assert sys.getrefcount(rms_norm(x, weight, *OPTIONS)) == sys.getrefcount(x.clone())
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -184,7 +202,7 @@ def test_second_device():
     there = [one.to("cuda:1").requires_grad_() for one in (x, weight)]
     here = [one.requires_grad_() for one in (x, weight)]
     with torch.no_grad():
-        assert binary.rms_norm(otherwise, *there, *OPTIONS)[0] == "otherwise"
+        assert rms_norm(*there, *OPTIONS)[0] == "otherwise"
         out = kernel.rms_norm(*there)
         assert out.device == there[0].device and torch.equal(out.cpu(), kernel.rms_norm(*here).cpu())
     gradients = torch.autograd.grad(kernel.rms_norm(*there).square().sum(), there)

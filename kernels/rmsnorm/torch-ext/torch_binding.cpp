@@ -65,7 +65,11 @@ int64_t partial_sums(const rmsnorm::Backward& problem) {
   return parts;
 }
 
-void run(const rmsnorm::Backward& problem, const Tensor& x) { check(rmsnorm::backward(problem, current_stream(x))); }
+template <class T>
+void run(const rmsnorm::Backward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
+  check(rmsnorm::backward(problem, current_stream(x)));
+}
 
 #else
 
@@ -78,7 +82,9 @@ void run(const rmsnorm::Forward& problem, const T& x) {
 
 int64_t partial_sums(const rmsnorm::Backward& problem) { return rmsnorm::partial_sums(problem.rows); }
 
-void run(const rmsnorm::Backward& problem, const Tensor&) {
+template <class T>
+void run(const rmsnorm::Backward& problem, const T& x) {
+  [[maybe_unused]] const auto unlocked = running(x);
   torch::stable::parallel_for(0, problem.parts, grain(problem.rows / problem.parts * problem.hidden),
                               [&](int64_t begin, int64_t end) { rmsnorm::backward(problem, begin, end); });
   if (problem.partial == nullptr) return;
@@ -118,7 +124,7 @@ std::tuple<T, std::optional<T>> forward(Make& make, T x, std::optional<T> residu
   rmsnorm::Forward problem = checked(x, weight, eps, offset, rounded_before_weight);
   if (residual.has_value()) check_like(*residual, "residual", x);
 
-  [[maybe_unused]] const auto device = enter(x);
+  [[maybe_unused]] const auto device = make.enter(x);
   T normed = make(x.sizes(), problem.normed_type == problem.type ? dtype(x) : aoti_torch_dtype_float32(), x);
   std::optional<T> sum;
   if (residual.has_value()) sum = make(x.sizes(), dtype(x), x);
@@ -157,16 +163,65 @@ void forward_in_place(T x, std::optional<T> residual, std::optional<T> weight, d
   if (const int64_t elements = x.numel(); elements > 0) run_over(problem, x, residual, elements);
 }
 
-// What Python calls.
+// The gradients of x and weight, in tensors that `make` gives.
+template <class T, class Make>
+std::tuple<T, T> backward(Make& make, T grad, T x, std::optional<T> weight, std::optional<T> grad_sum, double eps,
+                          double offset, bool weight_grad) {
+  check_x(x);
+  rmsnorm::Backward problem{};
+  problem.type = element_type(x, "x");
+  problem.eps = static_cast<float>(eps);
+  problem.weight = weight_of(weight, offset, x);
+  check_like(grad, "grad", x);
+  if (grad_sum.has_value()) check_like(*grad_sum, "grad_sum", x);
+  if (weight_grad && !weight.has_value()) fail("weight", "must be given for its gradient");
 
-void rms_norm_directly(Results& results, Borrowed x, std::optional<Borrowed> weight, double eps, double offset,
-                       bool rounded_before_weight) {
-  forward(results, x, {}, weight, eps, offset, rounded_before_weight);
+  [[maybe_unused]] const auto device = make.enter(x);
+  T grad_x = make(x.sizes(), dtype(x), x);
+  const int64_t hidden = x.size(x.dim() - 1), elements = x.numel();
+  const int32_t weight_type = dtype(weight.has_value() ? *weight : x);
+  T grad_weight = weight_grad ? make({&hidden, 1}, weight_type, x) : make.nothing(weight_type, x);
+  if (elements == 0) {
+    if (weight_grad && hidden > 0) fill_with_zeros(grad_weight);
+    return {grad_x, grad_weight};
+  }
+  problem.hidden = hidden;
+  problem.rows = elements / hidden;
+  problem.grad = rows_of(grad);
+  problem.x = rows_of(x);
+  if (grad_sum.has_value()) problem.grad_sum = rows_of(*grad_sum);
+  problem.grad_x = grad_x.mutable_data_ptr();
+  problem.parts = partial_sums(problem);
+  std::optional<T> partial;
+  if (weight_grad) {
+    const int64_t sizes[] = {problem.parts, hidden};
+    partial = make({sizes, 2}, aoti_torch_dtype_float32(), x);
+    problem.partial = static_cast<float*>(partial->mutable_data_ptr());
+    problem.grad_weight = grad_weight.mutable_data_ptr();
+  }
+  run(problem, x);
+  return {grad_x, grad_weight};
 }
 
-void add_rms_norm_directly(Results& results, Borrowed x, Borrowed residual, std::optional<Borrowed> weight, double eps,
-                           double offset, bool rounded_before_weight) {
-  forward(results, x, std::optional(residual), weight, eps, offset, rounded_before_weight);
+// What Python calls.
+
+Borrowed rms_norm_directly(Results& results, Borrowed x, std::optional<Borrowed> weight, double eps, double offset,
+                           bool rounded_before_weight) {
+  return std::get<0>(forward<Borrowed>(results, x, {}, weight, eps, offset, rounded_before_weight));
+}
+
+std::tuple<Borrowed, Borrowed> add_rms_norm_directly(Results& results, Borrowed x, Borrowed residual,
+                                                     std::optional<Borrowed> weight, double eps, double offset,
+                                                     bool rounded_before_weight) {
+  const auto [normed, sum] = forward(results, x, std::optional(residual), weight, eps, offset, rounded_before_weight);
+  return {normed, *sum};
+}
+
+std::tuple<Borrowed, Borrowed> rms_norm_backward_directly(Results& results, Borrowed grad, Borrowed x,
+                                                          std::optional<Borrowed> weight,
+                                                          std::optional<Borrowed> grad_sum, double eps, double offset,
+                                                          bool weight_grad) {
+  return backward(results, grad, x, weight, grad_sum, eps, offset, weight_grad);
 }
 
 void add_rms_norm_in_place_directly(Borrowed x, Borrowed residual, std::optional<Borrowed> weight, double eps,
@@ -195,43 +250,7 @@ void add_rms_norm_(Tensor x, const Tensor& residual, std::optional<Tensor> weigh
 std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& grad, const Tensor& x, const std::optional<Tensor>& weight,
                                              const std::optional<Tensor>& grad_sum, double eps, double offset,
                                              bool weight_grad) {
-  check_x(x);
-  rmsnorm::Backward problem{};
-  problem.type = element_type(x, "x");
-  problem.eps = static_cast<float>(eps);
-  // Copies of the handles: `rows_of` puts a contiguous copy in their place where it must.
-  Tensor grad_rows = grad, x_rows = x;
-  std::optional<Tensor> grad_sum_rows = grad_sum, weight_row = weight;
-  problem.weight = weight_of(weight_row, offset, x);
-  check_like(grad, "grad", x);
-  if (grad_sum.has_value()) check_like(*grad_sum, "grad_sum", x);
-  if (weight_grad && !weight.has_value()) fail("weight", "must be given for its gradient");
-
-  [[maybe_unused]] const Device device = enter(x);
-  Tensor grad_x = empty(x.sizes(), dtype(x), x);
-  const int64_t hidden = x.size(x.dim() - 1), elements = x.numel();
-  const int64_t weight_size = weight_grad ? hidden : 0;
-  Tensor grad_weight = empty({&weight_size, 1}, dtype(weight.has_value() ? *weight : x), x);
-  if (elements == 0) {
-    if (weight_size > 0) TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(grad_weight.get()));
-    return {grad_x, grad_weight};
-  }
-  problem.hidden = hidden;
-  problem.rows = elements / hidden;
-  problem.grad = rows_of(grad_rows);
-  problem.x = rows_of(x_rows);
-  if (grad_sum_rows.has_value()) problem.grad_sum = rows_of(*grad_sum_rows);
-  problem.grad_x = grad_x.mutable_data_ptr();
-  problem.parts = partial_sums(problem);
-  std::optional<Tensor> partial;
-  if (weight_grad) {
-    const int64_t sizes[] = {problem.parts, hidden};
-    partial = empty({sizes, 2}, aoti_torch_dtype_float32(), x);
-    problem.partial = static_cast<float*>(partial->mutable_data_ptr());
-    problem.grad_weight = grad_weight.mutable_data_ptr();
-  }
-  run(problem, x);
-  return {grad_x, grad_weight};
+  return backward(empty, grad, x, weight, grad_sum, eps, offset, weight_grad);
 }
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
@@ -260,4 +279,5 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 
 KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("rms_norm", rms_norm_directly),
                   KIT_DIRECT("add_rms_norm", add_rms_norm_directly),
-                  KIT_CHANGING("add_rms_norm_", add_rms_norm_in_place_directly))
+                  KIT_CHANGING("add_rms_norm_", add_rms_norm_in_place_directly),
+                  KIT_DIRECT("rms_norm_backward", rms_norm_backward_directly))

@@ -246,7 +246,6 @@ void run(Rotation& problem, const T& q) {
   const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
   if (heads == 0) return;
 #if defined(CUDA_KERNEL)
-  [[maybe_unused]] const auto device = enter(q);
   check(rope3d::rotate(problem, current_stream(q)));
 #else
   torch::stable::parallel_for(0, problem.batch * problem.tokens, grain(heads * problem.width),
@@ -272,9 +271,9 @@ T result_for(Make& make, T& x, rope3d::Side& side, const Rotation& problem, cons
 
 template <class T, class Make>
 std::tuple<T, T> rotated(Make& make, Rotation& problem, T q, std::optional<T> k, const Form& form) {
+  [[maybe_unused]] const auto device = make.enter(q);
   T to_q = result_for(make, q, problem.sides[0], problem, form);
-  constexpr int64_t kNone = 0;
-  T to_k = k.has_value() ? result_for(make, *k, problem.sides[1], problem, form) : make({&kNone, 1}, dtype(q), q);
+  T to_k = k.has_value() ? result_for(make, *k, problem.sides[1], problem, form) : make.nothing(dtype(q), q);
   run(problem, q);
   return {to_q, to_k};
 }
@@ -290,6 +289,7 @@ template <class T>
 void rotate_in_place(Rotation& problem, const T& q, const std::optional<T>& k, const Form& form) {
   rotate_side(q, "q", problem.sides[0], problem, form);
   if (k.has_value()) rotate_side(*k, "k", problem.sides[1], problem, form);
+  [[maybe_unused]] const auto device = enter(q);
   run(problem, q);
 }
 
@@ -331,21 +331,36 @@ Plan plan_of_tokens(int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool h
 
 using Maybe = std::optional<Borrowed>;
 
-void kept_grid_directly(Results& results, Borrowed q, Maybe k, int64_t plan, bool inverse) {
-  rotated_by_grid(results, q, k, plans().at(plan, true), inverse);
+std::tuple<Borrowed, Borrowed> kept_grid_directly(Results& results, Borrowed q, Maybe k, int64_t plan, bool inverse) {
+  return rotated_by_grid(results, q, k, plans().at(plan, true), inverse);
 }
 
 void kept_grid_in_place_directly(Borrowed q, Maybe k, int64_t plan, bool inverse) {
   rotate_by_grid(q, k, plans().at(plan, true), inverse);
 }
 
-void kept_tokens_directly(Results& results, Borrowed q, Maybe k, Borrowed cos, Borrowed sin, int64_t plan,
-                          bool inverse) {
-  rotated_by_tokens(results, q, k, cos, sin, plans().at(plan, false), inverse);
+std::tuple<Borrowed, Borrowed> kept_tokens_directly(Results& results, Borrowed q, Maybe k, Borrowed cos, Borrowed sin,
+                                                    int64_t plan, bool inverse) {
+  return rotated_by_tokens(results, q, k, cos, sin, plans().at(plan, false), inverse);
 }
 
 void kept_tokens_in_place_directly(Borrowed q, Maybe k, Borrowed cos, Borrowed sin, int64_t plan, bool inverse) {
   rotate_by_tokens(q, k, cos, sin, plans().at(plan, false), inverse);
+}
+
+// A number for the device of a tensor and the size of its last dimension. None: it is no plain tensor, or a mode looks
+// at the operators that are called.
+direct::Object* place(direct::Object*, direct::Object* const* objects, std::ptrdiff_t count) {
+  try {
+    if (direct::exchange != nullptr && count == 1 && !direct::any_mode()) {
+      const Borrowed x = Borrowed::plain(objects[0]);
+      if (x.dim() == 0) throw direct::Declined();
+      const int64_t device = x.exchanged().device_type << 8 | (x.get_device_index() & 255);
+      return direct::kit_python_integer(device << 40 | x.size(x.dim() - 1));
+    }
+  } catch (...) {
+  }
+  return direct::none();
 }
 
 }  // namespace
@@ -459,4 +474,5 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("rotate_kept_grid", kept_grid_directly),
                   KIT_CHANGING("rotate_kept_grid_", kept_grid_in_place_directly),
                   KIT_DIRECT("rotate_kept_tokens", kept_tokens_directly),
-                  KIT_CHANGING("rotate_kept_tokens_", kept_tokens_in_place_directly))
+                  KIT_CHANGING("rotate_kept_tokens_", kept_tokens_in_place_directly),
+                  {"place", place, kit::direct::kFastCall, nullptr})

@@ -37,7 +37,7 @@ def ada_layer_norm(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` is neither "last" nor "each".
     """
-    return _ada_norm(x, scale, shift, weight, bias, eps, True, _stepwise(rounding))
+    return _ada_norm(x, scale, shift, weight, bias, eps, True, rounding != "last" and _stepwise(rounding))
 
 
 def ada_rms_norm(
@@ -49,7 +49,7 @@ def ada_rms_norm(
     rounding: str = "last",
 ) -> torch.Tensor:
     """Returns `rms_norm(x, weight) * (1 + scale) + shift`: as `ada_layer_norm`, without mean and bias."""
-    return _ada_norm(x, scale, shift, weight, None, eps, False, _stepwise(rounding))
+    return _ada_norm(x, scale, shift, weight, None, eps, False, rounding != "last" and _stepwise(rounding))
 
 
 def gate_residual(
@@ -67,7 +67,7 @@ def gate_residual(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` is neither "last" nor "each".
     """
-    return _gate_residual(residual, branch, gate, _stepwise(rounding))
+    return _gate_residual(residual, branch, gate, rounding != "last" and _stepwise(rounding))
 
 
 def gate_residual_ada_norm(
@@ -104,16 +104,14 @@ def gate_residual_ada_norm(
     """
     if norm not in ("layer", "rms"):
         raise ValueError(f'adaln: norm must be "layer" or "rms", not {norm!r}')
-    centered, stepwise = norm == "layer", _stepwise(rounding)
+    centered, stepwise = norm == "layer", rounding != "last" and _stepwise(rounding)
     return _gate_residual_ada_norm(residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise)
 
 
 def _stepwise(rounding: str) -> bool:
-    if rounding == "last":
-        return False
-    if rounding != "each":
+    if rounding not in ("last", "each"):
         raise ValueError(f'adaln: rounding must be "last" or "each", not {rounding!r}')
-    return True
+    return rounding == "each"
 
 
 def _check_x(x: torch.Tensor, name: str) -> None:
@@ -286,7 +284,7 @@ def _norm_gradients(ctx, grad, x, scale, weight, bias, grad_sum, branch, gate, w
     )
     grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate = gradients
     # `reshape` takes as long as a launch, also where there is nothing to do.
-    if of_shift and grad_shift.shape != ctx.shift_shape:
+    if of_shift and (grad_shift is None or grad_shift.shape != ctx.shift_shape):
         grad_shift = (grad.to(scale.dtype) if _has_own_rows(scale, x) else grad_shift).reshape(ctx.shift_shape)
     return (
         grad_x,

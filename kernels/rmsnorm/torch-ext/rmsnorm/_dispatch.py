@@ -1,6 +1,5 @@
 """How an operator is called from Python, and differentiated, at the least cost for the host."""
 
-from functools import partial
 from importlib import import_module
 from typing import Any, Callable, Optional
 
@@ -8,7 +7,7 @@ import torch
 from torch import Tensor, is_grad_enabled, is_inference_mode_enabled
 from torch.autograd import profiler
 from torch.autograd.graph import increment_version
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
 from ._ops import add_op_namespace_prefix, ops
 
@@ -18,14 +17,16 @@ _bound = _binary.bind(
     getattr(Tensor, "__dlpack_c_exchange_api__", None),
     Tensor,
     torch.nn.Parameter,
-    torch.empty_like,
-    "new_empty",
-    Tensor.is_neg,
+    torch.empty(0, device="cpu").is_neg,
     "requires_grad",
-    is_grad_enabled,
+    getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None),
+    getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None),
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
     torch._C._len_torch_dispatch_stack,
     torch._C._len_torch_function_stack,
-    torch._C._get_tracing_state,
+    torch._C._is_tracing,
     profiler,
     "_is_profiler_enabled",
 )
@@ -38,7 +39,7 @@ def past_dispatcher(name: str, otherwise: Callable[..., Any]) -> Callable[..., A
     """Returns how to call the operator `name` past Torch's dispatcher where kit/direct.h has a way: where the arguments
     are of the plain kind, none needs a gradient, and nobody must see the operator. Else it calls `otherwise`."""
     direct = getattr(_binary, name, None) if _bound else None
-    return otherwise if direct is None else partial(direct, otherwise)
+    return otherwise if direct is None else direct(otherwise)
 
 
 def differentiable(
@@ -75,12 +76,15 @@ def differentiable(
                     return function.apply(*arguments)
         return dispatched(*arguments)
 
-    # Not `call`, which would come back here while Torch traces.
+    def seen(*arguments):
+        return packet(*arguments) if is_compiling() else recorded(*arguments)
+
+    # Not `seen`, which would come back here while Torch traces.
     torch.library.impl(add_op_namespace_prefix(name), "Autograd")(recorded)
-    eager = past_dispatcher(name, recorded)
+    eager = past_dispatcher(name, seen)
 
     def call(*arguments):
-        return packet(*arguments) if is_compiling() else eager(*arguments)
+        return packet(*arguments) if is_dynamo_compiling() else eager(*arguments)
 
     return call
 
@@ -100,7 +104,7 @@ def changing(name: str, count: int) -> Callable[..., None]:
     torch.library.impl(add_op_namespace_prefix(name), "ADInplaceOrView")(counted)
 
     def call(*arguments):
-        if is_compiling():
+        if is_dynamo_compiling():
             packet(*arguments)
         elif direct is not None and direct(*arguments):
             increment_version([argument for argument in arguments[:count] if argument is not None])

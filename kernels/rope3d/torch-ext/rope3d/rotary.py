@@ -5,9 +5,9 @@ from typing import Optional
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 
-from ._dispatch import below_autograd, changing, differentiable, past_dispatcher
+from ._dispatch import _binary, _bound, below_autograd, changing, differentiable, past_dispatcher
 from ._ops import add_op_namespace_prefix, ops
 from .tables import AXES, Kept, PerAxis, Positions, each, grid_table, pairs_of_axes, rows_of, token_tables
 
@@ -65,28 +65,32 @@ def rope3d(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value or length; the message names it.
     """
-    dim = q.shape[-1] if head_dim is None else head_dim
-    # Positions of all tokens may be many; and what traces must see how a table is made.
     plan = None
-    if grid is not None and type(q) is Tensor and not is_compiling() and not _modes():
-        key = (q.device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout)
+    # Positions of all tokens may be many; and what traces must see how a table is made.
+    place = None if grid is None or is_dynamo_compiling() else _place(q)
+    if place is not None:
+        key = (place, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout)
         try:
             plan = _plans.get(key)
         except TypeError:  # there are lists in it
             plan = None
         if plan is None:
-            plan = _kept_plan(*_frozen(key))
+            plan = _kept_plan(q, _frozen(key))
     if plan is not None:
-        rotate, rotate_, rest = _rotate_kept_grid, _rotate_kept_grid_, (plan[1], False)
+        if inplace:
+            _rotate_kept_grid_(q, k, plan[1], False)
+            return q, k
+        rotated = _rotate_kept_grid(q, k, plan[1], False)
     else:
+        dim = q.shape[-1] if head_dim is None else head_dim
         rest = _plan(
             q.device, dim, grid, positions, widths, order, theta, scale, offset, prefix, head_dim, pairs, layout
         )
         rotate, rotate_ = (_rotate_grid, _rotate_grid_) if grid is not None else (_rotate_tokens, _rotate_tokens_)
-    if inplace:
-        rotate_(q, k, *rest)
-        return q, k
-    rotated = rotate(q, k, *rest)
+        if inplace:
+            rotate_(q, k, *rest)
+            return q, k
+        rotated = rotate(q, k, *rest)
     return rotated if k is not None else (rotated[0], None)
 
 
@@ -117,20 +121,22 @@ def apply_rotary(
         ValueError: If an argument has a wrong value; the message names it.
     """
     plan = None
-    if type(q) is Tensor and not is_compiling() and not _modes():
+    if type(q) is Tensor and not is_dynamo_compiling() and not _modes():
         key = (rotary_dim, prefix, head_dim, pairs, layout)
         plan = _forms.get(key)
         if plan is None:
             plan = _kept_form(key)
     if plan is not None:
-        rotate, rotate_, rest = _rotate_kept_tokens, _rotate_kept_tokens_, (plan, False)
+        if inplace:
+            _rotate_kept_tokens_(q, k, cos, sin, plan, False)
+            return q, k
+        rotated = _rotate_kept_tokens(q, k, cos, sin, plan, False)
     else:
         rest = (rotary_dim or 0, prefix, *_form(pairs, layout, head_dim), False)
-        rotate, rotate_ = _rotate_tokens, _rotate_tokens_
-    if inplace:
-        rotate_(q, k, cos, sin, *rest)
-        return q, k
-    rotated = rotate(q, k, cos, sin, *rest)
+        if inplace:
+            _rotate_tokens_(q, k, cos, sin, *rest)
+            return q, k
+        rotated = _rotate_tokens(q, k, cos, sin, *rest)
     return rotated if k is not None else (rotated[0], None)
 
 
@@ -139,6 +145,14 @@ def apply_rotary(
 # Whether something looks at the operators that are called, to trace them, say, or to have no data: it must be told
 # everything, since numbers of plans mean nothing elsewhere.
 _modes = torch._C._len_torch_dispatch_stack
+
+
+def _place_of(q):
+    """What says on which device q is, and how many elements its last dimension has; None for what is not to be kept."""
+    return (q.device, q.shape[-1]) if type(q) is Tensor and not _modes() else None
+
+
+_place = _binary.place if _bound else _place_of
 
 _kept = Kept(most_bytes=2**28)
 _plans = _kept.found
@@ -187,19 +201,21 @@ def _indexes(grid, device):
     return [torch.arange(size, dtype=torch.float64, device=device) for size in grid]
 
 
-def _kept_plan(device, *arguments):
+def _kept_plan(q, key):
     """The table of a grid, and the number of the plan that has it; None where it cannot be kept, as when there are
     tensors among the positions, since tensors change."""
-    positions = arguments[2]
+    _, *arguments = key
+    positions, head_dim = arguments[1], arguments[8]
     if positions is not None and any(isinstance(axis, Tensor) for axis in positions):
         return None
-    key = (device, *arguments)
     if key in _plans:
         return _plans[key]
+    device = q.device
     if _in_capture(device) or device.type == "meta":
         return None
     with torch.inference_mode(False), torch.no_grad():
-        table, *rest = _plan(torch.device("cpu"), *arguments)
+        dim = q.shape[-1] if head_dim is None else head_dim
+        table, *rest = _plan(torch.device("cpu"), dim, *arguments)
         # Made on the host, since this copy waits, so that the table is there for every stream.
         table = table.to(device)
         return _kept.keep(key, table, lambda: ops.keep_grid(table, *rest[:-1]))
@@ -332,7 +348,7 @@ def _functions(rotated, rotate_, tables, again):
         def forward(ctx, q, k, *rest):
             keep(ctx, rest)
             rotated_q, rotated_k = rotated(q, k, *rest)
-            if k is None:
+            if k is None and rotated_k is not None:
                 ctx.mark_non_differentiable(rotated_k)
             return rotated_q, rotated_k
 
