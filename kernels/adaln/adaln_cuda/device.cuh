@@ -351,6 +351,8 @@ __device__ __forceinline__ void store_either(void* to, Type type, int64_t index,
 // A row of what is of the type of the rows, T, or float32; or of nothing.
 class EitherRow {
  public:
+  __device__ __forceinline__ EitherRow(const void* data, Type type, int64_t start)
+      : data_(data), type_(type), start_(start) {}
   __device__ __forceinline__ explicit EitherRow(const Parameter& parameter)
       : data_(parameter.data), type_(parameter.type) {}
   __device__ __forceinline__ EitherRow(const Modulation& modulation, int64_t span)
@@ -404,6 +406,28 @@ __device__ __forceinline__ int64_t span_of(int64_t row, int64_t span) {
   if (span == 1) return row;
   if (row <= 0xffffffffu && span <= 0xffffffffu) return static_cast<uint32_t>(row) / static_cast<uint32_t>(span);
   return row / span;
+}
+
+// Where the rows of a launch begin, of fewer than 2^31: with a span, or within one that they do not leave.
+struct First {
+  int64_t row, span;
+  Divider spans;  // of the launch's rows
+};
+
+// Calls `launch` for one such part of all rows after another.
+template <typename Launch>
+cudaError_t launch_in_parts(int64_t rows, int64_t span, Launch&& launch) {
+  const int64_t most = INT32_MAX, divisor = std::min(span, most);
+  First first{0, 0, Divider(static_cast<uint32_t>(divisor))};
+  while (first.row < rows) {
+    first.span = first.row / span;
+    const int64_t whole = divisor < most ? most / span * span : (first.span + 1) * span - first.row;
+    const int64_t part = std::min({rows - first.row, whole, most});
+    const cudaError_t error = launch(static_cast<unsigned>(part), first);
+    if (error != cudaSuccess) return error;
+    first.row += part;
+  }
+  return cudaSuccess;
 }
 
 // Of rows that registers do not hold: a block for each.

@@ -13,15 +13,13 @@
 // Memory is kept busy by asking for rows ahead of the blocks that read them, for the first ones while the kernel in
 // front still runs.
 #include "adaln_cuda/adaln.h"
-#include "adaln_cuda/device.cuh"
+#include "adaln_cuda/forward.cuh"
+#include "adaln_cuda/forward_any.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kMostThreads = 512, kBlocks = 2;  // of a block, and of a processor
-constexpr int kMostWarps = kMostThreads / kWarp;
 constexpr int kLoads = 2;              // vectors of a row in a thread
-constexpr int kLoadsOfAny = 4;         // of a row for which there are no registers, if it is short enough
 constexpr int64_t kAhead = 32 * 1024;  // bytes that are asked for ahead, for each processor
 constexpr uint32_t kSpansAhead = 8;    // for which modulations are asked for ahead
 
@@ -52,16 +50,6 @@ struct alignas(64) RowsForward {
   Lines branch;
   Shared gate;
 };
-
-template <typename T>
-using VectorOf = Vector<T, kVectorBytes / static_cast<int>(sizeof(T))>;
-
-template <typename T>
-__device__ __forceinline__ VectorOf<T> vector_of(uint4 word) {
-  VectorOf<T> vector;
-  memcpy(&vector, &word, sizeof(vector));
-  return vector;
-}
 
 // Keeps the compiler from keeping what was decoded of a vector until now: it is to be decoded again.
 __device__ __forceinline__ void forget(uint4& word) {
@@ -106,49 +94,6 @@ __device__ __forceinline__ float2 multiply_add(float2 a, float2 b, float2 c) {
 }
 __device__ __forceinline__ float2 multiply(float2 a, float2 b) { return make_float2(a.x * b.x, a.y * b.y); }
 __device__ __forceinline__ float2 add(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
-
-// Sums of differences from `pivot`, and of their squares.
-template <int kWidth>
-__device__ __forceinline__ void add_differences(const float (&x)[kWidth], bool has, float pivot, float& sum,
-                                                float& sum_of_squares) {
-  float differences = 0.0f, squares = 0.0f;
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    const float away = x[j] - pivot;
-    differences += away;
-    squares += away * away;
-  }
-  sum += has ? differences : 0.0f;
-  sum_of_squares += has ? squares : 0.0f;
-}
-
-// Over a block of whole warps. All threads get the same.
-template <int kSums>
-__device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scratch)[kMostWarps][kSums]) {
-  static_assert(kSums == 2 || kSums == 4);
-  using Part = typename Word<kSums * sizeof(float)>::Type;
-  sum_over_lanes<kWarp>(sums);
-  if (threadIdx.x % kWarp == 0) memcpy(scratch[threadIdx.x / kWarp], sums, sizeof(sums));
-  __syncthreads();
-  const int warps = blockDim.x / kWarp;
-#pragma unroll
-  for (int k = 0; k < kSums; ++k) sums[k] = 0.0f;
-#pragma unroll 4
-  for (int warp = 0; warp < warps; ++warp) {
-    const Part part = *reinterpret_cast<const Part*>(scratch[warp]);
-    float parts[kSums];
-    memcpy(parts, &part, sizeof(part));
-#pragma unroll
-    for (int k = 0; k < kSums; ++k) sums[k] += parts[k];
-  }
-}
-
-// Averages of differences from one of a row's elements, and of their squares, are not far larger than of those from its
-// mean, so that a row far from zero keeps its digits.
-__device__ __forceinline__ float variance_of(float difference, float square) {
-  const float variance = square - difference * difference;
-  return variance < 0.0f ? 0.0f : variance;  // what is not a number stays so
-}
 
 template <typename T, int kRows, bool kBranch>
 __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __grid_constant__ RowsForward problem) {
@@ -438,239 +383,6 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
   }
 }
 
-// A row that may lie anywhere, of T or of float32, or none. Its vectors are those of the row that is written, the first
-// of which begins at column `skipped`.
-template <typename T>
-class AnyRow {
- public:
-  __device__ __forceinline__ AnyRow(const void* data, int64_t start, bool wide, int skipped) : wide_(wide) {
-    const int64_t bytes = wide ? sizeof(float) : sizeof(T);
-    row_ = static_cast<const char*>(data) + start * bytes;
-    whole_ = reinterpret_cast<uintptr_t>(row_ + skipped * bytes) % kVectorBytes == 0;
-  }
-  __device__ __forceinline__ explicit operator bool() const { return row_ != nullptr; }
-
-  // Whether its vectors lie at multiples of their size.
-  __device__ __forceinline__ bool whole() const { return whole_; }
-  __device__ __forceinline__ const T* row() const { return reinterpret_cast<const T*>(row_); }
-
-  template <int kWidth>
-  __device__ __forceinline__ void load(int64_t column, float (&values)[kWidth]) const {
-    if (sizeof(T) < sizeof(float) && !wide_) {
-      Vector<T, kWidth> vector;
-      if (whole_ && kWidth > 1) {
-        vector = adaln::load<T, kWidth>(row() + column);
-      } else {
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) vector.elements[j] = row()[column + j];
-      }
-      decode_all(vector.elements, values);
-    } else if (whole_ && kWidth > 1) {
-      load_floats(floats() + column, values);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) values[j] = floats()[column + j];
-    }
-  }
-
- private:
-  __device__ __forceinline__ const float* floats() const { return reinterpret_cast<const float*>(row_); }
-
-  const char* row_;
-  bool wide_, whole_;
-};
-
-// What is not for the kernel above: rows of any length, wherever they lie, with modulations and parameters of any
-// types. A block for each, which begins with a few single elements, before the first vector and behind the last. A row
-// and its branch wait in shared memory, of which each has `slots` vectors; where there are none, they are read again.
-template <typename T>
-__global__ void __launch_bounds__(kMostThreads, kBlocks)
-    forward_any_kernel(const __grid_constant__ Forward problem, Average average, int slots, int64_t first_row) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  extern __shared__ uint4 memory[];
-  __shared__ alignas(16) float scratch[2][kMostWarps][2];
-  const int64_t hidden = problem.hidden, row = first_row + blockIdx.x;
-  const int thread = threadIdx.x, threads = blockDim.x;
-  const int64_t span = span_of(row, problem.span);
-  const bool branched = problem.branch.data != nullptr;
-  T* const sum_row = static_cast<T*>(problem.sum) + row * hidden;
-  T* const normed_row = static_cast<T*>(problem.normed) + row * hidden;
-  const int skipped =
-      static_cast<int>(min(static_cast<int64_t>((kWidth - before<kWidth>(normed_row)) % kWidth), hidden));
-  const int64_t vectors = (hidden - skipped) / kWidth, behind = skipped + vectors * kWidth;
-  const auto row_of_modulation = [&](const Modulation& modulation) {
-    return AnyRow<T>(modulation.rows.data, modulation.rows.data == nullptr ? 0 : modulation.rows.offset(span),
-                     modulation.type == Type::float32, skipped);
-  };
-  const auto row_of_parameter = [&](const Parameter& parameter) {
-    return AnyRow<T>(parameter.data, 0, parameter.type == Type::float32, skipped);
-  };
-  const AnyRow<T> x_row(problem.x.data, problem.x.offset(row), sizeof(T) == sizeof(float), skipped);
-  const AnyRow<T> branch_row(problem.branch.data, branched ? problem.branch.offset(row) : 0, sizeof(T) == sizeof(float),
-                             skipped);
-  const AnyRow<T> gate_row = row_of_modulation(problem.gate);
-  const bool sum_whole = before<kWidth>(sum_row) == before<kWidth>(normed_row);
-  // The first threads have an element before the first vector each, the next ones one behind the last.
-  const int64_t single = thread < kWidth ? thread : behind + thread - kWidth;
-  const bool has_single = thread < kWidth ? thread < skipped : single < hidden;
-  if (thread == 0) {
-    prefetch(x_row.row(), hidden);
-    if (branched) prefetch(branch_row.row(), hidden);
-  }
-  let_next_begin();
-  wait_for_previous();
-  if (slots > 0) {
-    const auto fetch = [&](const AnyRow<T>& from, uint4* slot) {
-      if (!from.whole()) return;
-#pragma unroll 1
-      for (int64_t vector = thread; vector < vectors; vector += threads, slot += threads) {
-        copy_word(slot, from.row() + skipped + vector * kWidth);
-      }
-    };
-    fetch(x_row, memory + thread);
-    if (branched) fetch(branch_row, memory + slots + thread);
-    close_copies();
-    wait_for_copies<0>();
-  }
-  float only[1] = {};
-  const auto add_branch = [&](auto& x, auto& branch, auto& gate, int64_t column) {
-    constexpr int kCount = sizeof(x) / sizeof(float);
-    gate_row.load(column, gate);
-    add_gated<T>(branch, gate, problem.stepwise, x);
-    const auto sum = encode_all<T>(x);
-    if (sum_whole || kCount == 1) {
-      store(sum_row + column, sum);
-    } else {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) sum_row[column + j] = sum.elements[j];
-    }
-    return sum;
-  };
-  const auto load_or_slot = [&](const AnyRow<T>& from, const uint4* slot, int64_t column, float (&values)[kWidth]) {
-    if (slots > 0 && from.whole()) {
-      decode_all(vector_of<T>(*slot).elements, values);
-    } else {
-      from.load(column, values);
-    }
-  };
-  if (has_single) {
-    x_row.load(single, only);
-    if (branched) {
-      float branch[1], gate[1];
-      branch_row.load(single, branch);
-      decode_all(add_branch(only, branch, gate, single).elements, only);
-    }
-  }
-  const bool kept = slots > 0 && (branched || x_row.whole());  // whether the first pass leaves the row in its slots
-  const AnyRow<T> later(branched ? sum_row : x_row.row(), 0, sizeof(T) == sizeof(float), skipped);
-  // The vectors of the row, from where they are after the first pass over them.
-  const auto visit = [&](bool first, auto&& use) {
-    uint4* slot = memory + thread;
-    int64_t column = skipped + static_cast<int64_t>(thread) * kWidth;
-#pragma unroll 1
-    for (; column < behind; column += threads * kWidth, slot += threads) {
-      float x[kWidth];
-      if (first) {
-        load_or_slot(x_row, slot, column, x);
-        if (branched) {
-          float branch[kWidth], gate[kWidth];
-          load_or_slot(branch_row, slot + slots, column, branch);
-          const auto sum = add_branch(x, branch, gate, column);
-          if (slots > 0) memcpy(slot, &sum, sizeof(sum));
-          decode_all(sum.elements, x);
-        }
-      } else if (kept) {
-        decode_all(vector_of<T>(*slot).elements, x);
-      } else {
-        later.load(column, x);
-      }
-      use(x, column);
-    }
-  };
-  float pivot = 0.0f;
-  if (problem.centered) {
-    float values[1];
-    x_row.load(0, values);
-    pivot = values[0];
-    if (branched) {
-      branch_row.load(0, values);
-      const float branch = values[0];
-      gate_row.load(0, values);
-      pivot += branch * values[0];
-    }
-  }
-  float sums[2], mean = 0.0f;
-  const auto average_of = [&](float from, int pass) {
-    sums[0] = sums[1] = 0.0f;
-    add_differences(only, has_single, from, sums[0], sums[1]);
-    visit(pass == 0, [&](const float (&x)[kWidth], int64_t) { add_differences(x, true, from, sums[0], sums[1]); });
-    sum_over_block(sums, scratch[pass]);
-    sums[0] = average(sums[0]);
-    sums[1] = average(sums[1]);
-  };
-  average_of(pivot, 0);
-  if (problem.centered) {
-    mean = pivot + sums[0];
-    if constexpr (sizeof(T) == sizeof(float)) {
-      average_of(mean, 1);
-      mean += sums[0];
-    }
-  } else {
-    sums[0] = 0.0f;
-  }
-  const float rstd = rsqrtf(variance_of(sums[0], sums[1]) + problem.eps);
-  const AnyRow<T> weight_row = row_of_parameter(problem.weight), bias_row = row_of_parameter(problem.bias);
-  const AnyRow<T> scale_row = row_of_modulation(problem.scale), shift_row = row_of_modulation(problem.shift);
-  const auto norm = [&](auto& x, auto& factor, auto& offset, int64_t column) {
-    constexpr int kCount = sizeof(x) / sizeof(float);
-#pragma unroll
-    for (int j = 0; j < kCount; ++j) x[j] = (x[j] - mean) * rstd;
-    if (weight_row || bias_row) {
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) {
-        factor[j] = 1.0f;
-        offset[j] = 0.0f;
-      }
-      if (weight_row) weight_row.load(column, factor);
-      if (bias_row) bias_row.load(column, offset);
-#pragma unroll
-      for (int j = 0; j < kCount; ++j) x[j] = fmaf(x[j], factor[j], offset[j]);
-    }
-    if (scale_row) {
-      scale_row.load(column, factor);
-      shift_row.load(column, offset);
-      if (problem.stepwise) {
-        round_all<T>(x);
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) factor[j] += 1.0f;
-        round_all<T>(factor);
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) x[j] *= factor[j];
-        round_all<T>(x);
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) x[j] += offset[j];
-      } else {
-#pragma unroll
-        for (int j = 0; j < kCount; ++j) x[j] = fmaf(x[j], factor[j], x[j] + offset[j]);
-      }
-    }
-    store(normed_row + column, encode_all<T>(x));
-  };
-  visit(false, [&](float (&x)[kWidth], int64_t column) {
-    float factor[kWidth], offset[kWidth];
-    norm(x, factor, offset, column);
-  });
-  if (has_single) {
-    float factor[1], offset[1];
-    norm(only, factor, offset, single);
-  }
-}
-
-// Threads, whole warps of them, that hold so many vectors.
-constexpr int threads_for(int64_t vectors, int loads) {
-  return static_cast<int>((vectors + loads * kWarp - 1) / (loads * kWarp) * kWarp);
-}
-
 // How sets of rows are laid over blocks, and what a block takes of shared memory.
 struct Sets {
   int group;  // threads of a set
@@ -710,23 +422,6 @@ cudaError_t launch_rows(RowsForward& problem, int64_t rows, const Sets& sets, cu
   }
   return launch_early(kernel, dim3((problem.sets + sets.side - 1) / sets.side), dim3(sets.group, sets.side), sets.bytes,
                       stream, problem);
-}
-
-template <typename T>
-cudaError_t launch_any(const Forward& problem, cudaStream_t stream) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  const int64_t vectors = (problem.hidden + kWidth - 1) / kWidth;
-  const int threads = threads_for(std::min<int64_t>(vectors, kMostThreads * kLoadsOfAny), kLoadsOfAny);
-  const int64_t slots = (vectors + threads - 1) / threads * threads;
-  const size_t bytes = slots * kVectorBytes * (problem.branch.data == nullptr ? 1 : 2);
-  const bool held = bytes + kStaticBytes <= kUsualBytes;
-  cudaError_t error = cudaSuccess;
-  for (int64_t first = 0; first < problem.rows && error == cudaSuccess; first += INT32_MAX) {
-    const auto rows = static_cast<unsigned>(std::min<int64_t>(problem.rows - first, INT32_MAX));
-    error = launch_early(forward_any_kernel<T>, dim3(rows), dim3(threads), held ? bytes : 0, stream, problem,
-                         Average(problem.hidden), held ? static_cast<int>(slots) : 0, first);
-  }
-  return error;
 }
 
 template <typename T>

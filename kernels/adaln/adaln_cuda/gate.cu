@@ -17,7 +17,7 @@ namespace {
 constexpr int kThreads = 256;
 // Backward, few large blocks, so that few partial sums are left to be summed.
 constexpr int kBackwardThreads = 640, kBackwardBlocks = 1;
-constexpr int kBackwardRows = 2;  // of a thread at a time, so that enough loads are on their way
+constexpr int kBackwardRows = 2, kAnyRows = 4;  // of a thread at a time, so that enough loads are on their way
 
 // Rows that can be read in vectors.
 struct GateLines {
@@ -91,32 +91,32 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
   store(static_cast<T*>(problem.sum) + row * problem.hidden + column, encode_all<T>(sum));
 }
 
-// Rows wherever they lie, a block for each. Its vectors are those of `sum`.
+// Rows wherever they lie, a block for each. Its vectors are those of `sum`. Where rows begin, the lanes of a warp find
+// for one another.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) gate_any_kernel(const __grid_constant__ Gate problem) {
+__global__ void __launch_bounds__(kThreads) gate_any_kernel(const __grid_constant__ Gate problem, First first) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  const int64_t hidden = problem.hidden, step = static_cast<int64_t>(blockDim.x) * kWidth;
-  if (threadIdx.x == 0) {
-    prefetch(row_of<T>(problem.residual, blockIdx.x), hidden);
-    prefetch(row_of<T>(problem.branch, blockIdx.x), hidden);
-  }
+  const int lane = threadIdx.x % kWarp;
+  const int64_t hidden = problem.hidden, row = first.row + blockIdx.x;
+  const Rows& rows = lane == 0 ? problem.residual : lane == 1 ? problem.branch : problem.gate.rows;
+  const int64_t offset = rows.offset(lane < 2 ? row : first.span + first.spans(blockIdx.x));
+  if (threadIdx.x < 2) prefetch(static_cast<const T*>(rows.data) + offset, hidden);
+  const T* residual_row = static_cast<const T*>(problem.residual.data) + __shfl_sync(kAllLanes, offset, 0);
+  const T* branch_row = static_cast<const T*>(problem.branch.data) + __shfl_sync(kAllLanes, offset, 1);
+  const EitherRow gate_row(problem.gate.rows.data, problem.gate.type, __shfl_sync(kAllLanes, offset, 2));
+  T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
   let_next_begin();
   wait_for_previous();
-  for (int64_t row = blockIdx.x; row < problem.rows; row += gridDim.x) {
-    const T *residual_row = row_of<T>(problem.residual, row), *branch_row = row_of<T>(problem.branch, row);
-    T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
-    const EitherRow gate_row(problem.gate, span_of(row, problem.span));
-    for (int64_t column = static_cast<int64_t>(threadIdx.x) * kWidth - before<kWidth>(sum_row); column < hidden;
-         column += step) {
-      const Part<kWidth> part(column, hidden);
-      const auto residual = load_part(residual_row, part), branch = load_part(branch_row, part);
-      float sum[kWidth], product[kWidth], gate[kWidth];
-      gate_row.load<T>(part, 0.0f, gate);
-      decode_all(residual.elements, sum);
-      decode_all(branch.elements, product);
-      add_gated<T>(product, gate, problem.stepwise, sum);
-      store_part(sum_row, part, encode_all<T>(sum));
-    }
+  for (int64_t column = static_cast<int64_t>(threadIdx.x) * kWidth - before<kWidth>(sum_row); column < hidden;
+       column += blockDim.x * kWidth) {
+    const Part<kWidth> part(column, hidden);
+    const auto residual = load_part(residual_row, part), branch = load_part(branch_row, part);
+    float sum[kWidth], product[kWidth], gate[kWidth];
+    gate_row.load<T>(part, 0.0f, gate);
+    decode_all(residual.elements, sum);
+    decode_all(branch.elements, product);
+    add_gated<T>(product, gate, problem.stepwise, sum);
+    store_part(sum_row, part, encode_all<T>(sum));
   }
 }
 
@@ -190,26 +190,46 @@ __global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks)
   store_floats(problem.partial + part * problem.hidden + column, sums);
 }
 
-// Rows wherever they lie: a block for each part.
+// Rows wherever they lie: a thread has a column of a part of a group of so many rows. Where its next rows begin, the
+// lanes of a warp find for one another.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) gate_backward_any_kernel(const __grid_constant__ GateBackward problem) {
+__global__ void __launch_bounds__(kThreads)
+    gate_backward_any_kernel(const __grid_constant__ GateBackward problem, int64_t rows, unsigned in_a_row) {
   const Sums& sums = problem.sums;
-  const int64_t group = blockIdx.x / sums.parts, rows = problem.rows / sums.groups;
-  for (int64_t column = threadIdx.x; column < problem.hidden; column += blockDim.x) {
-    float sum = 0.0f;
-    for (int64_t row = group * rows + blockIdx.x % sums.parts; row < (group + 1) * rows; row += sums.parts) {
-      const float slope = decode(row_of<T>(problem.grad, row)[column]);
-      const int64_t index = row * problem.hidden + column;
-      float gate[1];
-      EitherRow(problem.gate, span_of(row, problem.span)).load<T>(Part<1>(column, problem.hidden), 0.0f, gate);
-      static_cast<T*>(problem.grad_branch)[index] = encode<T>(slope * gate[0]);
-      if (problem.grad_gate == nullptr) continue;
-      const float product[1] = {slope * decode(row_of<T>(problem.branch, row)[column])};
-      sum += product[0];
-      if (sums.partial == nullptr) store_either<T, 1>(problem.grad_gate, problem.gate.type, index, product);
+  const uint32_t part = blockIdx.x / in_a_row, parts = static_cast<uint32_t>(sums.parts), group = part / parts;
+  const int64_t column = static_cast<int64_t>(blockIdx.x % in_a_row) * kThreads + threadIdx.x;
+  const int64_t end = (group + 1) * rows, column_read = min(column, problem.hidden - 1);
+  const bool there = column < problem.hidden, product_asked = problem.grad_gate != nullptr;
+  const int lane = threadIdx.x % kWarp, row_of_lane = lane % kAnyRows, tensor = lane / kAnyRows;
+  float sum = 0.0f;
+  for (int64_t row = group * rows + part % parts; row < end; row += kAnyRows * parts) {
+    const int64_t own = min(row + row_of_lane * parts, end - 1);
+    const Rows& own_rows = tensor == 0 ? problem.grad : tensor == 1 ? problem.branch : problem.gate.rows;
+    const int64_t offset = own_rows.offset(tensor > 1 && problem.span > 1 ? group : own);
+    const auto offset_of = [&](int index, int i) {
+      return __shfl_sync(kAllLanes, offset, index * kAnyRows + i) + column_read;
+    };
+    float slopes[kAnyRows], products[kAnyRows], gates[kAnyRows][1];
+#pragma unroll
+    for (int i = 0; i < kAnyRows; ++i) {
+      slopes[i] = decode(static_cast<const T*>(problem.grad.data)[offset_of(0, i)]);
+      const int64_t branch_at = offset_of(1, i);
+      products[i] = product_asked ? decode(static_cast<const T*>(problem.branch.data)[branch_at]) : 0.0f;
+      load_either<T, 1>(problem.gate.rows.data, problem.gate.type, offset_of(2, i), gates[i]);
     }
-    if (sums.partial != nullptr) sums.partial[static_cast<int64_t>(blockIdx.x) * problem.hidden + column] = sum;
+#pragma unroll
+    for (int i = 0; i < kAnyRows; ++i) {
+      if (!there || row + i * parts >= end) break;
+      const int64_t index = (row + i * parts) * problem.hidden + column;
+      static_cast<T*>(problem.grad_branch)[index] = encode<T>(slopes[i] * gates[i][0]);
+      const float product[1] = {slopes[i] * products[i]};
+      sum += product[0];
+      if (product_asked && sums.partial == nullptr) {
+        store_either<T, 1>(problem.grad_gate, problem.gate.type, index, product);
+      }
+    }
   }
+  if (there && sums.partial != nullptr) sums.partial[part * problem.hidden + column] = sum;
 }
 
 template <typename T>
@@ -239,9 +259,10 @@ cudaError_t launch(const Gate& problem, cudaStream_t stream) {
   // One vector more than in a row of whole ones, for the row may begin within one.
   const int64_t vectors = problem.hidden / kWidth + 2, rounds = (vectors + kThreads - 1) / kThreads;
   const int64_t threads = ((vectors + rounds - 1) / rounds + kWarp - 1) / kWarp * kWarp;
-  const Shape shape{static_cast<int>(threads), 1};
-  return launch_early(gate_any_kernel<T>, dim3(blocks_for(problem.rows, shape)), dim3(shape.block()), 0, stream,
-                      problem);
+  return launch_in_parts(problem.rows, problem.span, [&](unsigned blocks, const First& first) {
+    return launch_early(gate_any_kernel<T>, dim3(blocks), dim3(static_cast<unsigned>(threads)), 0, stream, problem,
+                        first);
+  });
 }
 
 template <typename T>
@@ -269,7 +290,9 @@ cudaError_t launch(const GateBackward& problem, cudaStream_t stream) {
     launch_early(gate_backward_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
                  tiles);
   } else {
-    gate_backward_any_kernel<T><<<static_cast<unsigned>(parts), kThreads, 0, stream>>>(problem);
+    const auto in_a_row = static_cast<unsigned>((problem.hidden + kThreads - 1) / kThreads);
+    gate_backward_any_kernel<T>
+        <<<static_cast<unsigned>(parts) * in_a_row, kThreads, 0, stream>>>(problem, rows, in_a_row);
   }
   return cudaGetLastError();
 }
