@@ -51,7 +51,8 @@ struct Ring {
   bool centered;
 };
 
-// For the threads of one row of a block of several.
+// For the threads of one row of a block of several. All rows of a block take as many of these: the sanitizer counts
+// them when it looks for races on what all threads share at the end.
 __device__ __forceinline__ void synchronize_row(int row, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
 }
@@ -276,8 +277,12 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
       exchange ^= halves;  // a slow warp may still read the one half while the next sums are written
       mean = problem.centered ? problem.average(all[0]) : 0.0f;
       variance = problem.average(all[1]) - mean * mean;
+      if (!problem.centered || again) break;
+      if (4.0f * mean * mean <= variance) {
+        synchronize_row(threadIdx.y, group);  // instead of that of the other rows' second time
+        break;
+      }
       // A row far from zero has lost digits: its sums are taken again, of what it is beside its mean.
-      if (!problem.centered || again || 4.0f * mean * mean <= variance) break;
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
 #pragma unroll
@@ -337,6 +342,11 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
     return;
   }
   const int vectors = hidden / 4, rows = blockDim.y;
+  // Rows that have none left in the block's last turn.
+  if (next_row - (problem.stages - 1) * stride - first_row + part < problem.rows) {
+    synchronize_row(threadIdx.y, group);
+    if (problem.centered) synchronize_row(threadIdx.y, group);
+  }
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < kKinds; ++k) {

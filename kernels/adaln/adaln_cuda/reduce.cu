@@ -1,142 +1,220 @@
 // The second stage of sums over rows, on CUDA.
 //
-// Reads:    the partial sums, which the first stage just left in the L2 cache; scale, weight and bias.
+// Reads:    the partial sums, which the first stage just left in the L2 cache, each once; scale, weight and bias.
 // Writes:   the gradients that are asked for.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// The order of each sum is fixed, so that equal inputs give equal bits. Where the device can, the blocks are there
-// before the first stage ends, and wait for it: they are small, so that they find room beside its blocks.
+// The order of each sum is fixed, so that equal inputs give equal bits. Most of the time is what it takes to begin, so
+// that what is done after the first stage has ended is little: a thread asks for all of its parts at once, by addresses
+// that are there already. Factors are asked for before: the first stage lets the blocks begin when what was in front of
+// it has ended.
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kAcross = 8, kParts = 16;  // threads of a block: vectors side by side, and parts at a time
-constexpr int kWarps = kAcross * kParts / kWarp;
+constexpr int kWidth = 4, kAcross = 8, kRows = 16;  // of a block: threads side by side, each of a vector; rows of them
+constexpr int kThreads = kAcross * kRows, kColumns = kAcross * kWidth;
+constexpr int kRowsOfWarp = kWarp / kAcross;
+constexpr int kTogether = kThreads / kColumns;  // groups that are finished at a time
 constexpr int kBatch = 9;  // parts that a thread asks for together: with 132 processors, all of its own
 
-__device__ __forceinline__ float value_at(const void* data, Type type, int64_t index) {
-  if (type == Type::float16) return decode(static_cast<const __half*>(data)[index]);
-  if (type == Type::bfloat16) return decode(static_cast<const __nv_bfloat16*>(data)[index]);
-  return static_cast<const float*>(data)[index];
+// Gradients that come from the same sums: which of the totals they are, or -1.
+struct Family {
+  int each;  // one for each group
+  int all;   // of all groups
+};
+
+struct Families {
+  Reduction reduction;
+  unsigned blocks_in_a_row;
+  Family families[kMostTotals];
+};
+
+// An element as it comes, so that nothing waits for it before it is needed, and as float32.
+__device__ __forceinline__ uint32_t load_raw(const void* data, Type type, int64_t index) {
+  return type == Type::float32 ? static_cast<const uint32_t*>(data)[index] : static_cast<const uint16_t*>(data)[index];
+}
+__device__ __forceinline__ float decode_raw(uint32_t raw, Type type) {
+  if (type == Type::float16) return decode(__ushort_as_half(static_cast<unsigned short>(raw)));
+  return __uint_as_float(type == Type::bfloat16 ? raw << 16 : raw);
 }
 
-__device__ __forceinline__ void write(void* data, Type type, int64_t index, float value) {
-  if (type == Type::float16) {
-    static_cast<__half*>(data)[index] = encode<__half>(value);
-  } else if (type == Type::bfloat16) {
-    static_cast<__nv_bfloat16*>(data)[index] = encode<__nv_bfloat16>(value);
+// A vector, if it is there. Volatile, so that all are on their way before the first is used.
+__device__ __forceinline__ void load_if(bool there, const float* from, float (&values)[kWidth]) {
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      "setp.ne.s32 there, %5, 0;\n"
+      "@there ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+      "}\n"
+      : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3])
+      : "l"(from), "r"(static_cast<int>(there))
+      : "memory");
+}
+
+__device__ __forceinline__ void write(const Total& total, int64_t index, float value) {
+  if (total.type == Type::float16) {
+    static_cast<__half*>(total.data)[index] = encode<__half>(value);
+  } else if (total.type == Type::bfloat16) {
+    static_cast<__nv_bfloat16*>(total.data)[index] = encode<__nv_bfloat16>(value);
   } else {
-    static_cast<float*>(data)[index] = value;
+    static_cast<float*>(total.data)[index] = value;
   }
 }
 
-// Sums over the parts of the groups from `begin` to `end`, times `factor` or 1 + the groups' scale. The threads in
-// front get them.
-template <int kWidth>
-__device__ __forceinline__ void sum_parts(const Reduction& reduction, const Term& term, bool scaled, int64_t begin,
-                                          int64_t end, int64_t column, float (&sums)[kWidth]) {
-  __shared__ float of_warps[kWarps][kAcross][kWidth];
-  const Sums& all = reduction.sums;
-  // Of the threads below one another, each group has as many, if there are enough.
-  const int of_group = end - begin < kParts ? kParts / static_cast<int>(end - begin) : 1;
-  const int64_t stride = of_group * all.count * reduction.hidden;
-  const int count = static_cast<int>(all.parts);
-  const int first_group = threadIdx.y / of_group, first_part = threadIdx.y - first_group * of_group;
+// A block has some columns of a family: of as many groups as it has rows of threads, or, where there are more and the
+// gradient is of all, of so many after another.
+__global__ void __launch_bounds__(kThreads, 1) reduce_kernel(const __grid_constant__ Families problem) {
+  __shared__ alignas(16) float of_rows[kRows][kColumns];
+  __shared__ float of_groups[kRows][kColumns], of_all[kRows][kColumns];
+  let_next_begin();
+  const Reduction& reduction = problem.reduction;
+  const Sums& sums = reduction.sums;
+  const Family& family = problem.families[blockIdx.y];
+  const bool has_each = family.each >= 0, has_all = family.all >= 0;
+  const Total &each = reduction.totals[max(family.each, 0)], &all = reduction.totals[max(family.all, 0)];
+  const Total& first = has_each ? each : all;
+  const int64_t hidden = reduction.hidden;
+  const unsigned round = blockIdx.x / problem.blocks_in_a_row;
+  if (!has_each && round > 0) return;
+  const int64_t first_column = static_cast<int64_t>(blockIdx.x - round * problem.blocks_in_a_row) * kColumns;
+  int64_t begin = static_cast<int64_t>(round) * kRows;
+  int groups = static_cast<int>(min(sums.groups - begin, static_cast<int64_t>(kRows)));
+
+  // What a thread reads: parts of a group, which has several rows of threads if there are enough.
+  int of_group = kRows;
+  while (of_group * groups > kRows) of_group /= 2;
+  const int row = threadIdx.x / kAcross, own_group = row / of_group, first_part = row % of_group;
+  const int across = threadIdx.x % kAcross * kWidth, parts = static_cast<int>(sums.parts);
+  const int64_t left = hidden - first_column - across;  // columns
+  const int64_t part_step = sums.count * hidden;
+  int64_t row_step = of_group * part_step;
+  const float* from = sums.partial + ((begin + own_group) * parts + first_part) * part_step +
+                      first.terms[0].sum * hidden + first_column + across;
+
+  // What it finishes: a column of a group, and of others behind it.
+  const int own = threadIdx.x % kColumns, first_group = threadIdx.x / kColumns;
+  const int64_t column = first_column + own;
+  const auto factor_of = [&](int term) {
+    const Parameter& factor = first.terms[term].factor;
+    return factor.data != nullptr && column < hidden ? load_raw(factor.data, factor.type, column) : 0u;
+  };
+  const Modulation& modulation = reduction.scale;
+  const bool scaled = has_all && modulation.rows.data != nullptr;
+  const auto scale_of = [&](int64_t group) {
+    if (!scaled || column >= hidden || group >= sums.groups) return 0u;
+    return load_raw(modulation.rows.data, modulation.type, modulation.rows.offset(group) + column);
+  };
+  const uint32_t factor = factor_of(0);
+  uint32_t scale = scale_of(begin + first_group);
+  float result = 0.0f;
+  asm volatile("" : "+l"(from), "+l"(row_step));  // known before the wait
+  wait_for_previous();
+
+#pragma unroll 1
+  for (int term = 0;;) {
+    float own_sums[kWidth] = {};
+    if (own_group < groups && left > 0) {
+      const float* next = from;
+      if (hidden % kWidth == 0) {
+#pragma unroll 1
+        for (int part = first_part; part < parts; part += kBatch * of_group) {
+          float more[kBatch][kWidth] = {};
 #pragma unroll
-  for (int j = 0; j < kWidth; ++j) sums[j] = 0.0f;
-  if (column < reduction.hidden) {
-    for (int64_t group = begin + first_group; group < end; group += kParts / of_group) {
-      const float* from =
-          all.partial + ((group * all.parts + first_part) * all.count + term.sum) * reduction.hidden + column;
-      const void* const factor = scaled ? reduction.scale.rows.data : term.factor.data;
-      const Type type = scaled ? reduction.scale.type : term.factor.type;
-      const int64_t index = column + (scaled ? reduction.scale.rows.offset(group) : 0);
-      float parts[kWidth] = {}, factors[kWidth] = {};
-      for (int first = first_part; first < count; first += kBatch * of_group) {
-        float more[kBatch][kWidth];
+          for (int i = 0; i < kBatch; ++i) {
+            load_if(part + i * of_group < parts, next, more[i]);
+            next += row_step;
+            asm volatile("" : "+l"(next));  // else it is a multiplication for each
+          }
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
+          for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
-          for (int j = 0; j < kWidth; ++j) more[i][j] = 0.0f;
-          if (first + i * of_group < count) load_floats(from, more[i]);
-          from += stride;
-        }
-        if (first == first_part) {  // on its way together with the parts
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) {
-            factors[j] = factor == nullptr ? 1.0f : value_at(factor, type, index + j) + (scaled ? 1.0f : 0.0f);
+            for (int j = 0; j < kWidth; ++j) own_sums[j] += more[i][j];
           }
         }
+      } else {
+#pragma unroll 1
+        for (int part = first_part; part < parts; part += of_group, next += row_step) {
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) parts[j] += more[i][j];
+          for (int j = 0; j < kWidth; ++j) own_sums[j] += next[j < left ? j : 0];
         }
       }
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) sums[j] += parts[j] * factors[j];
     }
-  }
-  // The lanes of a warp have several parts of the same columns.
+    // Of a group, the first row of each warp gets the sums over its rows.
+#pragma unroll 1
+    for (int rows = 1; rows < kRowsOfWarp && rows < of_group; rows *= 2) {
 #pragma unroll
-  for (int distance = kAcross; distance < kWarp; distance *= 2) {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], distance);
-  }
-  const int warp = threadIdx.y / (kWarp / kAcross);
-  if (threadIdx.y % (kWarp / kAcross) == 0) {
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) of_warps[warp][threadIdx.x][j] = sums[j];
-  }
-  __syncthreads();
-  if (threadIdx.y == 0) {
-#pragma unroll
-    for (int i = 1; i < kWarps; ++i) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) sums[j] += of_warps[i][threadIdx.x][j];
+      for (int j = 0; j < kWidth; ++j) own_sums[j] += __shfl_xor_sync(kAllLanes, own_sums[j], rows * kAcross);
     }
-  }
-  __syncthreads();
-}
-
-template <int kWidth>
-__global__ void __launch_bounds__(kAcross* kParts)
-    reduce_kernel(const __grid_constant__ Reduction reduction, unsigned blocks_in_a_row) {
-  const Total& total = reduction.totals[blockIdx.y];
-  const int64_t group = blockIdx.x / blocks_in_a_row;
-  const int64_t column = (static_cast<int64_t>(blockIdx.x % blocks_in_a_row) * kAcross + threadIdx.x) * kWidth;
-  let_next_begin();
-  if (total.of_all_groups && group > 0) return;
-  wait_for_previous();
-  const bool scaled = total.of_all_groups && reduction.scale.rows.data != nullptr;
-  const int64_t end = total.of_all_groups ? reduction.sums.groups : group + 1;
-  float result[kWidth] = {};
-  for (int i = 0; i < total.count; ++i) {
-    float sums[kWidth];
-    sum_parts(reduction, total.terms[i], scaled, group, end, column, sums);
+    memcpy(&of_rows[row][across], own_sums, sizeof(own_sums));
+    __syncthreads();
+#pragma unroll 1
+    for (int group = first_group; group < groups; group += kTogether) {
+      float sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) result[j] += sums[j];
+      for (int i = 0; i < kRows; i += kRowsOfWarp) {
+        if (i < of_group) sum += of_rows[group * of_group + i][own];
+      }
+      if (term == 0) {
+        of_all[group][own] = scaled ? sum * (1.0f + decode_raw(scale, modulation.type)) : sum;
+        scale = scale_of(begin + group + kTogether);
+      }
+      const Parameter& by = first.terms[term].factor;
+      float value = by.data == nullptr ? sum : sum * decode_raw(term == 0 ? factor : factor_of(term), by.type);
+      if (term > 0) value += of_groups[group][own];
+      if (term + 1 < first.count) {
+        of_groups[group][own] = value;
+      } else if (has_each && column < hidden) {
+        write(each, (begin + group) * hidden + column, value);
+      }
+    }
+    if (++term < first.count) {
+      from += (first.terms[term].sum - first.terms[term - 1].sum) * hidden;
+      __syncthreads();
+      continue;
+    }
+    if (!has_all) return;
+    __syncthreads();
+    if (first_group == 0) {
+#pragma unroll 1
+      for (int group = 0; group < groups; ++group) result += of_all[group][own];
+    }
+    begin += groups;
+    if (has_each || begin >= sums.groups) break;
+    term = 0;
+    from += groups * parts * part_step;
+    groups = static_cast<int>(min(sums.groups - begin, static_cast<int64_t>(groups)));
+    scale = scale_of(begin + first_group);
   }
-  if (threadIdx.y > 0 || column >= reduction.hidden) return;
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) write(total.data, total.type, group * reduction.hidden + column + j, result[j]);
-}
-
-template <int kWidth>
-cudaError_t launch(const Reduction& reduction, cudaStream_t stream) {
-  constexpr int kColumns = kAcross * kWidth;
-  const auto blocks = static_cast<unsigned>((reduction.hidden + kColumns - 1) / kColumns);
-  const dim3 grid(blocks * static_cast<unsigned>(reduction.sums.groups), reduction.count);
-  return launch_early(reduce_kernel<kWidth>, grid, dim3(kAcross, kParts), 0, stream, reduction, blocks);
+  if (first_group == 0 && column < hidden) write(all, column, result);
 }
 
 }  // namespace
 
 cudaError_t reduce(const Reduction& reduction, cudaStream_t stream) {
   if (reduction.count == 0) return cudaSuccess;
-  return reduction.hidden % 4 == 0 ? launch<4>(reduction, stream) : launch<1>(reduction, stream);
+  const int64_t groups = reduction.sums.groups;
+  Families problem{reduction, static_cast<unsigned>((reduction.hidden + kColumns - 1) / kColumns), {}};
+  unsigned families = 0;
+  for (int i = 0; i < reduction.count; ++i) {
+    const Total& total = reduction.totals[i];
+    Family* family = nullptr;
+    // With more groups than a block has at once, those that are one for each group are finished by more blocks.
+    for (unsigned j = 0; j < families && groups <= kRows; ++j) {
+      Family& other = problem.families[j];
+      if (reduction.totals[std::max(other.each, other.all)].terms[0].sum == total.terms[0].sum) family = &other;
+    }
+    if (family == nullptr) {
+      family = &problem.families[families++];
+      *family = {-1, -1};
+    }
+    (total.of_all_groups ? family->all : family->each) = i;
+  }
+  const auto rounds = static_cast<unsigned>((groups + kRows - 1) / kRows);
+  return launch_early(reduce_kernel, dim3(problem.blocks_in_a_row * rounds, families), dim3(kThreads), 0, stream,
+                      problem);
 }
 
 }  // namespace adaln
