@@ -170,9 +170,9 @@ def targets(found: dict[str, dict[str, Report]]) -> Iterator[Target]:
     yield from at_least("the same: torch.compile with ready-made tables / ours", 1.0, rope, beside("compile"))
     both = rows_of(gpu.get("rmsnorm"), "rms_norm", passes="forward + backward")
     yield from at_least("rms_norm, forward + backward: share of a copy", 0.90, both, share)
-    back = [row for report in gpu.values() for row in report.rows if row.place.passes == "backward"]
+    back = [row for report in gpu.values() for row in report.rows if row.place.passes == "backward" and not odd(row)]
     yield from at_least("backward of the others: share of a copy", 0.85, back, share)
-    others = [row for report in gpu.values() for row in report.rows if odd(row) and row.place.passes == "forward"]
+    others = [row for report in gpu.values() for row in report.rows if odd(row)]
     yield from at_least("all, at sizes that nobody tunes for: best peer / ours", 0.9, others, over)
     for passes, most in (("forward", 8), ("forward + backward", 120)):
         hosts = [host for report in gpu.values() for host in report.hosts if host.place.passes == passes]

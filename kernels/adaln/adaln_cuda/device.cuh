@@ -401,13 +401,6 @@ inline bool ask_early(int64_t bytes_moved) {
   return bytes_moved > static_cast<int64_t>(attribute_of_device(cudaDevAttrL2CacheSize) / 2);
 }
 
-// How many whole spans lie before a row. A division of 64 bits takes a GPU several times as long as one of 32.
-__device__ __forceinline__ int64_t span_of(int64_t row, int64_t span) {
-  if (span == 1) return row;
-  if (row <= 0xffffffffu && span <= 0xffffffffu) return static_cast<uint32_t>(row) / static_cast<uint32_t>(span);
-  return row / span;
-}
-
 // Where the rows of a launch begin, of fewer than 2^31: with a span, or within one that they do not leave.
 struct First {
   int64_t row, span;

@@ -14,11 +14,12 @@ EPS = 1e-6
 # Batch, tokens, hidden size: of PixArt and DiT-XL, LTX-Video, Wan 2.1 and larger ones.
 BLOCKS = [(2, 1024, 2048), (1, 4096, 3072), (2, 4992, 2048), (1, 16384, 3072), (2, 4096, 1152)]
 # Off the sizes that anyone tunes for, and one row.
-OTHERS = [(1, 4096, 1000), (1, 4096, 5120), (1, 4096, 4097), (1, 1, 3072)]
+ODD = (1, 4096, 4097)
+OTHERS = [(1, 4096, 1000), (1, 4096, 5120), ODD, (1, 1, 3072)]
 CPU = [(2, 256, 1152), (1, 256, 3072)]
 SHAPES = {
     "forward": {"cuda": BLOCKS + OTHERS, "cpu": CPU},
-    "backward": {"cuda": BLOCKS, "cpu": CPU},
+    "backward": {"cuda": [*BLOCKS, ODD], "cpu": CPU},
 }
 
 
