@@ -427,9 +427,9 @@ inline bool watched() {
 template <class... Arguments, size_t... i, class Function>
 bool call(Object* const* objects, std::ptrdiff_t count, std::index_sequence<i...>, Function function) {
   if (exchange == nullptr || count != static_cast<std::ptrdiff_t>(sizeof...(Arguments))) return false;
+  if (watched()) return false;  // before a tensor is asked for anything, which they would see
   // Braces: from the first to the last.
   std::tuple<Arguments...> arguments{From<Arguments>::object(objects[i])...};
-  if (watched()) return false;
   if (aoti_torch_grad_mode_is_enabled() && (requires_grad(std::get<i>(arguments)) || ...)) return false;
   function(std::get<i>(arguments)...);
   return true;
@@ -486,7 +486,6 @@ inline Object* bind(Object*, Object* const* objects, std::ptrdiff_t count) {
   is_neg = kit_python_pointer_of(python.is_neg);
   if (is_neg == nullptr) kit_python_clear_error();
   if (is_neg == nullptr || kit_python_flags_of(python.is_neg) != kNoArguments) return kit_python_bool(0);
-  if (reinterpret_cast<char*>(empty_here()) == &kit_python_none) return kit_python_bool(0);
   for (std::ptrdiff_t i = 0; i < count; ++i) kit_python_keep(objects[i]);
   exchange = found;
   return kit_python_bool(1);

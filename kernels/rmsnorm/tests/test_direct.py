@@ -133,6 +133,7 @@ def test_who_watches_sees_the_operators():
             kernel.add_rms_norm_(x.clone(), residual.clone(), weight)
         assert any("rms_norm" in name for name in seen.names)
         assert any("add_rms_norm_" in name for name in seen.names)
+        assert not any("is_neg" in name for name in seen.names)  # what nobody has called
     with torch.profiler.profile() as profile:
         kernel.rms_norm(x, weight)
     assert any("rms_norm" in event.key for event in profile.key_averages())

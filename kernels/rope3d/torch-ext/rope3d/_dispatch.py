@@ -13,23 +13,32 @@ from ._ops import add_op_namespace_prefix, ops
 
 # Of kit/direct.h: what passes Torch's dispatcher by, where this Torch has a way past it.
 _binary = import_module("." + add_op_namespace_prefix("").partition("::")[0], __package__)
-_bound = _binary.bind(
-    getattr(Tensor, "__dlpack_c_exchange_api__", None),
-    Tensor,
-    torch.nn.Parameter,
-    torch.empty(0, device="cpu").is_neg,
-    "requires_grad",
-    getattr(torch._C._dynamo.guards, "_empty_strided_cpu", None),
-    getattr(torch._C._dynamo.guards, "_empty_strided_cuda", None),
-    torch.float32,
-    torch.float16,
-    torch.bfloat16,
-    torch._C._len_torch_dispatch_stack,
-    torch._C._len_torch_function_stack,
-    torch._C._is_tracing,
-    profiler,
-    "_is_profiler_enabled",
-)
+
+
+def _bind() -> bool:
+    try:
+        return _binary.bind(
+            Tensor.__dlpack_c_exchange_api__,
+            Tensor,
+            torch.nn.Parameter,
+            torch.empty(0, device="cpu").is_neg,
+            "requires_grad",
+            torch._C._dynamo.guards._empty_strided_cpu,
+            torch._C._dynamo.guards._empty_strided_cuda,
+            torch.float32,
+            torch.float16,
+            torch.bfloat16,
+            torch._C._len_torch_dispatch_stack,
+            torch._C._len_torch_function_stack,
+            torch._C._is_tracing,
+            profiler,
+            "_is_profiler_enabled",
+        )
+    except AttributeError:  # what this Torch does not have
+        return False
+
+
+_bound = _bind()
 
 # Within `with below_autograd():` operators go to the kernel of the device, and record nothing for a gradient.
 below_autograd = torch._C._AutoDispatchBelowAutograd
