@@ -53,19 +53,20 @@ MISSED = """\
 What is missed, and why, as far as it is known:
 
 - **Sums over rows.** Gradients of weights and modulations are summed in a fixed order, so that they are the same each
-  time: partial sums, and a second kernel for them. For `ada_rms_norm` at 2x1024x2048 the first kernel by itself is
-  within 0.1 us of the copy's 10.0, a second one that does nothing adds 1.1, and reading 2.2 MB of partial sums 0.7 or
-  more. The target leaves 1.8 for all of that. The first kernel needs all registers of a processor, so that the second
-  cannot be there before it ends; held to fewer, which would save 0.6 us, it is slower at every other size.
+  time: partial sums, and a second kernel for them. In runs for tuning, of variants that are not published, the first
+  kernel for `ada_rms_norm` at 2x1024x2048 was by itself within 0.2 us of the copy, a second one that does nothing added
+  1.1, and reading 2.2 MB of partial sums another 0.7. The target leaves 1.8 for all of that. The first kernel needs all
+  registers of a processor, so that the second cannot be there before it ends; held to fewer, both together were slower.
 - **Backward at odd widths.** Where rows do not divide into vectors, as those of 4097, what is fast in the forward pass
   has no counterpart yet: elements are read one by one, and for `ada_layer_norm`, `ada_rms_norm` and
-  `gate_residual_ada_norm` three times, with each block's sums in memory. Against the best peer they are at 0.28 and
-  less there, `add_rms_norm` at 0.71 and `rms_norm` with its forward pass at 0.88; `gate_residual` is ahead.
+  `gate_residual_ada_norm` two or three times, with each block's sums in memory. Against the best peer they are at 0.28
+  and less there, `add_rms_norm` at 0.71 and `rms_norm` with its forward pass at 0.88; `gate_residual` is ahead.
 - **The host.** Its processor went back and forth between two speeds, in which the same call takes 1.0 and 1.3 to 1.6:
-  `F.rms_norm` between 10.0 and 15.9 us. While it was fast, side by side with the version before, `rms_norm` took 6.7,
-  `geglu` 6.6 and of two tensors 6.8, `gate_residual` 7.2, `ada_layer_norm` 7.4, `ada_rms_norm` 7.9, `add_rms_norm` 8.1,
-  `rope3d` and `apply_rotary` 8.3, `gate_residual_ada_norm` 9.1, and that one forward and backward, the longest, 120. Of
-  these the launch alone takes 3.2, and Torch's allocation of each result 1.1: those above 8 have two results.
+  `F.rms_norm` between 10.0 and 15.9 us. The tables below have some rows of each. In runs for tuning, which are not
+  among the results, the shortest of several rounds was 6.7 for `rms_norm`, 6.6 for `geglu` and 6.8 of two tensors, 7.2
+  for `gate_residual`, 7.4 for `ada_layer_norm`, 7.9 for `ada_rms_norm`, 8.1 for `add_rms_norm`, 8.3 for `rope3d` and
+  `apply_rotary`, 9.1 for `gate_residual_ada_norm`, and 120 for that one forward and backward, the longest. Of these the
+  launch alone takes 3.2, and Torch's allocation of each result 1.1: those above 8 have two results.
 
 A package with all capabilities is to be of at most 3 MB on disk (`du -sb`), and 1 MB compressed (`tar | zstd -19`):
 `rmsnorm` is of 1.08 and 0.94 MB, `geglu` of 0.56 and 0.36, `rope3d` of 0.46 and 0.28, `adaln` of 1.15 and 0.98.

@@ -74,7 +74,6 @@ Object* kit_python_tuple(std::ptrdiff_t) __asm__("PyTuple_New");
 int kit_python_set(Object*, std::ptrdiff_t, Object*) __asm__("PyTuple_SetItem");  // takes the object over
 Object* kit_python_attribute(Object*, Object*) __asm__("PyObject_GetAttr");
 Object* kit_python_call(Object*, Object*) __asm__("PyObject_CallObject");
-Object* kit_python_call_each(Object*, ...) __asm__("PyObject_CallFunctionObjArgs");
 Object* kit_python_error() __asm__("PyErr_Occurred");
 void kit_python_clear_error() __asm__("PyErr_Clear");
 void* kit_python_pointer(Object*, const char*) __asm__("PyCapsule_GetPointer");
