@@ -57,10 +57,7 @@ __device__ __forceinline__ void synchronize_row(int row, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
 }
 
-// Shared memory by its own addresses, which take half the registers.
-__device__ __forceinline__ uint32_t address_of(const void* shared) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-}
+// Shared memory by its own addresses.
 __device__ __forceinline__ uint4 load_shared(uint32_t from, uint4) {
   uint4 word;
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -94,20 +91,6 @@ __device__ __forceinline__ void decode_shared(uint32_t from, float (&values)[kWi
   decode_all(vector.elements, values);
 }
 
-// Asynchronous copies into shared memory; plain ones where there are none. Each thread copies what it reads itself.
-template <typename Word>
-__device__ __forceinline__ void copy_into(uint32_t to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-  if constexpr (sizeof(Word) == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(sizeof(Word)) : "memory");
-  }
-#else
-  store_shared(to, *static_cast<const Word*>(from));
-#endif
-}
-
 // Blocks of (threads of a row, rows).
 template <typename T, int kWidth, int kLoads, bool kBranch>
 __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const __grid_constant__ Ring problem) {
@@ -128,26 +111,26 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
   const uint32_t rows_group = blockIdx.x / problem.parts, part = blockIdx.x - rows_group * problem.parts;
   const uint32_t first_row = part + threadIdx.y * problem.parts, stride = problem.parts * blockDim.y;
   const uint32_t slots = group * sizeof(Slot), of_stage = kTensors * kLoads * slots;
-  const uint32_t factors = address_of(memory) + threadIdx.x * sizeof(float4),
+  const uint32_t factors = shared_address(memory) + threadIdx.x * sizeof(float4),
                  of_factors = kQuads * group * sizeof(float4);
-  const uint32_t ring = address_of(memory) + (kBranch ? 2 : 1) * of_factors + threadIdx.y * problem.stages * of_stage +
-                        threadIdx.x * sizeof(Slot);
+  const uint32_t ring = shared_address(memory) + (kBranch ? 2 : 1) * of_factors +
+                        threadIdx.y * problem.stages * of_stage + threadIdx.x * sizeof(Slot);
   const auto has = [&](int tensor) { return tensor < 2 || problem.lines[tensor].data != nullptr; };
 
   if (threadIdx.x == 0) {
     if (threadIdx.y == 0) {
       const auto size = [](Type type) { return type == Type::float32 ? sizeof(float) : sizeof(T); };
-      const auto prefetch_row = [&](const void* rows, Type type, int64_t begin) {
-        if (rows != nullptr) prefetch(static_cast<const char*>(rows) + begin * size(type), hidden * size(type));
+      const auto ask_for = [&](const void* rows, Type type, int64_t begin) {
+        if (rows != nullptr) prefetch_row(static_cast<const char*>(rows) + begin * size(type), hidden * size(type));
       };
-      prefetch_row(problem.scale.data, problem.scale_type, rows_group * problem.scale.span_stride);
-      prefetch_row(problem.weight, problem.weight_type, 0);
-      if (kBranch) prefetch_row(problem.gate.data, problem.gate_type, rows_group * problem.gate.span_stride);
+      ask_for(problem.scale.data, problem.scale_type, rows_group * problem.scale.span_stride);
+      ask_for(problem.weight, problem.weight_type, 0);
+      if (kBranch) ask_for(problem.gate.data, problem.gate_type, rows_group * problem.gate.span_stride);
     }
     for (uint32_t row = first_row, stage = 1; stage < problem.stages && row < problem.rows; row += stride, ++stage) {
 #pragma unroll
       for (int k = 0; k < kTensors; ++k) {
-        if (has(k)) prefetch(problem.lines[k].template at<T>(rows_group, row), hidden);
+        if (has(k)) prefetch_row(problem.lines[k].template at<T>(rows_group, row), hidden);
       }
     }
   }
@@ -171,7 +154,7 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
       if (next_row < problem.rows && has(k)) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
-          if (i < kLast || whole) copy_into<Slot>(to + (k * kLoads + i) * slots, next[k] + i * slots);
+          if (i < kLast || whole) copy_word<Slot>(to + (k * kLoads + i) * slots, next[k] + i * slots);
         }
       }
       next[k] += problem.steps[k];
@@ -213,7 +196,7 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
 
   const bool high = (lane & 16) != 0, odd = (lane & 8) != 0;
   const uint32_t own = threadIdx.x / kWarp * sizeof(float4) + lane / 8 * sizeof(float);
-  uint32_t exchange = address_of(&of_warps[0][threadIdx.y * filled_up]);
+  uint32_t exchange = shared_address(&of_warps[0][threadIdx.y * filled_up]);
   const uint32_t halves = exchange ^ (exchange + sizeof(of_warps[0]));
   const auto multiply = [&](uint32_t from, float (&values)[kWidth]) {
 #pragma unroll

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "adaln/problem.h"
+#include "kit/copies.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
 #include "kit/sums.cuh"
@@ -27,15 +28,6 @@ __device__ __forceinline__ uint4 load_word_once(const uint4* from) {
                : "memory");
   return word;
 }
-__device__ __forceinline__ void store_word_once(uint4* to, uint4 word) {
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
-               "r"(word.w)
-               : "memory");
-}
-template <typename Word>
-__device__ __forceinline__ void store_word_once(Word* to, Word word) {
-  store_word(to, word);
-}
 
 // Volatile, so that all of them are on their way before the first is used: to save registers, the compiler would put
 // each beside its use.
@@ -49,14 +41,6 @@ __device__ __forceinline__ uint4 load_word_now(const uint4* from) {
 template <typename Word>
 __device__ __forceinline__ Word load_word_now(const Word* from) {
   return *from;
-}
-
-template <typename T, int kWidth>
-__device__ __forceinline__ void store_once(T* to, const Vector<T, kWidth>& vector) {
-  using Whole = typename Word<sizeof(T) * kWidth>::Type;
-  Whole whole;
-  memcpy(&whole, &vector, sizeof(whole));
-  store_word_once(reinterpret_cast<Whole*>(to), whole);
 }
 
 // A vector of a row that may start anywhere: it may begin before the row and end behind it. What is outside is zero,
@@ -182,46 +166,6 @@ __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kW
     }
   }
   return vector;
-}
-
-// Asynchronous copies into shared memory; plain ones where there are none.
-// kKept: what others read, too, by way of the processor's cache.
-template <bool kKept = false, typename Word>
-__device__ __forceinline__ void copy_word(Word* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-  const auto address = static_cast<uint32_t>(__cvta_generic_to_shared(to));
-  if constexpr (sizeof(Word) == 16 && !kKept) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address), "l"(from) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(address), "l"(from), "n"(sizeof(Word)) : "memory");
-  }
-#else
-  *to = *static_cast<const Word*>(from);
-#endif
-}
-__device__ __forceinline__ void close_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Until all but the last few groups of copies are there.
-template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-#endif
-}
-
-// Asks for a row that is read soon, while the kernel in front may still run: into the L2 cache, which has what that one
-// writes, too. Nothing is read.
-template <typename T>
-__device__ __forceinline__ void prefetch([[maybe_unused]] const T* row, [[maybe_unused]] int64_t elements) {
-#if __CUDA_ARCH__ >= 900
-  const auto from = reinterpret_cast<uintptr_t>(row) / kVectorBytes * kVectorBytes;
-  const auto end = (reinterpret_cast<uintptr_t>(row + elements) + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<uint32_t>(end - from))
-               : "memory");
-#endif
 }
 
 // To T and back.

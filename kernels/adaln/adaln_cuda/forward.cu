@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
   const auto ask_for = [&](uint32_t set) {
     if (threadIdx.x != 0 || set >= problem.sets) return;
     const int64_t index = static_cast<int64_t>(set) * (kRows * hidden);
-    prefetch(static_cast<const T*>(problem.x.data) + index, kRows * hidden);
-    if (kBranch) prefetch(static_cast<const T*>(problem.branch.data) + index, kRows * hidden);
+    prefetch_row(static_cast<const T*>(problem.x.data) + index, kRows * hidden);
+    if (kBranch) prefetch_row(static_cast<const T*>(problem.branch.data) + index, kRows * hidden);
   };
   if (blockIdx.x < problem.ahead) ask_for(blockIdx.x);
   // Of the first spans, what their rows share.
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
       static_cast<uint64_t>(blockIdx.x) * problem.sets_of_span < problem.sets) {
     const int64_t bytes = kSmall && !problem.wide ? sizeof(T) : sizeof(float);
     const auto ask_for_shared = [&](const Shared& shared) {
-      prefetch(static_cast<const char*>(shared.data) + blockIdx.x * shared.stride * bytes, hidden * bytes);
+      prefetch_row(static_cast<const char*>(shared.data) + blockIdx.x * shared.stride * bytes, hidden * bytes);
     };
     if (kBranch) ask_for_shared(problem.gate);
 #pragma unroll 1

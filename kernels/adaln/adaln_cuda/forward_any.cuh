@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks)
     if (data != nullptr) {
       data += read.rows.offset(read.of_span ? problem.first.span + problem.first.spans(blockIdx.x) : row) *
               static_cast<int64_t>(read.wide ? sizeof(float) : sizeof(T));
-      if (thread <= kBranch) prefetch(reinterpret_cast<const T*>(data), hidden);
+      if (thread <= kBranch) prefetch_row(reinterpret_cast<const T*>(data), hidden);
     }
     reads[thread] = {data, read.wide};
   }

@@ -68,14 +68,14 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
   if (there && own == 0) {
     const int64_t elements = min(static_cast<int64_t>(tiles.columns) * kWidth, problem.hidden - column);
     if (problem.early) {
-      prefetch(residual_at, elements);
-      prefetch(branch_at, elements);
+      prefetch_row(residual_at, elements);
+      prefetch_row(branch_at, elements);
     }
     if (row_of_span == 0) {
       if (sizeof(T) == sizeof(float) || problem.gate_type == Type::float32) {
-        prefetch(static_cast<const float*>(problem.gate.data) + gate_at, elements);
+        prefetch_row(static_cast<const float*>(problem.gate.data) + gate_at, elements);
       } else {
-        prefetch(static_cast<const T*>(problem.gate.data) + gate_at, elements);
+        prefetch_row(static_cast<const T*>(problem.gate.data) + gate_at, elements);
       }
     }
   }
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) gate_any_kernel(const __grid_constan
   const int64_t hidden = problem.hidden, row = first.row + blockIdx.x;
   const Rows& rows = lane == 0 ? problem.residual : lane == 1 ? problem.branch : problem.gate.rows;
   const int64_t offset = rows.offset(lane < 2 ? row : first.span + first.spans(blockIdx.x));
-  if (threadIdx.x < 2) prefetch(static_cast<const T*>(rows.data) + offset, hidden);
+  if (threadIdx.x < 2) prefetch_row(static_cast<const T*>(rows.data) + offset, hidden);
   const T* residual_row = static_cast<const T*>(problem.residual.data) + __shfl_sync(kAllLanes, offset, 0);
   const T* branch_row = static_cast<const T*>(problem.branch.data) + __shfl_sync(kAllLanes, offset, 1);
   const EitherRow gate_row(problem.gate.rows.data, problem.gate.type, __shfl_sync(kAllLanes, offset, 2));
@@ -138,8 +138,8 @@ __global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks)
   if (own == 0) {
     const int64_t elements = min(static_cast<int64_t>(tiles.columns) * kWidth, problem.hidden - column);
     for (uint32_t row = first_row; row < min(end, first_row + kBackwardRows * step); row += step) {
-      prefetch(problem.grad.at<T>(group, row) + column, elements);
-      if (problem.branch.data != nullptr) prefetch(problem.branch.at<T>(group, row) + column, elements);
+      prefetch_row(problem.grad.at<T>(group, row) + column, elements);
+      if (problem.branch.data != nullptr) prefetch_row(problem.branch.at<T>(group, row) + column, elements);
     }
   }
   wait_for_previous();

@@ -87,29 +87,6 @@ class GroupSums {
   int group_, index_, half_ = 0;
 };
 
-// Copies into shared memory that take no register and wait for nothing until what they bring is needed. A thread that
-// waits knows of its own copies only, and reads only these. Before capability 8.0 they are there at once.
-__device__ __forceinline__ void copy_vector(void* to, const void* from) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(from) : "memory");
-#else
-  *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
-#endif
-}
-__device__ __forceinline__ void end_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-// Waits for all copies but those that came before the last `kLater` calls of end_copies.
-template <int kLater>
-__device__ __forceinline__ void wait_for_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLater) : "memory");
-#endif
-}
-
 // What is needed of the elements of a row for their gradient.
 struct Slope {
   float rstd, along;
@@ -334,13 +311,13 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
 #pragma unroll
       for (int i = 0; i < kRingLoads; ++i) {
         if (first_column + i * column_step < hidden) {
-          copy_vector(place(0, i), x + i * column_step);
-          copy_vector(place(1, i), grad + i * column_step);
-          if (add) copy_vector(place(2, i), grad_sum + i * column_step);
+          copy_word(reinterpret_cast<uint4*>(place(0, i)), x + i * column_step);
+          copy_word(reinterpret_cast<uint4*>(place(1, i)), grad + i * column_step);
+          if (add) copy_word(reinterpret_cast<uint4*>(place(2, i)), grad_sum + i * column_step);
         }
       }
     }
-    end_copies();
+    close_copies();
     own += tensors * kRingLoads * blockDim.x;
     if (++slot == kRingSlots) {
       slot = 0;

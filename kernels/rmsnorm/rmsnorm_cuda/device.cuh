@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kit/copies.cuh"
 #include "kit/elements.cuh"
 #include "rmsnorm/problem.h"
 
@@ -20,39 +21,6 @@ constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMostThreads = 512;  // of a row that registers hold
 constexpr int kMostWarps = kMostThreads / kWarp;
 constexpr int kLongBlock = 1024;  // threads of a row that registers do not hold
-
-// --- memory
-// -----------------------------------------------------------------------------------------------------------
-
-// Begins to bring what a block is going to read from memory into the last cache, also before it may read it: that is
-// where other processors write to, so that nothing old is read there later. Of a large tensor it is 1% of the time, and
-// of a small one up to a fifth. `bytes` and the address are multiples of 16.
-__device__ __forceinline__ void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] int64_t bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(static_cast<unsigned>(bytes)) : "memory");
-#endif
-}
-
-// Words that are the first to leave the last cache again, where they are not in the way of what is read.
-__device__ __forceinline__ void store_word_once(uint16_t* to, uint16_t word) {
-  asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
-}
-__device__ __forceinline__ void store_word_once(uint32_t* to, uint32_t word) {
-  asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
-}
-__device__ __forceinline__ void store_word_once(uint4* to, uint4 word) {
-  asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
-               "r"(word.w)
-               : "memory");
-}
-
-template <typename T, int kWidth>
-__device__ __forceinline__ void store_once(T* to, const Vector<T, kWidth>& vector) {
-  using Whole = typename Word<sizeof(T) * kWidth>::Type;
-  Whole whole;
-  memcpy(&whole, &vector, sizeof(whole));
-  store_word_once(reinterpret_cast<Whole*>(to), whole);
-}
 
 // Makes the compiler forget what it knows of a vector. Otherwise it keeps the elements decoded from one use to the
 // next, in twice the registers, which costs more than to decode them again.

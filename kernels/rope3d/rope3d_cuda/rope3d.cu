@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kit/copies.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
 #include "rope3d_cuda/rope3d.h"
@@ -338,9 +339,7 @@ __global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_cons
         const Place<Index>& place = params.places[side_of(i)];
         const Index at = sequence * place.from_batch + token * place.from_token + head * place.from_head;
         const uint32_t pieces = tokens.in_y ? min(tokens.in_block, params.tokens_of_sequence - token) : 1;
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(static_cast<const Unit*>(place.from) + at),
-                     "r"(pieces * bytes)
-                     : "memory");
+        prefetch(static_cast<const Unit*>(place.from) + at, pieces * bytes);
       }
     }
   }
