@@ -1,0 +1,65 @@
+// Rows of a length that is no multiple of a vector, read in vectors all the same.
+//
+// Such rows begin at another place of a vector each time; after `period` of them they lie as before. A block that takes
+// every period-th row, or every multiple of that, finds the same columns in the same vectors of each of its rows, so
+// that each thread can keep sums of its columns. A row's first and last vector hold elements of its neighbours, too.
+//
+// Reads:    nothing.
+// Must not: depend on what a kernel computes; read behind a tensor. In front of its first element it may: what a vector
+//           holds there is part of the same allocation.
+#pragma once
+
+#include <cstdint>
+#include <numeric>
+
+#include "kit/copies.cuh"
+#include "kit/rows.h"
+
+namespace kit {
+
+// After how many rows vectors of `width` elements lie as before. A power of two.
+inline int64_t period_of(int64_t hidden, int width) { return width / std::gcd(hidden, int64_t{width}); }
+
+// Whether each row begins at the same place of a vector as the row of `like`, rows one behind the other. True when
+// there is no such tensor.
+inline bool lies_like(const Rows& rows, const void* like, int64_t hidden, int64_t element) {
+  const auto distance = reinterpret_cast<uintptr_t>(rows.data) - reinterpret_cast<uintptr_t>(like);
+  return rows.data == nullptr ||
+         (rows.dims <= 1 && distance % kVectorBytes == 0 && (rows.strides[0] - hidden) * element % kVectorBytes == 0);
+}
+
+// The first `bytes` of a word, an even number, and zeros behind them.
+template <typename Word>
+__device__ __forceinline__ void copy_begin(uint32_t to, const void* from, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if constexpr (sizeof(Word) == 16) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+  } else {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(sizeof(Word)), "r"(bytes)
+                 : "memory");
+  }
+#else
+  auto* const halves = static_cast<uint16_t*>(__cvta_shared_to_generic(to));
+#pragma unroll
+  for (uint32_t i = 0; i < sizeof(Word) / 2; ++i) {
+    halves[i] = 2 * i < bytes ? static_cast<const uint16_t*>(from)[i] : uint16_t{0};
+  }
+#endif
+}
+
+// A word with zeros in place of its first `bytes`, an even number.
+__device__ __forceinline__ void clear_begin(uint32_t& part, int bytes) {
+  part &= bytes >= 4 ? 0 : (bytes <= 0 ? ~0u : 0xffff0000u);
+}
+__device__ __forceinline__ void clear_begin(uint2& word, int bytes) {
+  clear_begin(word.x, bytes);
+  clear_begin(word.y, bytes - 4);
+}
+__device__ __forceinline__ void clear_begin(uint4& word, int bytes) {
+  clear_begin(word.x, bytes);
+  clear_begin(word.y, bytes - 4);
+  clear_begin(word.z, bytes - 8);
+  clear_begin(word.w, bytes - 12);
+}
+
+}  // namespace kit
