@@ -24,8 +24,9 @@ inline int64_t period_of(int64_t hidden, int width) { return width / std::gcd(hi
 // there is no such tensor.
 inline bool lies_like(const Rows& rows, const void* like, int64_t hidden, int64_t element) {
   const auto distance = reinterpret_cast<uintptr_t>(rows.data) - reinterpret_cast<uintptr_t>(like);
-  return rows.data == nullptr ||
-         (rows.dims <= 1 && distance % kVectorBytes == 0 && (rows.strides[0] - hidden) * element % kVectorBytes == 0);
+  if (rows.data == nullptr) return true;
+  const bool steps_alike = rows.dims == 0 || (rows.strides[0] - hidden) * element % kVectorBytes == 0;
+  return rows.dims <= 1 && distance % kVectorBytes == 0 && steps_alike;
 }
 
 // The first `bytes` of a word, an even number, and zeros behind them.
