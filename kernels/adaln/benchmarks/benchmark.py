@@ -13,14 +13,17 @@ EPS = 1e-6
 
 # Batch, tokens, hidden size: of PixArt and DiT-XL, LTX-Video, Wan 2.1 and larger ones.
 BLOCKS = [(2, 1024, 2048), (1, 4096, 3072), (2, 4992, 2048), (1, 16384, 3072), (2, 4096, 1152)]
-# Off the sizes that anyone tunes for, and one row.
-ODD = (1, 4096, 4097)
-OTHERS = [(1, 4096, 1000), (1, 4096, 5120), ODD, (1, 1, 3072)]
+# Off the sizes that anyone tunes for, one row, and many short ones.
+OTHERS = [
+    (1, 4096, 1000),
+    (1, 4096, 5120),
+    (1, 4096, 7168),
+    (1, 4096, 4097),
+    (1, 1, 3072),
+    (1, 131072, 64),
+]
 CPU = [(2, 256, 1152), (1, 256, 3072)]
-SHAPES = {
-    "forward": {"cuda": BLOCKS + OTHERS, "cpu": CPU},
-    "backward": {"cuda": [*BLOCKS, ODD], "cpu": CPU},
-}
+SHAPES = {name: {"cuda": BLOCKS + OTHERS, "cpu": CPU} for name in ("forward", "backward")}
 
 
 def block(batch, tokens, hidden, device, dtype):

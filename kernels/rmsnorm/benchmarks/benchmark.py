@@ -32,14 +32,13 @@ TUNED = [
     (1, 32768, 128),
     (1, 4096, 16384),
 ]
-ODD = (1, 4096, 4097)
 # Off the sizes that anyone tunes for, one row, and many short ones.
 OTHERS = [
     (1, 4096, 1000),
     (1, 4096, 1152),
     (1, 4096, 5120),
     (1, 4096, 7168),
-    ODD,
+    (1, 4096, 4097),
     (1, 1, 4096),
     (1, 131072, 64),
 ]
@@ -47,9 +46,9 @@ TRAINED = [(1, 4096, 2048), (1, 8192, 4096), (4, 4096, 3072)]
 CPU = [(1, 512, 2048), (1, 512, 4096), (1, 8192, 128), (1, 512, 5120)]
 NORM_SHAPES = {
     "forward": {"cuda": TUNED + OTHERS, "cpu": CPU},
-    "forward + backward": {"cuda": [*TRAINED, ODD], "cpu": CPU},
+    "forward + backward": {"cuda": TRAINED + OTHERS, "cpu": CPU},
 }
-ADD_SHAPES = {"forward": {"cuda": TRAINED, "cpu": CPU}, "backward": {"cuda": [*TRAINED, ODD], "cpu": CPU}}
+ADD_SHAPES = {name: {"cuda": TRAINED + OTHERS, "cpu": CPU} for name in ("forward", "backward")}
 
 
 def normed(x, weight):

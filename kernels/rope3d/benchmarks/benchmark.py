@@ -14,10 +14,7 @@ VIDEOS = [(1, 7, 16, 24, 32, 64), (1, 13, 30, 44, 16, 128), (1, 21, 45, 80, 12, 
 # Off the sizes that anyone tunes for, and one token.
 OTHERS = [(1, 5, 17, 23, 20, 72), (1, 1, 1, 1, 24, 128)]
 CPU = [(1, 2, 16, 24, 32, 64), (1, 1, 30, 44, 16, 128)]
-SHAPES = {
-    "forward": {"cuda": VIDEOS + OTHERS, "cpu": CPU},
-    "backward": {"cuda": VIDEOS, "cpu": CPU},
-}
+SHAPES = {name: {"cuda": VIDEOS + OTHERS, "cpu": CPU} for name in ("forward", "backward")}
 
 
 def tables(grid, dim, device):
