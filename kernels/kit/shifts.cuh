@@ -29,38 +29,32 @@ inline bool lies_like(const Rows& rows, const void* like, int64_t hidden, int64_
   return rows.dims <= 1 && distance % kVectorBytes == 0 && steps_alike;
 }
 
-// The first `bytes` of a word, an even number, and zeros behind them.
+// Puts the first `bytes` of a word, an even number, into shared memory, and zeros behind them, where the word itself
+// may not be read: at the end of a tensor.
 template <typename Word>
-__device__ __forceinline__ void copy_begin(uint32_t to, const void* from, uint32_t bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if constexpr (sizeof(Word) == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-  } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(sizeof(Word)), "r"(bytes)
-                 : "memory");
-  }
-#else
+__device__ __forceinline__ void copy_elements(uint32_t to, const void* from, uint32_t bytes) {
   auto* const halves = static_cast<uint16_t*>(__cvta_shared_to_generic(to));
-#pragma unroll
+#pragma unroll 1
   for (uint32_t i = 0; i < sizeof(Word) / 2; ++i) {
     halves[i] = 2 * i < bytes ? static_cast<const uint16_t*>(from)[i] : uint16_t{0};
   }
-#endif
 }
 
-// A word with zeros in place of its first `bytes`, an even number.
-__device__ __forceinline__ void clear_begin(uint32_t& part, int bytes) {
-  part &= bytes >= 4 ? 0 : (bytes <= 0 ? ~0u : 0xffff0000u);
+// A word with zeros in place of all but its bytes from `begin` to `end`, even numbers.
+__device__ __forceinline__ void keep(uint32_t& part, int begin, int end) {
+  if (begin >= 4 || end <= 0) part = 0;
+  if (begin == 2) part &= 0xffff0000u;
+  if (end == 2) part &= 0x0000ffffu;
 }
-__device__ __forceinline__ void clear_begin(uint2& word, int bytes) {
-  clear_begin(word.x, bytes);
-  clear_begin(word.y, bytes - 4);
+__device__ __forceinline__ void keep(uint2& word, int begin, int end) {
+  keep(word.x, begin, end);
+  keep(word.y, begin - 4, end - 4);
 }
-__device__ __forceinline__ void clear_begin(uint4& word, int bytes) {
-  clear_begin(word.x, bytes);
-  clear_begin(word.y, bytes - 4);
-  clear_begin(word.z, bytes - 8);
-  clear_begin(word.w, bytes - 12);
+__device__ __forceinline__ void keep(uint4& word, int begin, int end) {
+  keep(word.x, begin, end);
+  keep(word.y, begin - 4, end - 4);
+  keep(word.z, begin - 8, end - 8);
+  keep(word.w, begin - 12, end - 12);
 }
 
 }  // namespace kit
