@@ -5,23 +5,28 @@
 // Writes:   `grad_x`; and, when the gradient of the weight is asked for, `partial` and `grad_weight`.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// The gradient of the weight takes two kernels. The first runs `parts` blocks, at most two on each processor, in which
+// The gradient of the weight takes two kernels. The first runs `parts` blocks, two or three on each processor, in which
 // several groups of threads take a row each, again and again, and add up what they meet of a column in registers; the
-// second adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits.
+// second adds up what the blocks leave, if there are several. The order of both is fixed, so that equal inputs give
+// equal bits.
 #include <atomic>
 
 #include "kit/launch.cuh"
+#include "kit/shifts.cuh"
 #include "rmsnorm_cuda/device.cuh"
 #include "rmsnorm_cuda/rmsnorm.h"
 
 namespace rmsnorm {
 namespace {
 
-constexpr int kScalarLoads = 4;  // elements of a thread, of rows that are not read in vectors
+constexpr int kScalarLoads = 2;  // elements of a thread, of rows that are not read in vectors
 constexpr int kRingLoads = 4;    // vectors of a thread, of rows that pass through a ring
 constexpr int kRingSlots = 2;    // of a group; with more, memory is read further ahead than it likes
 constexpr int kSlotBytes = kRingLoads * kVectorBytes;    // of a thread and a tensor
 constexpr int kRingBytes = kRingSlots * 3 * kSlotBytes;  // of a thread, at most
+constexpr int kFewRows = 8;                              // which one block may take
+constexpr int kEdges = 2;                                // of a row: its part of a vector at either end
+constexpr int kEdgeThreads = 8;                          // of a group, at least, where rows have edges
 constexpr int kReservedBytes = 2048;                     // of shared memory for a block, beside its ring
 constexpr int kPairThreads = 256;                        // of a block, of which a processor has two
 constexpr int kMostGroups = 15;  // of more than a warp in a block, each of which has one of its 16 barriers
@@ -38,6 +43,7 @@ struct alignas(64) Arguments {
   int64_t x_stride, grad_stride, grad_sum_stride;
   const void* grad_sum;  // null: there is none
   float* partial;
+  void* grad_weight;  // not null: written at once, since there is only one part
   int64_t long_hidden;
   Rows x_rows, grad_rows, grad_sum_rows;
 };
@@ -127,41 +133,87 @@ __device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x
   return encode_all<T>(results);
 }
 
+// Weights from any column, all on their way at once: float32, or like the rows; ones where there are none.
+template <typename T, int kWidth>
+__device__ __forceinline__ void read_weights(const Weight& weight, int column, bool read, float (&values)[kWidth]) {
+  const bool like_rows = sizeof(T) == sizeof(float) || weight.type != Type::float32;
+  T some[kWidth];
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    values[i] = 1.0f;
+    some[i] = encode<T>(1.0f);
+    if (read && like_rows) some[i] = static_cast<const T*>(weight.data)[column + i];
+    if (read && !like_rows) values[i] = static_cast<const float*>(weight.data)[column + i];
+  }
+  if (!like_rows) return;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] = decode(some[i]);
+}
+
+// What a thread has met of a row's edges.
+struct Edges {
+  int columns[kEdges];  // of the thread; negative: none
+  float weight_sums[kEdges][1];
+};
+
 // What the groups of a block have met of each column, added up in their order, in shared memory for a row of each: a
-// few of them together first, so that no sum has many terms.
-template <int kWidth, int kLoads>
+// few of them together first, so that no sum has many terms. Rows lie there as far behind a vector as in memory.
+template <typename T, bool kShifted, int kWidth, int kLoads>
 __device__ __forceinline__ void write_partial(const Arguments& arguments, float* shared, int index, int first_column,
-                                              int step, const float (&weight_sums)[kLoads][kWidth]) {
+                                              int step, int end, const float (&weight_sums)[kLoads][kWidth], int shift,
+                                              const Edges& edges) {
   constexpr int kEach = kFloats<kWidth>, kTogether = 8;
   const int hidden = arguments.hidden, groups = blockDim.x / arguments.group;
+  const int length = kShifted ? (shift + hidden + kEach - 1) / kEach * kEach : hidden;
+  float* const own = shared + index * length + (kShifted ? shift : 0);
   __syncthreads();
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
     const int column = first_column + i * step;
-    if (column >= hidden) continue;
+    if (column >= end) continue;
 #pragma unroll
     for (int j = 0; j < kWidth; j += kEach) {
       using Some = Vector<float, kEach>;
-      *reinterpret_cast<Some*>(shared + index * hidden + column + j) =
-          *reinterpret_cast<const Some*>(&weight_sums[i][j]);
+      *reinterpret_cast<Some*>(own + column + j) = *reinterpret_cast<const Some*>(&weight_sums[i][j]);
+    }
+  }
+  if constexpr (kShifted) {
+#pragma unroll
+    for (int i = 0; i < kEdges; ++i) {
+      if (edges.columns[i] >= 0) own[edges.columns[i]] = edges.weight_sums[i][0];
     }
   }
   __syncthreads();
   float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
-  for (int column = threadIdx.x * kEach; column < hidden; column += blockDim.x * kEach) {
+  for (int place = threadIdx.x * kEach; place < length; place += blockDim.x * kEach) {
     float sums[kEach] = {};
     for (int first = 0; first < groups; first += kTogether) {
       float some[kEach] = {};
       for (int group = first; group < first + kTogether && group < groups; ++group) {
         float more[kEach];
-        load_floats(shared + group * hidden + column, more);
+        load_floats(shared + group * length + place, more);
 #pragma unroll
         for (int i = 0; i < kEach; ++i) some[i] += more[i];
       }
 #pragma unroll
       for (int i = 0; i < kEach; ++i) sums[i] += some[i];
     }
-    store_floats(partial + column, sums);
+    if (!kShifted && arguments.grad_weight == nullptr) {
+      store_floats(partial + place, sums);
+      continue;
+    }
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int column = place + i - (kShifted ? shift : 0);
+      if (kShifted && static_cast<unsigned>(column) >= static_cast<unsigned>(hidden)) continue;
+      if (arguments.grad_weight == nullptr) {
+        partial[column] = sums[i];
+      } else if (arguments.weight.type == Type::float32) {
+        static_cast<float*>(arguments.grad_weight)[column] = sums[i];
+      } else {
+        static_cast<T*>(arguments.grad_weight)[column] = encode<T>(sums[i]);
+      }
+    }
   }
 }
 
@@ -215,7 +267,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_scalar_kernel(const __g
     }
   }
   if (arguments.partial != nullptr) {
-    write_partial(arguments, sums_of_block, index, first_column, group, weight_sums);
+    write_partial<T, false>(arguments, sums_of_block, index, first_column, group, hidden, weight_sums, 0, {});
   }
 }
 
@@ -225,7 +277,9 @@ __global__ void __launch_bounds__(kMostThreads) backward_scalar_kernel(const __g
 //
 // The last rows come first: they are what the cache still has, when the forward pass or what made grad has just ended.
 //
-// kPlain: with a weight like x, or none.
+// kPlain: of rows that begin at multiples of a vector, with a weight that does, of their type, or none. Otherwise rows
+// may begin anywhere, but those of a block all at the same place of a vector, in all tensors. What is of a vector in
+// front of the first whole one and behind the last, its edges, takes a thread an element each.
 template <typename T, bool kPlain>
 __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __grid_constant__ Arguments arguments) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
@@ -235,74 +289,129 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   const int tensors = add ? 3 : 2;
   const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
   const int thread = threadIdx.x - index * group, hidden = arguments.hidden;
-  const int first_column = thread * kWidth, column_step = group * kWidth;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * groups;
+  const int64_t first = arguments.rows - 1 - static_cast<int64_t>(blockIdx.x);  // of the block's rows
+  int64_t next = first - static_cast<int64_t>(gridDim.x) * index;
+  // How far behind a vector rows begin; their elements in front of the first whole vector, and where the last one ends.
+  int shift = 0, before = 0, end = hidden;
+  Edges edges{};
+  if constexpr (!kPlain) {
+    const auto address = reinterpret_cast<uintptr_t>(static_cast<const T*>(arguments.x) + Offsets(arguments, first).x);
+    shift = static_cast<int>(address / sizeof(T) % kWidth);
+    before = min((kWidth - shift) % kWidth, hidden);
+    end = before + (hidden - before) / kWidth * kWidth;
+    edges.columns[0] = thread < kWidth && thread - shift < before ? thread - shift : -1;
+    edges.columns[1] = thread < kWidth && end + thread < hidden ? end + thread : -1;
+  }
+  const int first_column = before + thread * kWidth, column_step = group * kWidth;
   GroupSums sum_over_group(scratch, group, index);
   float4* own = ring + threadIdx.x;
   const auto place = [&](int tensor, int i) {
     return reinterpret_cast<T*>(own + (tensor * kRingLoads + i) * blockDim.x);
   };
-  const int64_t step = static_cast<int64_t>(gridDim.x) * groups;
-  int64_t next = arguments.rows - 1 - static_cast<int64_t>(blockIdx.x) - static_cast<int64_t>(gridDim.x) * index;
+  int slot = 0;
+  const auto edge = [&](int tensor, int i) {
+    float4* const all = ring + kRingSlots * tensors * kRingLoads * blockDim.x;
+    return reinterpret_cast<T*>(all + ((slot * groups + index) * tensors + tensor) * kEdges + i);
+  };
   if (thread == 0 && next >= 0) {
     const Offsets offsets(arguments, next);
-    const int64_t bytes = hidden * sizeof(T);
-    prefetch(static_cast<const T*>(arguments.x) + offsets.x, bytes);
-    prefetch(static_cast<const T*>(arguments.grad) + offsets.grad, bytes);
-    if (add) prefetch(static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, bytes);
+    if constexpr (!kPlain) {
+      prefetch_row(static_cast<const T*>(arguments.x) + offsets.x, hidden);
+      prefetch_row(static_cast<const T*>(arguments.grad) + offsets.grad, hidden);
+      if (add) prefetch_row(static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, hidden);
+    } else {
+      const int64_t bytes = hidden * sizeof(T);
+      prefetch(static_cast<const T*>(arguments.x) + offsets.x, bytes);
+      prefetch(static_cast<const T*>(arguments.grad) + offsets.grad, bytes);
+      if (add) prefetch(static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, bytes);
+    }
   }
   wait_for_previous();
   Factors<T, kWidth> factors[kRingLoads];
+  float whole_factors[kRingLoads][kWidth], edge_factors[kEdges][1];
 #pragma unroll
   for (int i = 0; i < kRingLoads; ++i) {
     const int column = first_column + i * column_step;
-    if constexpr (kPlain) {
-      factors[i].start_plain(arguments.weight, column, arguments.weight.data != nullptr && column < hidden);
+    if constexpr (!kPlain) {
+      read_weights<T>(arguments.weight, column, arguments.weight.data != nullptr && column < end, whole_factors[i]);
     } else {
-      if (column < hidden) factors[i].start(arguments.weight, column);
+      factors[i].start_plain(arguments.weight, column, arguments.weight.data != nullptr && column < hidden);
     }
   }
-  const auto finish = [&](int i, int column, float (&values)[kWidth]) {
-    factors[i].forget();
+  if constexpr (!kPlain) {
+#pragma unroll
+    for (int i = 0; i < kEdges; ++i) {
+      read_weights<T>(arguments.weight, edges.columns[i], arguments.weight.data != nullptr && edges.columns[i] >= 0,
+                      edge_factors[i]);
+      edge_factors[i][0] += arguments.weight.offset;
+    }
+  }
+  const auto finish = [&](int i, float (&values)[kWidth]) {
     if constexpr (kPlain) {
+      factors[i].forget();
       factors[i].finish_plain(arguments.weight, values);
     } else {
-      factors[i].finish(arguments.weight, column, values);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] = whole_factors[i][j] + arguments.weight.offset;
     }
   };
   float weight_sums[kRingLoads][kWidth] = {};
   int64_t row = next + step * kRingSlots;
   // All groups take as many turns, the first of which only fill the ring: their warps sum together.
-  int slot = 0;
   for (int64_t turn = -kRingSlots; turn * step < arguments.rows; ++turn, row -= step, next -= step) {
     // The second kernel may come beside the last turn. Allowed to come earlier, it cost many rows up to 1%.
     if ((turn + 1) * step >= arguments.rows) let_next_begin();
-    const int columns = turn >= 0 && row >= 0 ? hidden : 0;
+    const int columns = turn >= 0 && row >= 0 ? end : 0;
     wait_for_copies<kRingSlots - 1>();
     float sums[2] = {0.0f, 0.0f};
+    Vector<T, 1> edge_x[kEdges], edge_grad[kEdges], edge_sum[kEdges]{};
+    const bool at_edge[kEdges] = {turn >= 0 && row >= 0 && edges.columns[0] >= 0,
+                                  turn >= 0 && row >= 0 && edges.columns[1] >= 0};
+    if constexpr (!kPlain) {
+      __syncwarp();  // what one thread has copied, others read
+#pragma unroll
+      for (int i = 0; i < kEdges; ++i) {
+        if (!at_edge[i]) continue;
+        edge_x[i] = load<T, 1>(edge(0, i) + thread);
+        edge_grad[i] = load<T, 1>(edge(1, i) + thread);
+        if (add) edge_sum[i] = load<T, 1>(edge(2, i) + thread);
+        add_to_sums(edge_x[i], edge_grad[i], edge_factors[i], sums);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kRingLoads; ++i) {
       const int column = first_column + i * column_step;
       if (column < columns) {
         float values[kWidth];
-        finish(i, column, values);
+        finish(i, values);
         add_to_sums(load<T, kWidth>(place(0, i)), load<T, kWidth>(place(1, i)), values, sums);
       }
     }
     if (turn >= 0) sum_over_group(sums);
     const Slope slope(arguments, sums);
     T* const grad_x = static_cast<T*>(arguments.grad_x) + row * hidden;
+    if constexpr (!kPlain) {
+#pragma unroll
+      for (int i = 0; i < kEdges; ++i) {
+        if (!at_edge[i]) continue;
+        store(grad_x + edges.columns[i],
+              gradient(edge_x[i], edge_grad[i], edge_factors[i], slope, add, edge_sum[i], edges.weight_sums[i]));
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kRingLoads; ++i) {
       const int column = first_column + i * column_step;
       if (column < columns) {
         float values[kWidth];
-        finish(i, column, values);
+        finish(i, values);
         Vector<T, kWidth> other{};
         if (add) other = load<T, kWidth>(place(2, i));
         store(grad_x + column, gradient(load<T, kWidth>(place(0, i)), load<T, kWidth>(place(1, i)), values, slope, add,
                                         other, weight_sums[i]));
       }
     }
+    if (!kPlain) __syncwarp();  // before others' edges are written over
     if (next >= 0) {
       const Offsets offsets(arguments, next);
       const T* const x = static_cast<const T*>(arguments.x) + offsets.x + first_column;
@@ -310,11 +419,28 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
       const T* const grad_sum = static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum + first_column;
 #pragma unroll
       for (int i = 0; i < kRingLoads; ++i) {
-        if (first_column + i * column_step < hidden) {
+        if (first_column + i * column_step < end) {
           copy_word(reinterpret_cast<uint4*>(place(0, i)), x + i * column_step);
           copy_word(reinterpret_cast<uint4*>(place(1, i)), grad + i * column_step);
           if (add) copy_word(reinterpret_cast<uint4*>(place(2, i)), grad_sum + i * column_step);
         }
+      }
+      if constexpr (!kPlain) {
+        const auto bring = [&](int tensor, const T* from) {
+          if (next == arguments.rows - 1) {
+            // Behind the last row there may be nothing to read.
+#pragma unroll
+            for (int i = 0; i < kEdges; ++i) {
+              if (edges.columns[i] >= 0) edge(tensor, i)[thread] = from[edges.columns[i] - first_column];
+            }
+          } else if (thread < kEdges && (thread == 0 ? before > 0 : end < hidden)) {
+            copy_word(reinterpret_cast<uint4*>(edge(tensor, thread)),
+                      from - first_column + (thread == 0 ? -shift : end));
+          }
+        };
+        bring(0, x);
+        bring(1, grad);
+        if (add) bring(2, grad_sum);
       }
     }
     close_copies();
@@ -326,7 +452,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   }
   if (arguments.partial == nullptr) return;
   wait_for_copies<0>();
-  write_partial(arguments, reinterpret_cast<float*>(ring), index, first_column, column_step, weight_sums);
+  write_partial<T, !kPlain>(arguments, reinterpret_cast<float*>(ring), index, first_column, column_step, end,
+                            weight_sums, shift, edges);
 }
 
 template <typename T, int kWidth>
@@ -432,16 +559,22 @@ int group_of(int64_t threads) {
   return group;
 }
 
-// Two blocks to a processor where two have room, so that one works while the other begins or ends; with few rows,
-// rather more blocks than larger ones.
-Plan plan_of_groups(int64_t rows, int group, int room, const Device& device) {
-  const int threads = std::min(room / 2, kPairThreads);
-  const int64_t most_blocks = (threads >= group ? 2 : 1) * static_cast<int64_t>(device.processors);
+// Two blocks to a processor where two have room, so that one works while the other begins or ends, or three if two
+// would leave room for another group; with few rows, rather more blocks than larger ones. The rows of a block lie
+// alike, which they do after `period` of them, unless it has only one.
+Plan plan_of_groups(int64_t rows, int64_t period, int group, int room, const Device& device) {
+  const int pair = std::min(room, 2 * kPairThreads);
+  const int of_processor = 2 * group > pair ? 1 : (4 * group > pair && 3 * group <= pair ? 3 : 2);
+  const int threads = pair / std::max(of_processor, 2);
+  const int64_t most_blocks = of_processor * static_cast<int64_t>(device.processors);
   const int most = std::max(1, group > kWarp ? std::min(threads / group, kMostGroups) : threads / group);
   const int whole = group < kWarp ? kWarp / group : 1;  // groups that fill a warp
   const auto wanted = static_cast<int>(std::min<int64_t>((rows + most_blocks - 1) / most_blocks, most));
-  const int groups = (wanted + whole - 1) / whole * whole;
-  return {group, groups, std::min(most_blocks, (rows + groups - 1) / groups)};
+  // A few rows are sooner done by one block than the sums of several by a second kernel.
+  const bool alone = period == 1 && rows <= kFewRows && rows * group <= pair;
+  const int groups = ((alone ? static_cast<int>(rows) : wanted) + whole - 1) / whole * whole;
+  const int64_t blocks = std::min(most_blocks, (rows + groups - 1) / groups + period - 1);
+  return {group, groups, std::min(rows, std::max(period, blocks / period * period))};
 }
 
 // `width` elements of each row are read at a time.
@@ -449,11 +582,17 @@ Plan plan_of(int64_t rows, int64_t hidden, int width, const Device& device) {
   if (width == 1 && hidden <= kMostThreads * kScalarLoads) {
     // A warp reads together, rather than a few threads many elements each.
     const int64_t threads = std::max(std::min<int64_t>(hidden, kWarp), (hidden + kScalarLoads - 1) / kScalarLoads);
-    return plan_of_groups(rows, group_of(threads), 2 * kMostThreads, device);
+    return plan_of_groups(rows, 1, group_of(threads), 2 * kMostThreads, device);
   }
-  const int64_t threads = (hidden / width + kRingLoads - 1) / kRingLoads;
-  const int room = std::min((device.shared - 2 * kReservedBytes) / kRingBytes / kWarp * kWarp, kMostThreads);
-  if (width > 1 && threads <= room) return plan_of_groups(rows, group_of(threads), room, device);
+  const int64_t vectors = hidden / width, period = period_of(hidden, width);
+  const int bytes = kRingBytes + (period > 1 ? kRingSlots * 3 * kEdges * kVectorBytes / kEdgeThreads : 0);
+  const int room = std::min((device.shared - 2 * kReservedBytes) / bytes / kWarp * kWarp, kMostThreads);
+  // More threads than that need them read a short row in fewer pieces of a line, and one that is alone sooner.
+  const int64_t loads = vectors > kWarp ? kRingLoads : 2;
+  int64_t threads = (vectors + loads - 1) / loads;
+  if (rows == 1) threads = std::max(threads, std::min<int64_t>(vectors, room));
+  if (period > 1) threads = std::max<int64_t>(threads, kEdgeThreads);
+  if (width > 1 && threads <= room) return plan_of_groups(rows, period, group_of(threads), room, device);
   return {0, 1, std::min<int64_t>(rows, device.processors)};
 }
 
@@ -475,9 +614,10 @@ void launch_ring(const Arguments& arguments, const Plan& plan, const Device& dev
           cudaSuccess) {
     known.fetch_or(known_if_this, std::memory_order_relaxed);
   }
+  const bool edges = arguments.hidden % (kVectorBytes / static_cast<int>(sizeof(T))) != 0;
+  const int bytes = threads * kSlotBytes + (edges ? plan.groups * kEdges * kVectorBytes : 0);
   launch_early(kernel, static_cast<unsigned>(plan.blocks), static_cast<unsigned>(threads),
-               static_cast<size_t>(threads) * kRingSlots * (arguments.grad_sum != nullptr ? 3 : 2) * kSlotBytes, stream,
-               arguments);
+               static_cast<size_t>(kRingSlots) * (arguments.grad_sum != nullptr ? 3 : 2) * bytes, stream, arguments);
 }
 
 Arguments arguments_of(const Backward& problem) {
@@ -505,33 +645,46 @@ Arguments arguments_of(const Backward& problem) {
   return arguments;
 }
 
-template <typename T>
-void launch(const Backward& problem, const Device& device, cudaStream_t stream) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
-                       aligned(problem.grad, sizeof(T)) && aligned(problem.grad_sum, sizeof(T)) &&
-                       aligned(problem.weight.data) && aligned(problem.grad_x);
-  Plan plan = plan_of(problem.rows, problem.hidden, vectors ? kWidth : 1, device);
-  if (problem.partial != nullptr) plan.blocks = problem.parts;
-  Arguments arguments = arguments_of(problem);
-  arguments.group = plan.group;
-  if (plan.group == 0) {
-    const auto kernel = vectors ? backward_long_kernel<T, kWidth> : backward_long_kernel<T, 1>;
-    launch_early(kernel, static_cast<unsigned>(plan.blocks), kLongBlock, 0, stream, arguments);
-  } else if (!vectors) {
-    launch_scalar<T>(arguments, plan, stream);
-  } else if (sizeof(T) == sizeof(float) || problem.weight.data == nullptr || problem.weight.type == problem.type) {
-    launch_ring<T, true>(arguments, plan, device, stream);
-  } else if constexpr (sizeof(T) < sizeof(float)) {
-    launch_ring<T, false>(arguments, plan, device, stream);
-  }
-}
-
 template <typename W>
 void launch_reduce(const Backward& problem, cudaStream_t stream) {
   launch_early(reduce_kernel<W>, static_cast<unsigned>((problem.hidden + kWarp - 1) / kWarp), kWarp * kWarp, 0, stream,
                static_cast<const float*>(problem.partial), problem.parts, problem.hidden,
                static_cast<W*>(problem.grad_weight));
+}
+
+template <typename T>
+void launch(const Backward& problem, const Device& device, cudaStream_t stream) {
+  constexpr int kWidth = kVectorBytes / sizeof(T);
+  const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
+                       aligned(problem.grad, sizeof(T)) && aligned(problem.grad_sum, sizeof(T)) &&
+                       aligned(problem.grad_x);
+  const auto alike = [&](const Rows& rows) { return lies_like(rows, problem.grad_x, problem.hidden, sizeof(T)); };
+  const bool ring =
+      vectors || (problem.hidden % kWidth != 0 && alike(problem.x) && alike(problem.grad) && alike(problem.grad_sum));
+  const bool weight_vectors = aligned(problem.weight.data);
+  const bool like_rows =
+      sizeof(T) == sizeof(float) || problem.weight.data == nullptr || problem.weight.type == problem.type;
+  Plan plan = plan_of(problem.rows, problem.hidden, ring ? kWidth : 1, device);
+  if (problem.partial != nullptr) plan.blocks = problem.parts;
+  Arguments arguments = arguments_of(problem);
+  arguments.group = plan.group;
+  if (plan.group > 0 && problem.parts == 1) arguments.grad_weight = problem.grad_weight;
+  if (plan.group == 0) {
+    const auto kernel = vectors && weight_vectors ? backward_long_kernel<T, kWidth> : backward_long_kernel<T, 1>;
+    launch_early(kernel, static_cast<unsigned>(plan.blocks), kLongBlock, 0, stream, arguments);
+  } else if (!ring) {
+    launch_scalar<T>(arguments, plan, stream);
+  } else if (vectors && weight_vectors && like_rows) {
+    launch_ring<T, true>(arguments, plan, device, stream);
+  } else {
+    launch_ring<T, false>(arguments, plan, device, stream);
+  }
+  if (problem.partial == nullptr || arguments.grad_weight != nullptr) return;
+  if (like_rows) {
+    launch_reduce<T>(problem, stream);
+  } else {
+    launch_reduce<float>(problem, stream);
+  }
 }
 
 }  // namespace
@@ -541,20 +694,17 @@ int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts) {
   const cudaError_t error = current_device(&device);
   if (error != cudaSuccess) return error;
   const int width = type == Type::float32 ? 4 : 8;
-  *parts = plan_of(rows, hidden, hidden % width == 0 ? width : 1, device).blocks;
+  *parts = plan_of(rows, hidden, width, device).blocks;
   return cudaSuccess;
 }
 
 int backward(const Backward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   Device device;
-  cudaError_t error = current_device(&device);
+  const cudaError_t error = current_device(&device);
   if (error != cudaSuccess) return error;
-  error = with_type(problem.type,
-                    [&](auto type) { launch<typename decltype(type)::Element>(problem, device, cuda_stream); });
-  if (error != cudaSuccess || problem.partial == nullptr) return error;
-  return with_type(problem.weight.type,
-                   [&](auto type) { launch_reduce<typename decltype(type)::Element>(problem, cuda_stream); });
+  return with_type(problem.type,
+                   [&](auto type) { launch<typename decltype(type)::Element>(problem, device, cuda_stream); });
 }
 
 }  // namespace rmsnorm

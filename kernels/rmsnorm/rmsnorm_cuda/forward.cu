@@ -453,8 +453,11 @@ void launch(Arguments& arguments, const Forward& problem, cudaStream_t stream) {
                  alike(arguments.sum, arguments.in_place ? arguments.residual_stride : problem.hidden)));
   const int64_t whole_vectors = problem.hidden / kWidth;
   if (shifted && whole_vectors > kWarp && whole_vectors <= kMostThreads * kShiftedLoads) {
+    // Of short rows a thread takes less: a block of a warp or two keeps too little under way.
+    const int loads = whole_vectors <= 8 * kWarp ? 2 : kShiftedLoads;
     launch_early(forward_shifted_kernel<T, kWidth, kShiftedLoads, kAdd>, static_cast<unsigned>(arguments.rows),
-                 threads_for(whole_vectors, kShiftedLoads), 0, stream, static_cast<const Plain&>(arguments));
+                 std::max(2u * kWarp, threads_for(whole_vectors, loads)), 0, stream,
+                 static_cast<const Plain&>(arguments));
   } else {
     launch_twice<T, 1, kAdd>(arguments, problem.hidden, stream);
   }

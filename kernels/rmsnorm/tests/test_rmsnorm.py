@@ -239,7 +239,13 @@ def test_every_float16():
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(5, h) for h in HIDDEN] + [(1, 64), (700, 64), (2, 150, 136), (300, 1000)])
+@pytest.mark.parametrize(
+    "shape",
+    [(5, h) for h in HIDDEN]
+    + [(1, 64), (700, 64), (2, 150, 136), (300, 1000)]
+    # Of no multiple of a vector: as many rows as repeat their place in one, fewer and more, down to one.
+    + [(1, 4097), (2, 8191), (7, 65), (8, 1002), (9, 1001), (300, 4095), (700, 63), (2000, 7)],
+)
 def test_backward(shape, dtype):
     x = random(*shape, dtype=dtype, requires_grad=True)
     grad = random(*shape, dtype=dtype)
@@ -250,11 +256,12 @@ def test_backward(shape, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden", [1, 33, 128, 4096, 20001])
-def test_add_backward(hidden, dtype):
-    x, residual = (random(5, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("hidden", [1, 33, 128, 1001, 4096, 20001])
+def test_add_backward(hidden, rows, dtype):
+    x, residual = (random(rows, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
     weight = random(hidden, dtype=dtype, requires_grad=True)
-    assert_add_gradients(x, residual, weight, [random(5, hidden, dtype=dtype) for _ in range(2)])
+    assert_add_gradients(x, residual, weight, [random(rows, hidden, dtype=dtype) for _ in range(2)])
 
 
 def assert_add_gradients(x, residual, weight, grads):
@@ -270,6 +277,23 @@ def assert_add_gradients(x, residual, weight, grads):
         return exact(total, weight), total
 
     assert_gradients(kernel.add_rms_norm, eager_add, exact_add, [x, residual, weight], grads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [3, 65, 1002, 4097])
+def test_a_row_knows_nothing_of_its_neighbours(hidden, dtype):
+    """Which may share vectors with it, and hold what makes everything else not a number."""
+    x, grad, grad_sum = (random(700, hidden, dtype=dtype) for _ in range(3))
+    weight = random(hidden, dtype=dtype)
+    expected, _ = gradients_of_rows(grad, x, weight, grad_sum)
+    bad = torch.arange(700, device=DEVICE) % 3 == 0
+    for tensor, value in ((x, float("nan")), (grad, float("inf")), (grad_sum, float("nan"))):
+        given = tensor.clone()
+        tensor[bad] = value
+        actual, _ = gradients_of_rows(grad, x, weight, grad_sum)
+        assert torch.equal(actual[~bad], expected[~bad])
+        assert not actual[bad].isfinite().any()
+        tensor.copy_(given)
 
 
 def test_only_what_needs_a_gradient_gets_one():
@@ -719,7 +743,7 @@ def test_graph():
 
 @gpu
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("hidden", [776, 1024, 2048, 3072, 5120, 8192])
+@pytest.mark.parametrize("hidden", [65, 776, 1001, 1024, 2048, 3072, 4097, 5120, 8192])
 def test_backward_of_many_rows(hidden, dtype):
     """So many that a block gets several, and reads them ahead; also from a tensor with gaps between rows."""
     rows = 7001
