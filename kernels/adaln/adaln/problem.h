@@ -62,7 +62,8 @@ struct Forward {
 // do not depend on the order in which threads finish: the rows fall into `groups` of equal size, one after another, and
 // each of these into `parts`. A group is a span or, where every row has a modulation of its own, all of the rows.
 struct Sums {
-  float* partial;  // [groups, parts, count, hidden]; null: none is asked for
+  // [groups, parts, count, hidden]; null: none is asked for. On CUDA a single row needs none.
+  float* partial;
   int64_t groups, parts;
   int count;
 };

@@ -1,8 +1,8 @@
 // Modulated norms, backward, with and without the gated branch that was added before, on CUDA.
 //
 // Reads:    grad, x, grad_sum and the branch, each once from memory: a row lies in shared memory between its sums and
-//           its result. Rows that are too long for that, or lie unfavourably, are read again. The norm is computed
-//           again, from x.
+//           its result. The norm is computed again, from x. Short rows and rows that lie unfavourably have kernels of
+//           their own.
 // Writes:   `grad_x` and `grad_branch`; gradients of modulations that every row has of its own; `partial` when sums are
 //           asked for, and what they are summed to.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
@@ -14,7 +14,11 @@
 // reduce.cu adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits. A block
 // has several rows in work at a time, each with threads of its own and a ring in shared memory, through which its next
 // rows come. What the first rows need is on its way into the L2 cache before the kernel in front has ended.
+#include <utility>
+
 #include "adaln_cuda/adaln.h"
+#include "adaln_cuda/backward_any.cuh"
+#include "adaln_cuda/backward_short.cuh"
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
 
@@ -29,9 +33,8 @@ constexpr int kFewStages = 3, kStages = 2;  // rows of a ring: one in work, and 
 constexpr int kManyBytes = 76 * 1024;       // of the rings of a block, if there are many turns
 constexpr size_t kOwnBytes = 2 * 1024;      // of shared memory, at most, besides the dynamic
 
-// Threads of a block, at most: a branch takes more registers.
-template <bool kBranch>
-constexpr int kMostThreads = kBranch ? 384 : 512;
+constexpr int kMostThreads = 512;     // of a block
+constexpr int kMostWithBranch = 384;  // of a block of several rows
 
 // Rows that shared memory holds.
 struct Ring {
@@ -57,45 +60,11 @@ __device__ __forceinline__ void synchronize_row(int row, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
 }
 
-// Shared memory by its own addresses.
-__device__ __forceinline__ uint4 load_shared(uint32_t from, uint4) {
-  uint4 word;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
-               : "r"(from)
-               : "memory");
-  return word;
-}
-__device__ __forceinline__ uint2 load_shared(uint32_t from, uint2) {
-  uint2 word;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "r"(from) : "memory");
-  return word;
-}
-__device__ __forceinline__ void store_shared(uint32_t to, uint4 word) {
-  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
-               : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t to, uint2 word) {
-  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(word.x), "r"(word.y) : "memory");
-}
-__device__ __forceinline__ void store_shared(uint32_t to, float value) {
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
-}
-
-// The elements of a vector in shared memory.
-template <typename T, int kWidth>
-__device__ __forceinline__ void decode_shared(uint32_t from, float (&values)[kWidth]) {
-  const auto word = load_shared(from, typename Word<sizeof(T) * kWidth>::Type{});
-  Vector<T, kWidth> vector;
-  memcpy(&vector, &word, sizeof(word));
-  decode_all(vector.elements, values);
-}
-
 // Blocks of (threads of a row, rows).
 template <typename T, int kWidth, int kLoads, bool kBranch>
-__global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const __grid_constant__ Ring problem) {
+__global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_constant__ Ring problem) {
   constexpr int kTensors = kBranch ? 4 : 2, kKinds = kBranch ? 3 : 2, kLast = kLoads - 1;
-  constexpr int kMostWarps = kMostThreads<kBranch> / kWarp, kQuads = kLoads * kWidth / 4;
+  constexpr int kMostWarps = kMostThreads / kWarp, kQuads = kLoads * kWidth / 4;
   using Slot = typename Word<sizeof(T) * kWidth>::Type;
   // The factors of gradients, [quads of a thread][threads of a row], and those of branches; the rings,
   // [rows][stages][tensors][vectors of a thread][threads of a row]; at the end, sums.
@@ -361,141 +330,6 @@ __global__ void __launch_bounds__(kMostThreads<kBranch>) backward_kernel(const _
   }
 }
 
-__device__ __forceinline__ bool own_modulations(const Backward& problem) { return problem.span == 1; }
-
-// The gradient of a row's own modulation.
-template <typename T, int kWidth>
-__device__ __forceinline__ void write_own(void* gradient, Type type, int64_t offset, const Part<kWidth>& part,
-                                          const float (&values)[kWidth]) {
-  if (sizeof(T) < sizeof(float) && type != Type::float32) {
-    store_part(static_cast<T*>(gradient) + offset, part, encode_all<T>(values));
-    return;
-  }
-#pragma unroll
-  for (int j = 0; j < kWidth; ++j) {
-    if (part.has(j)) static_cast<float*>(gradient)[offset + part.column + j] = values[j];
-  }
-}
-
-// Rows of any length, wherever they lie, with modulations and parameters of any types. Their vectors are those of
-// `grad_x`.
-template <typename T>
-__global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_constant__ Backward problem) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
-  let_next_begin();
-  __shared__ GroupSum<3>::Scratch scratch;
-  GroupSum<3> sum_over_group(scratch, blockDim.x);
-  const int64_t hidden = problem.hidden, step = static_cast<int64_t>(blockDim.x) * kWidth;
-  const int64_t group_rows = problem.rows / problem.sums.groups, rows_group = blockIdx.x / problem.sums.parts;
-  const int64_t first = rows_group * group_rows + blockIdx.x % problem.sums.parts;
-  const bool own = own_modulations(problem);
-  float* partial = problem.sums.partial == nullptr
-                       ? nullptr
-                       : problem.sums.partial + static_cast<int64_t>(blockIdx.x) * problem.sums.count * hidden;
-  for (int64_t row = first; row < (rows_group + 1) * group_rows; row += problem.sums.parts) {
-    const int64_t span = own ? row : rows_group;
-    const T *x_row = row_of<T>(problem.x, row), *grad_row = row_of<T>(problem.grad, row);
-    T* grad_x_row = static_cast<T*>(problem.grad_x) + row * hidden;
-    const EitherRow scale_row(problem.scale, span), gate_row(problem.gate, span);
-    const EitherRow weight_row(problem.weight), bias_row(problem.bias);
-    const int64_t start = static_cast<int64_t>(threadIdx.x) * kWidth - before<kWidth>(grad_x_row);
-    // x counted from the mean, which the first pass finds; the gradient as it came and as that of the normed row, which
-    // is rounded alike wherever it is needed: of a row of one element nothing may be left, and rstd is large.
-    float mean = 0.0f, mean_slope = 0.0f;
-    const auto read = [&](const Part<kWidth>& part, float (&x)[kWidth], float (&grad)[kWidth], float (&slope)[kWidth],
-                          float (&factor)[kWidth], float (&weight)[kWidth]) {
-      decode_all(load_part(x_row, part).elements, x);
-      decode_all(load_part(grad_row, part).elements, grad);
-      scale_row.load<T>(part, 0.0f, factor);
-      weight_row.load<T>(part, 1.0f, weight);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        x[j] -= mean;
-        factor[j] += 1.0f;
-        slope[j] = __fmul_rn(grad[j], weight[j] * factor[j]);
-      }
-    };
-    float rstd = 0.0f, along = 0.0f;
-    float sums[3];  // of squares, slopes, and their products with x; first, of x instead of its squares
-
-    // For the mean, for the sums, and for the results.
-#pragma unroll 1
-    for (int pass = problem.centered ? 0 : 1; pass < 3; ++pass) {
-      if (pass == 2) {
-        if (problem.centered) mean_slope = sums[1] / static_cast<float>(hidden);
-        rstd = rsqrtf(sums[0] / static_cast<float>(hidden) + problem.eps);
-        along = rstd * rstd * (sums[2] / static_cast<float>(hidden));
-        __syncthreads();  // a column is another thread's in the next row, where that begins elsewhere
-      }
-#pragma unroll
-      for (float& sum : sums) sum = 0.0f;
-#pragma unroll 1
-      for (int64_t column = start; column < hidden; column += step) {
-        const Part<kWidth> part(column, hidden);
-        float x[kWidth], grad[kWidth], total[kWidth], factor[kWidth], weight[kWidth], more[kWidth];
-        read(part, x, grad, total, factor, weight);
-        if (pass < 2) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) {
-            x[j] = part.has(j) ? x[j] : 0.0f;
-            sums[0] += pass == 0 ? x[j] : x[j] * x[j];
-            sums[1] += total[j];
-            sums[2] += total[j] * x[j];
-          }
-          continue;
-        }
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) {
-          total[j] = rstd * (total[j] - mean_slope - x[j] * along);
-          x[j] *= rstd;
-        }
-        if (problem.grad_sum.data != nullptr) {
-          decode_all(load_part(row_of<T>(problem.grad_sum, row), part).elements, more);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) total[j] += more[j];
-        }
-        store_part(grad_x_row, part, encode_all<T>(total));
-        if (own && problem.grad_scale != nullptr) {
-          bias_row.load<T>(part, 0.0f, more);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) more[j] = grad[j] * (x[j] * weight[j] + more[j]);
-          write_own<T>(problem.grad_scale, problem.scale.type, row * hidden, part, more);
-        }
-        const auto add_up = [&](int kind, const float (&values)[kWidth]) {
-          if (partial == nullptr || kind >= problem.sums.count) return;
-          float* to = partial + kind * hidden;
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) {
-            if (part.has(j)) to[column + j] = row == first ? values[j] : to[column + j] + values[j];
-          }
-        };
-        if (own) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) grad[j] *= factor[j];
-        }
-        add_up(kSlope, grad);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) grad[j] *= x[j];
-        add_up(kSlopeTimesNormed, grad);
-        if (problem.grad_branch == nullptr) continue;
-        gate_row.load<T>(part, 0.0f, more);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) more[j] *= total[j];
-        store_part(static_cast<T*>(problem.grad_branch) + row * hidden, part, encode_all<T>(more));
-        if (problem.grad_gate == nullptr) continue;
-        decode_all(load_part(row_of<T>(problem.branch, row), part).elements, more);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) more[j] *= total[j];
-        add_up(kGate, more);
-        if (own) write_own<T>(problem.grad_gate, problem.gate.type, row * hidden, part, more);
-      }
-      if (pass == 2) break;
-      sum_over_group(sums);
-      if (pass == 0) mean = sums[0] / static_cast<float>(hidden);
-    }
-  }
-}
-
 // How rows that shared memory holds are laid over blocks.
 struct Layout {
   int width, group, rows;  // of a vector; threads of a row; rows of a block. No rows: they do not fit.
@@ -507,19 +341,18 @@ Layout layout_of(const Backward& problem) {
   const int64_t hidden = problem.hidden;
   const bool branch = problem.grad_branch != nullptr;
   const int bytes = static_cast<int>(bytes_of(problem.type));
-  const int most = branch ? kMostThreads<true> : kMostThreads<false>;
   Layout layout{kVectorBytes / bytes, 0, 0, 0, 0};
   const auto threads = [&](int width, int loads) {
     return static_cast<int>((hidden / width + loads * kWarp - 1) / (loads * kWarp) * kWarp);
   };
-  if (hidden % layout.width != 0 || hidden > int64_t{2} * layout.width * most) return layout;
+  if (hidden % layout.width != 0 || hidden > int64_t{2} * layout.width * kMostThreads) return layout;
   int loads = 2;
   layout.group = threads(layout.width, loads);
   if (hidden / layout.width < layout.group) return layout;
   if (layout.width == 8) {
     // Where vectors of half the width leave fewer threads without one.
     const int narrow = threads(4, 3);
-    if (narrow <= most && hidden / 4 >= 2 * narrow && 33 * narrow < 40 * layout.group) {
+    if (narrow <= kMostThreads && hidden / 4 >= 2 * narrow && 33 * narrow < 40 * layout.group) {
       layout.width = 4;
       layout.group = narrow;
       loads = 3;
@@ -529,7 +362,8 @@ Layout layout_of(const Backward& problem) {
   const int row_bytes = columns * bytes * (branch ? 4 : 2);
   const int most_bytes = static_cast<int>(most_shared_bytes() - kOwnBytes) - of_factors;
   const auto rows_in = [&](int all_bytes) {
-    return std::min({all_bytes / (kStages * row_bytes), most / layout.group, kMostRows});
+    return std::min({all_bytes / (kStages * row_bytes),
+                     std::max(1, (branch ? kMostWithBranch : kMostThreads) / layout.group), kMostRows});
   };
   layout.stages = kStages;
   layout.rows = rows_in(most_bytes);
@@ -544,6 +378,15 @@ Layout layout_of(const Backward& problem) {
   layout.shared =
       std::max<size_t>(of_factors + row_bytes * layout.stages * layout.rows, shared_bytes_of_processor() / 2);
   return layout;
+}
+
+// Whether every row has a modulation of its own. Without modulations there is one group, whatever the span.
+bool own_modulations(const Backward& problem) {
+  return problem.span == 1 && (problem.scale.rows.data != nullptr || problem.grad_branch != nullptr);
+}
+
+bool short_fits(const Backward& problem, const Layout& layout) {
+  return layout.rows <= 0 || problem.rows == 1 || own_modulations(problem);
 }
 
 template <typename T, int kWidth, int kLoads, bool kBranch>
@@ -575,18 +418,63 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
                        aligned(problem.x, sizeof(T)) && aligned(problem.grad_sum, sizeof(T)) &&
                        aligned(problem.branch, sizeof(T)) && aligned(problem.gate) && aligned(problem.scale) &&
                        aligned(problem.weight.data) && aligned(problem.bias.data) && aligned(problem.grad_x) &&
-                       aligned(problem.grad_branch) && aligned(problem.grad_scale) && aligned(problem.grad_gate);
+                       aligned(problem.grad_branch) && aligned(problem.grad_scale) && aligned(problem.grad_gate) &&
+                       aligned(problem.grad_weight) && aligned(problem.grad_bias);
   const bool branch = problem.grad_branch != nullptr;
   const Layout layout = layout_of(problem);
   const int64_t rows = problem.rows / problem.sums.groups;
-  // Without modulations there is one group, whatever the span.
-  const bool modulated = problem.scale.rows.data != nullptr || branch;
   Lines x, grad, grad_sum, added_branch, scale, gate;
-  if (vectors && layout.rows > 0 && !(modulated && problem.span == 1) && problem.rows < INT32_MAX &&
-      lines_of(problem.x, rows, &x) && lines_of(problem.grad, rows, &grad) &&
-      lines_of(problem.grad_sum, rows, &grad_sum) && lines_of(problem.branch, rows, &added_branch) &&
-      lines_of(problem.scale, &scale) && lines_of(problem.gate, &gate)) {
-    if (problem.grad_gate == nullptr) added_branch.data = nullptr;
+  const bool lined = vectors && problem.rows < INT32_MAX && lines_of(problem.x, rows, &x) &&
+                     lines_of(problem.grad, rows, &grad) && lines_of(problem.grad_sum, rows, &grad_sum) &&
+                     lines_of(problem.branch, rows, &added_branch);
+  if (problem.grad_gate == nullptr) added_branch.data = nullptr;
+  const ShortShape shape = short_fits(problem, layout) ? short_shape(problem) : ShortShape{};
+  const bool own = own_modulations(problem);
+  const int64_t of_modulations = own ? rows : 1;
+  if (lined && shape.rows > 0 && lines_of(problem.scale.rows, of_modulations, &scale) &&
+      lines_of(problem.gate.rows, of_modulations, &gate)) {
+    const Kind rows_kind = kind_of(problem.type);
+    Short of_rows{{x, grad, {}, grad_sum, {}, added_branch},
+                  scale,
+                  gate,
+                  problem.weight.data,
+                  problem.bias.data,
+                  {rows_kind, rows_kind, kind_of(problem.scale.type), rows_kind, kind_of(problem.gate.type), rows_kind},
+                  kind_of(problem.scale.type),
+                  kind_of(problem.gate.type),
+                  kind_of(problem.weight.type),
+                  kind_of(problem.bias.type),
+                  problem.grad_x,
+                  problem.grad_branch,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  nullptr,
+                  problem.sums.partial,
+                  problem.sums.count,
+                  static_cast<uint32_t>(rows),
+                  static_cast<uint32_t>(problem.sums.parts),
+                  static_cast<int>(problem.hidden),
+                  0,
+                  0,
+                  Average(problem.hidden),
+                  problem.eps,
+                  problem.centered};
+    if (own) {
+      std::swap(of_rows.scale, of_rows.lines[kOfScale]);
+      std::swap(of_rows.gate, of_rows.lines[kOfGate]);
+      of_rows.grad_scale = problem.grad_scale;
+      of_rows.grad_gate = problem.grad_gate;
+    }
+    if (problem.rows == 1) {
+      of_rows.partial = nullptr;
+      of_rows.grad_weight = problem.grad_weight;
+      of_rows.grad_bias = problem.grad_bias;
+    }
+    return launch_short(problem, of_rows, shape, stream);
+  }
+  if (lined && layout.rows > 0 && !own && problem.rows > 1 && lines_of(problem.scale, &scale) &&
+      lines_of(problem.gate, &gate)) {
     const int64_t step = problem.sums.parts * layout.rows * static_cast<int64_t>(sizeof(T));
     const Ring ring{
         {x, grad, grad_sum, added_branch},
@@ -612,10 +500,7 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
     return branch ? launch_fitting<T, true>(ring, layout, blocks, stream)
                   : launch_fitting<T, false>(ring, layout, blocks, stream);
   }
-  const auto blocks = static_cast<unsigned>(problem.sums.groups * problem.sums.parts);
-  const auto threads = static_cast<unsigned>(long_shape(problem.hidden, kWidth).block());
-  backward_long_kernel<T><<<blocks, threads, 0, stream>>>(problem);
-  return cudaGetLastError();
+  return launch_any(problem, stream);
 }
 
 }  // namespace
@@ -625,9 +510,17 @@ int partial_sums(const Backward& problem, int64_t* parts) {
   const cudaError_t error = processors_of_device(&processors);
   if (error != cudaSuccess) return error;
   const Layout layout = layout_of(problem);
-  const int64_t at_once = std::max(1, layout.rows), blocks = layout.rows > 0 ? processors : 2 * processors;
+  int64_t at_once = layout.rows;
+  const ShortShape shape = short_fits(problem, layout) ? short_shape(problem) : ShortShape{};
+  if (shape.rows > 0) {
+    at_once = shape.rows;
+  } else if (layout.rows <= 0 || problem.rows == 1 || own_modulations(problem)) {
+    Source sources[kOperands];
+    const AnyLayout any = any_layout(problem, problem.hidden % kAnyWidth != 0, sources);
+    at_once = any.rows;
+  }
   const int64_t groups = problem.sums.groups, most = (problem.rows / groups + at_once - 1) / at_once;
-  *parts = std::max<int64_t>(1, std::min(blocks / groups, most));
+  *parts = std::max<int64_t>(1, std::min(processors / groups, most));
   return cudaSuccess;
 }
 
@@ -635,7 +528,7 @@ int backward(const Backward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   cudaError_t error = cudaSuccess;
   with_type(problem.type, [&](auto tag) { error = launch<typename decltype(tag)::Element>(problem, cuda_stream); });
-  if (error != cudaSuccess || problem.sums.partial == nullptr) return error;
+  if (error != cudaSuccess || problem.sums.partial == nullptr || problem.rows == 1) return error;
   Reduction reduction{};
   reduction.hidden = problem.hidden;
   reduction.sums = problem.sums;

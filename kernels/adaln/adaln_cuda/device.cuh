@@ -43,6 +43,45 @@ __device__ __forceinline__ Word load_word_now(const Word* from) {
   return *from;
 }
 
+// Shared memory by its own addresses.
+__device__ __forceinline__ uint4 load_shared(uint32_t from, uint4) {
+  uint4 word;
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w)
+               : "r"(from)
+               : "memory");
+  return word;
+}
+__device__ __forceinline__ uint2 load_shared(uint32_t from, uint2) {
+  uint2 word;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(word.x), "=r"(word.y) : "r"(from) : "memory");
+  return word;
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, uint4 word) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word.x), "r"(word.y), "r"(word.z), "r"(word.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t to, uint2 word) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(to), "r"(word.x), "r"(word.y) : "memory");
+}
+
+__device__ __forceinline__ void store_shared(uint32_t to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+// 16 bytes of 32, from one of the first 16 on.
+__device__ __forceinline__ uint4 word_from(uint4 low, uint4 high, unsigned shift) {
+  uint32_t parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+  for (int i = 0; i < 6; ++i) parts[i] = (shift & 8) != 0 ? parts[i + 2] : parts[i];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) parts[i] = (shift & 4) != 0 ? parts[i + 1] : parts[i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) parts[i] = __funnelshift_r(parts[i], parts[i + 1], shift % 4 * 8);
+  return make_uint4(parts[0], parts[1], parts[2], parts[3]);
+}
+
 // A vector of a row that may start anywhere: it may begin before the row and end behind it. What is outside is zero,
 // and is not written. It moves as a whole where it lies so, else element by element.
 template <int kWidth>
@@ -168,6 +207,75 @@ __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kW
   return vector;
 }
 
+// The elements of a vector in shared memory.
+template <typename T, int kWidth>
+__device__ __forceinline__ void decode_shared(uint32_t from, float (&values)[kWidth]) {
+  const auto word = load_shared(from, typename Word<sizeof(T) * kWidth>::Type{});
+  Vector<T, kWidth> vector;
+  memcpy(&vector, &word, sizeof(word));
+  decode_all(vector.elements, values);
+}
+
+constexpr int kAnyWidth = 8;  // of vectors whose type is known when the kernel runs: a word, or two of float32
+
+struct Kind {
+  bool wide;  // whether it is float32
+  bool half;  // else, whether it is float16
+
+  __host__ __device__ int words() const { return wide ? 2 : 1; }
+  __host__ __device__ int bytes() const { return 2 * words(); }  // of an element
+};
+
+inline Kind kind_of(Type type) { return {type == Type::float32, type == Type::float16}; }
+
+__device__ __forceinline__ void decode_words(const uint4 (&words)[2], Kind kind, float (&values)[kAnyWidth]) {
+  if (kind.wide) {
+    memcpy(values, words, sizeof(words));
+  } else if (kind.half) {
+    __half elements[kAnyWidth];
+    memcpy(elements, words, sizeof(elements));
+    decode_all(elements, values);
+  } else {
+    __nv_bfloat16 elements[kAnyWidth];
+    memcpy(elements, words, sizeof(elements));
+    decode_all(elements, values);
+  }
+}
+
+__device__ __forceinline__ void encode_words(const float (&values)[kAnyWidth], Kind kind, uint4 (&words)[2]) {
+  if (kind.wide) {
+    memcpy(words, values, sizeof(words));
+  } else if (kind.half) {
+    const auto vector = encode_all<__half>(values);
+    memcpy(words, &vector, sizeof(vector));
+  } else {
+    const auto vector = encode_all<__nv_bfloat16>(values);
+    memcpy(words, &vector, sizeof(vector));
+  }
+}
+
+// From shared memory, the second word so many bytes behind the first.
+__device__ __forceinline__ void read_words(uint32_t from, uint32_t distance, Kind kind, float (&values)[kAnyWidth]) {
+  uint4 words[2]{load_shared(from, uint4{}), {}};
+  if (kind.wide) words[1] = load_shared(from + distance, uint4{});
+  decode_words(words, kind, values);
+}
+
+// From and to global memory, from the element `index` on.
+__device__ __forceinline__ void load_words(const void* data, int64_t index, Kind kind, float (&values)[kAnyWidth]) {
+  const auto* const from = reinterpret_cast<const uint4*>(static_cast<const char*>(data) + index * kind.bytes());
+  uint4 words[2]{load_word_now(from), {}};
+  if (kind.wide) words[1] = load_word_now(from + 1);
+  decode_words(words, kind, values);
+}
+__device__ __forceinline__ void store_words(void* data, int64_t index, Kind kind, const float (&values)[kAnyWidth]) {
+  auto* const to = reinterpret_cast<uint4*>(static_cast<char*>(data) + index * kind.bytes());
+  uint4 words[2];
+  encode_words(values, kind, words);
+  store_word_once(to, words[0]);
+  if (kind.wide) store_word_once(to + 1, words[1]);
+}
+
 // To T and back.
 template <typename T, int kWidth>
 __device__ __forceinline__ void round_all(float (&values)[kWidth]) {
@@ -268,6 +376,81 @@ __device__ __forceinline__ void sum_over_lanes(float (&values)[kValues], int lan
   }
 }
 
+// What blocks of several rows share, each row with a group of threads, a power of two up to a warp or whole warps.
+
+// For the threads of one row.
+__device__ __forceinline__ void synchronize_group() {
+  if (blockDim.x <= kWarp) {
+    __syncwarp();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(1 + threadIdx.y), "r"(blockDim.x) : "memory");
+  }
+}
+
+// Sums over the threads of a row, each of which gets them. `scratch`: for each warp of the block; it may be used again
+// by the next call but one.
+__device__ __forceinline__ void sum_over_group(float (&sums)[4], float4* scratch) {
+  const int group = blockDim.x, lane = threadIdx.x % kWarp, warps = group / kWarp;
+  int distance = min(group, kWarp);
+#pragma unroll 1
+  for (bool of_warps = false;; of_warps = true) {
+#pragma unroll 1
+    while ((distance /= 2) > 0) {
+#pragma unroll
+      for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    }
+    if (warps <= 1 || of_warps) return;
+    float4* const own = scratch + threadIdx.y * warps;
+    if (lane == 0) own[threadIdx.x / kWarp] = make_float4(sums[0], sums[1], sums[2], sums[3]);
+    synchronize_group();
+    const float4 more = lane < warps ? own[lane] : float4{};
+    sums[0] = more.x;
+    sums[1] = more.y;
+    sums[2] = more.z;
+    sums[3] = more.w;
+    distance = kWarp;
+  }
+}
+
+// Adds up what the groups of a block have summed, [kinds][vectors of a thread][quads of a vector][threads] in `memory`,
+// and writes it to `partial`, [kinds][hidden]. All threads call it, when each has written its own.
+template <int kQuads>
+__device__ __forceinline__ void store_sums(float4* memory, int loads, int kinds, int hidden, float* partial) {
+  const int group = blockDim.x, threads = blockDim.x * blockDim.y, number = threadIdx.y * blockDim.x + threadIdx.x;
+  // Half of them are added to the other half.
+#pragma unroll 1
+  for (int rows = blockDim.y; rows > 1;) {
+    const int half = (rows + 1) / 2;
+    __syncthreads();
+    if (static_cast<int>(threadIdx.y) + half < rows) {
+#pragma unroll 1
+      for (int i = 0; i < kinds * loads * kQuads; ++i) {
+        float4& sum = memory[i * threads + number];
+        const float4 more = memory[i * threads + number + half * group];
+        sum = make_float4(sum.x + more.x, sum.y + more.y, sum.z + more.z, sum.w + more.w);
+      }
+    }
+    rows = half;
+  }
+  __syncthreads();
+  const int quads = (hidden + 3) / 4;
+#pragma unroll 1
+  for (int i = number; i < kinds * quads; i += threads) {
+    const int kind = i / quads, quad = i - kind * quads, vector = quad / kQuads, load = vector / group;
+    const float4 sum = memory[((kind * loads + load) * kQuads + quad % kQuads) * threads + vector - load * group];
+    float* const to = partial + static_cast<int64_t>(kind) * hidden + 4 * quad;
+    if (hidden % 4 == 0) {
+      *reinterpret_cast<float4*>(to) = sum;
+      continue;
+    }
+    const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+      if (4 * quad + j < hidden) to[j] = values[j];
+    }
+  }
+}
+
 // What is of the type of the rows, T, or float32.
 template <typename T, int kWidth>
 __device__ __forceinline__ void load_either(const void* from, Type type, int64_t index, float (&values)[kWidth]) {
@@ -297,12 +480,6 @@ class EitherRow {
  public:
   __device__ __forceinline__ EitherRow(const void* data, Type type, int64_t start)
       : data_(data), type_(type), start_(start) {}
-  __device__ __forceinline__ explicit EitherRow(const Parameter& parameter)
-      : data_(parameter.data), type_(parameter.type) {}
-  __device__ __forceinline__ EitherRow(const Modulation& modulation, int64_t span)
-      : data_(modulation.rows.data), type_(modulation.type) {
-    if (data_ != nullptr) start_ = modulation.rows.offset(span);
-  }
 
   // `otherwise` where there is no such row.
   template <typename T, int kWidth>
@@ -365,12 +542,6 @@ cudaError_t launch_in_parts(int64_t rows, int64_t span, Launch&& launch) {
     first.row += part;
   }
   return cudaSuccess;
-}
-
-// Of rows that registers do not hold: a block for each.
-inline Shape long_shape(int64_t hidden, int width) {
-  const int64_t threads = ((hidden + width - 1) / width + kWarp - 1) / kWarp * kWarp;
-  return {static_cast<int>(std::min<int64_t>(threads, kLongBlock)), 1};
 }
 
 inline int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }

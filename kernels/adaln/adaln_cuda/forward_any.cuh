@@ -82,17 +82,7 @@ struct Shifted {
     if (shift != 0) high = load_word_once(words + 1);
   }
 
-  __device__ __forceinline__ uint4 word() const {
-    if (shift == 0) return low;
-    uint32_t parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-    for (int i = 0; i < 6; ++i) parts[i] = (shift & 8) != 0 ? parts[i + 2] : parts[i];
-#pragma unroll
-    for (int i = 0; i < 5; ++i) parts[i] = (shift & 4) != 0 ? parts[i + 1] : parts[i];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) parts[i] = __funnelshift_r(parts[i], parts[i + 1], shift % 4 * 8);
-    return make_uint4(parts[0], parts[1], parts[2], parts[3]);
-  }
+  __device__ __forceinline__ uint4 word() const { return shift == 0 ? low : word_from(low, high, shift); }
 };
 
 template <int kCount>

@@ -141,6 +141,8 @@ void run(const adaln::GateBackward& problem, const T& x) {
   check(adaln::gate_backward(problem, current_stream(x)));
 }
 
+constexpr bool kOneRowIsSummed = false;  // its gradients are written at once
+
 template <class Problem>
 int64_t partial_sums(const Problem& problem) {
   int64_t parts;
@@ -163,6 +165,8 @@ void run(const adaln::Forward& problem, const T& x) {
   torch::stable::parallel_for(0, problem.rows, grain(problem.hidden),
                               [&](int64_t begin, int64_t end) { adaln::forward(problem, begin, end); });
 }
+
+constexpr bool kOneRowIsSummed = true;
 
 template <class Problem>
 int64_t partial_sums(const Problem& problem) {
@@ -335,7 +339,7 @@ Gradients<T> backward(Make& make, T grad, T x, std::optional<T> scale, std::opti
     problem.grad_bias = data_of(grad_bias);
     const bool of_parameters = problem.grad_weight != nullptr || problem.grad_bias != nullptr;
     const bool of_modulations = problem.grad_scale != nullptr || problem.grad_gate != nullptr;
-    const bool asked_for = of_parameters || (of_modulations && !own);
+    const bool asked_for = (of_parameters && (kOneRowIsSummed || problem.rows > 1)) || (of_modulations && !own);
     const int count = problem.grad_gate != nullptr && !own ? 3 : 2;
     [[maybe_unused]] const auto partial = prepare_sums(make, problem, asked_for, count, x);
     run(problem, x);
