@@ -15,6 +15,7 @@
 #pragma once
 
 #include "adaln_cuda/device.cuh"
+#include "kit/shifts.cuh"
 
 namespace adaln {
 namespace {
@@ -71,15 +72,13 @@ struct AnyBackward {
 
 // The first `left` bytes of a word, and zeros behind them.
 __device__ __forceinline__ void copy_part(uint32_t to, const char* from, int64_t left) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto bytes = static_cast<uint32_t>(min(max(left, int64_t{0}), int64_t{16}));
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-#else
-  if (left >= 16) return copy_word<uint4>(to, from);
-  auto* const halves = static_cast<uint16_t*>(__cvta_shared_to_generic(to));
-#pragma unroll 1
-  for (int i = 0; i < 8; ++i) halves[i] = 2 * i < left ? reinterpret_cast<const uint16_t*>(from)[i] : uint16_t{0};
-#endif
+  if (left >= kVectorBytes) {
+    copy_word<uint4>(to, from);
+  } else if (left <= 0) {
+    store_shared(to, uint4{});
+  } else {
+    copy_elements<uint4>(to, from, static_cast<uint32_t>(left));
+  }
 }
 
 __device__ __forceinline__ void wait_for_all_but(int pending) {
@@ -481,7 +480,9 @@ inline AnyLayout any_layout(const Backward& problem, bool shifted, Source (&sour
       layout.group = std::min(waiting, kAnyThreads);
       layout.loads = waiting / layout.group;
       layout.pieces = static_cast<int>((vectors + waiting - 1) / waiting);
-      if (lay(1, kMostStages) <= most || lay(1, 2) <= most) return layout;
+      for (int stages = kMostStages; stages > 0; --stages) {
+        if (lay(1, stages) <= most) return layout;
+      }
     }
   }
   return layout;

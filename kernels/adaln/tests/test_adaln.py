@@ -23,7 +23,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EPS = 1e-6
 # One element, fewer and more than a vector, odd, not a multiple of a vector, several rows per warp, one per warp and
 # per block, with one and more vectors for a thread, and longer than registers hold.
-HIDDEN = [1, 3, 8, 17, 64, 100, 512, 1000, 1152, 2048, 3072, 5001, 5120, 9000, 20001]
+HIDDEN = [1, 3, 8, 17, 64, 72, 100, 248, 512, 1000, 1152, 2048, 3072, 5001, 5120, 7168, 9000, 20001]
 LONG = 120001  # beyond what shared memory holds of two bytes each
 MODULATIONS = ["[B, 1, C]", "[B, C]", "[C]", "[B, S, C]"]
 
@@ -451,14 +451,37 @@ def test_gated_backward(hidden, dtype):
 
 
 @pytest.mark.parametrize("kind", MODULATIONS)
-@pytest.mark.parametrize("shape", [(1, 700, 64), (3, 301, 136), (2, 150, 1000)])
-def test_backward_of_many_rows(shape, kind):
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 64), (1, 1, 1001), (1, 1, 3072), (1, 9000, 8), (1, 700, 64), (2, 900, 65), (3, 301, 136), (2, 150, 1000)],
+)
+def test_backward_of_one_and_of_many_rows(shape, kind):
     x, branch, grad = (random(*shape, dtype=torch.float32, requires_grad=True) for _ in range(3))
     gate, scale, shift = leaves(*modulations(kind, *shape, torch.float32, 3))
     weight, bias = (random(shape[-1], dtype=torch.float32, requires_grad=True) for _ in range(2))
     references = (fused(f, g, "layer") for f, g in ((eager, eager_gated), (exact, exact_gated)))
     inputs = [x, branch, gate, scale, shift, weight, bias]
     assert_gradients(kernel.gate_residual_ada_norm, *references, inputs, [grad, x.detach()])
+
+
+@pytest.mark.parametrize("kind", ["[C]", "[B, S, C]"])
+@pytest.mark.parametrize("hidden", [8, 17, 72, 520, 1001, 4097])
+def test_rows_that_are_no_numbers_stay_alone(hidden, kind):
+    x, grad, branch, grad_sum = (random(1, 40, hidden, dtype=torch.bfloat16) for _ in range(4))
+    gate, scale = modulations(kind, 1, 40, hidden, torch.bfloat16)
+    weight, bias = random(2, hidden, dtype=torch.bfloat16)
+    results = []
+    for value in (0.0, float("nan")):
+        for tensor in (x, grad, branch, grad_sum):
+            tensor[:, 1::3] = value
+        results.append(
+            ops.ada_norm_backward(grad, x, scale, weight, bias, grad_sum, branch, gate, EPS, True, True, True, True)
+        )
+    for expected, actual in zip(*results):
+        if expected.shape == x.shape:
+            assert actual[:, 1::3].isnan().all()
+            kept = [row for row in range(40) if row % 3 != 1]
+            assert torch.equal(actual[:, kept], expected[:, kept])
 
 
 def test_only_what_needs_a_gradient_gets_one():
