@@ -40,7 +40,9 @@ struct Short {
 
 constexpr int kShortStages = 4;  // rows that wait, or are on their way
 
-__global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __grid_constant__ Short problem) {
+// kPlain: what comes by rows is bfloat16.
+template <bool kPlain>
+__device__ __forceinline__ void short_rows(const Short& problem) {
   constexpr int kWidth = kAnyWidth, kQuads = kWidth / 4, kKinds = 3;
   extern __shared__ float4 memory[];  // [stages][streams][threads], and at the end sums
   __shared__ float4 of_warps[2][kShortThreads / kWarp];
@@ -51,17 +53,18 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
   const uint32_t first_row = part * blockDim.y + threadIdx.y, stride = problem.parts * blockDim.y;
   const uint32_t own = shared_address(memory) + number * kVectorBytes, of_slot = threads * kVectorBytes;
   const uint32_t of_stage = problem.words * of_slot, end = own + problem.stages * of_stage;
+  const auto kind_of_stream = [&](int k) { return kPlain ? Kind{false, false} : problem.kinds_of[k]; };
   const auto has = [&](int k) { return k < kOfScale || problem.lines[k].data != nullptr; };
   const auto address_of = [&](int k, uint32_t row) {
     const Lines& lines = problem.lines[k];
     return static_cast<const char*>(lines.data) +
-           (rows_group * lines.span_stride + row * lines.row_stride) * problem.kinds_of[k].bytes();
+           (rows_group * lines.span_stride + row * lines.row_stride) * kind_of_stream(k).bytes();
   };
   if (threadIdx.x == 0 && first_row < problem.rows) {
 #pragma unroll
     for (int k = 0; k < kStreams; ++k) {
       if (has(k)) {
-        prefetch(address_of(k, first_row), static_cast<uint32_t>(hidden) * problem.kinds_of[k].bytes());
+        prefetch(address_of(k, first_row), static_cast<uint32_t>(hidden) * kind_of_stream(k).bytes());
       }
     }
   }
@@ -75,9 +78,9 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
 #pragma unroll
       for (int k = 0; k < kStreams; ++k) {
         if (has(k)) {
-          const char* const from = address_of(k, next_row) + column * problem.kinds_of[k].bytes();
+          const char* const from = address_of(k, next_row) + column * kind_of_stream(k).bytes();
           copy_word<uint4>(to, from);
-          if (problem.kinds_of[k].wide) copy_word<uint4>(to += of_slot, from + kVectorBytes);
+          if (kind_of_stream(k).wide) copy_word<uint4>(to += of_slot, from + kVectorBytes);
           to += of_slot;
         }
       }
@@ -125,7 +128,7 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
     float x[kWidth], grad[kWidth], slope[kWidth], more[kWidth];
     uint32_t stream = slot;  // the next one
     const auto read = [&](Stream k, float (&values)[kWidth]) {
-      const Kind kind = problem.kinds_of[k];
+      const Kind kind = kind_of_stream(k);
       read_words(stream, of_slot, kind, values);
       stream += of_slot * kind.words();
     };
@@ -184,7 +187,7 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
         if (problem.bias != nullptr) load_words(problem.bias, column, problem.bias_kind, values);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) values[j] = grad[j] * (x[j] * factor[j] + values[j]);
-        store_words(problem.grad_scale, index, problem.kinds_of[kOfScale], values);
+        store_words(problem.grad_scale, index, kind_of_stream(kOfScale), values);
       }
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) grad[j] *= 1.0f + more[j];
@@ -194,7 +197,7 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) slope[j] += more[j];
     }
-    if (written) store_words(problem.grad_x, index, problem.kinds_of[kOfX], slope);
+    if (written) store_words(problem.grad_x, index, kind_of_stream(kOfX), slope);
     if (row < problem.rows) {
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
@@ -206,13 +209,13 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
       if (has(kOfGate)) read(kOfGate, gate);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) more[j] = slope[j] * gate[j];
-      if (written) store_words(problem.grad_branch, index, problem.kinds_of[kOfX], more);
+      if (written) store_words(problem.grad_branch, index, kind_of_stream(kOfX), more);
       if (has(kOfBranch)) {
         read(kOfBranch, more);
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) more[j] *= slope[j];
         if (problem.grad_gate != nullptr && written) {
-          store_words(problem.grad_gate, index, problem.kinds_of[kOfGate], more);
+          store_words(problem.grad_gate, index, kind_of_stream(kOfGate), more);
         }
         if (row < problem.rows) {
 #pragma unroll
@@ -246,6 +249,11 @@ __global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __g
                      problem.partial + static_cast<int64_t>(blockIdx.x) * problem.kinds * hidden);
 }
 
+template <bool kPlain>
+__global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __grid_constant__ Short problem) {
+  if constexpr (kPlain || kAllKernels) short_rows<kPlain>(problem);
+}
+
 // How many threads a row has, and how many rows a block; none where a row is too long.
 struct ShortShape {
   int group, rows;
@@ -259,7 +267,15 @@ inline int short_words(const Backward& problem) {  // of a thread, for each row
          words(own && problem.grad_branch != nullptr, problem.gate.type);
 }
 
+inline bool short_plain(const Backward& problem) {
+  const auto plain = [](const void* data, Type type) { return data == nullptr || type == Type::bfloat16; };
+  return problem.type == Type::bfloat16 && (problem.span > 1 || (plain(problem.scale.rows.data, problem.scale.type) &&
+                                                                 plain(problem.gate.rows.data, problem.gate.type)));
+}
+
 inline ShortShape short_shape(const Backward& problem) {
+  const void* const all = reinterpret_cast<const void*>(backward_short_kernel<false>);
+  if (!short_plain(problem) && !has_all_kernels(all)) return {0, 0};
   const int64_t vectors = problem.hidden / kAnyWidth;
   if (problem.hidden % kAnyWidth != 0 || vectors > kShortThreads) return {0, 0};
   ShortShape shape{1, 1};
@@ -286,12 +302,12 @@ inline cudaError_t launch_short(const Backward& problem, Short& of_rows, const S
   of_rows.stages = of_rows.rows <= of_rows.parts * shape.rows ? 1 : kShortStages;
   constexpr int kOfSums = 3 * kAnyWidth * static_cast<int>(sizeof(float));
   const int bytes = shape.group * shape.rows * std::max(of_rows.words * of_rows.stages * kVectorBytes, kOfSums);
+  const auto kernel = short_plain(problem) ? backward_short_kernel<true> : backward_short_kernel<false>;
   if (bytes + kShortOwnBytes > kUsualBytes) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(backward_short_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
   }
-  return launch_early(backward_short_kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
+  return launch_early(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
                       dim3(shape.group, shape.rows), bytes, stream, of_rows);
 }
 
