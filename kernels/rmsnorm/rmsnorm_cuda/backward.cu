@@ -43,7 +43,7 @@ struct alignas(64) Arguments {
   int64_t x_stride, grad_stride, grad_sum_stride;
   const void* grad_sum;  // null: there is none
   float* partial;
-  void* grad_weight;  // not null: written at once, since there is only one part
+  void* grad_weight;  // not null: like x, and written at once, since there is only one part
   int64_t long_hidden;
   Rows x_rows, grad_rows, grad_sum_rows;
 };
@@ -162,7 +162,7 @@ template <typename T, bool kShifted, int kWidth, int kLoads>
 __device__ __forceinline__ void write_partial(const Arguments& arguments, float* shared, int index, int first_column,
                                               int step, int end, const float (&weight_sums)[kLoads][kWidth], int shift,
                                               const Edges& edges) {
-  constexpr int kEach = kFloats<kWidth>, kTogether = 8;
+  constexpr int kEach = kFloats<kWidth>, kTo = kShifted ? 1 : kEach, kTogether = 8;
   const int hidden = arguments.hidden, groups = blockDim.x / arguments.group;
   const int length = kShifted ? (shift + hidden + kEach - 1) / kEach * kEach : hidden;
   float* const own = shared + index * length + (kShifted ? shift : 0);
@@ -185,34 +185,24 @@ __device__ __forceinline__ void write_partial(const Arguments& arguments, float*
   }
   __syncthreads();
   float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
-  for (int place = threadIdx.x * kEach; place < length; place += blockDim.x * kEach) {
-    float sums[kEach] = {};
+  const float* const from = shared + (kShifted ? shift : 0);
+  for (int column = threadIdx.x * kTo; column < hidden; column += blockDim.x * kTo) {
+    float sums[kTo] = {};
     for (int first = 0; first < groups; first += kTogether) {
-      float some[kEach] = {};
+      float some[kTo] = {};
       for (int group = first; group < first + kTogether && group < groups; ++group) {
-        float more[kEach];
-        load_floats(shared + group * length + place, more);
+        float more[kTo];
+        load_floats(from + group * length + column, more);
 #pragma unroll
-        for (int i = 0; i < kEach; ++i) some[i] += more[i];
+        for (int i = 0; i < kTo; ++i) some[i] += more[i];
       }
 #pragma unroll
-      for (int i = 0; i < kEach; ++i) sums[i] += some[i];
+      for (int i = 0; i < kTo; ++i) sums[i] += some[i];
     }
-    if (!kShifted && arguments.grad_weight == nullptr) {
-      store_floats(partial + place, sums);
-      continue;
-    }
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int column = place + i - (kShifted ? shift : 0);
-      if (kShifted && static_cast<unsigned>(column) >= static_cast<unsigned>(hidden)) continue;
-      if (arguments.grad_weight == nullptr) {
-        partial[column] = sums[i];
-      } else if (arguments.weight.type == Type::float32) {
-        static_cast<float*>(arguments.grad_weight)[column] = sums[i];
-      } else {
-        static_cast<T*>(arguments.grad_weight)[column] = encode<T>(sums[i]);
-      }
+    if (kTo > 1 && arguments.grad_weight != nullptr) {
+      store(static_cast<T*>(arguments.grad_weight) + column, encode_all<T>(sums));
+    } else {
+      store_floats(partial + column, sums);
     }
   }
 }
@@ -325,6 +315,13 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
       prefetch(static_cast<const T*>(arguments.x) + offsets.x, bytes);
       prefetch(static_cast<const T*>(arguments.grad) + offsets.grad, bytes);
       if (add) prefetch(static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, bytes);
+    }
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0 && arguments.weight.data != nullptr) {
+    if (!kPlain && arguments.weight.type == Type::float32) {
+      prefetch_row(static_cast<const float*>(arguments.weight.data), hidden);
+    } else {
+      prefetch_row(static_cast<const T*>(arguments.weight.data), hidden);
     }
   }
   wait_for_previous();
@@ -590,7 +587,7 @@ Plan plan_of(int64_t rows, int64_t hidden, int width, const Device& device) {
   // More threads than that need them read a short row in fewer pieces of a line, and one that is alone sooner.
   const int64_t loads = vectors > kWarp ? kRingLoads : 2;
   int64_t threads = (vectors + loads - 1) / loads;
-  if (rows == 1) threads = std::max(threads, std::min<int64_t>(vectors, room));
+  if (rows == 1) threads = std::max(threads, std::min<int64_t>(vectors, std::min(room, kPairThreads)));
   if (period > 1) threads = std::max<int64_t>(threads, kEdgeThreads);
   if (width > 1 && threads <= room) return plan_of_groups(rows, period, group_of(threads), room, device);
   return {0, 1, std::min<int64_t>(rows, device.processors)};
@@ -659,8 +656,9 @@ void launch(const Backward& problem, const Device& device, cudaStream_t stream) 
                        aligned(problem.grad, sizeof(T)) && aligned(problem.grad_sum, sizeof(T)) &&
                        aligned(problem.grad_x);
   const auto alike = [&](const Rows& rows) { return lies_like(rows, problem.grad_x, problem.hidden, sizeof(T)); };
-  const bool ring =
-      vectors || (problem.hidden % kWidth != 0 && alike(problem.x) && alike(problem.grad) && alike(problem.grad_sum));
+  // With a row for each processor, what a block of the ring prepares for other rows takes longer than it saves.
+  const bool ring = vectors || (problem.hidden % kWidth != 0 && problem.rows > device.processors && alike(problem.x) &&
+                                alike(problem.grad) && alike(problem.grad_sum));
   const bool weight_vectors = aligned(problem.weight.data);
   const bool like_rows =
       sizeof(T) == sizeof(float) || problem.weight.data == nullptr || problem.weight.type == problem.type;
@@ -668,13 +666,13 @@ void launch(const Backward& problem, const Device& device, cudaStream_t stream) 
   if (problem.partial != nullptr) plan.blocks = problem.parts;
   Arguments arguments = arguments_of(problem);
   arguments.group = plan.group;
-  if (plan.group > 0 && problem.parts == 1) arguments.grad_weight = problem.grad_weight;
   if (plan.group == 0) {
     const auto kernel = vectors && weight_vectors ? backward_long_kernel<T, kWidth> : backward_long_kernel<T, 1>;
     launch_early(kernel, static_cast<unsigned>(plan.blocks), kLongBlock, 0, stream, arguments);
   } else if (!ring) {
     launch_scalar<T>(arguments, plan, stream);
   } else if (vectors && weight_vectors && like_rows) {
+    if (problem.parts == 1) arguments.grad_weight = problem.grad_weight;
     launch_ring<T, true>(arguments, plan, device, stream);
   } else {
     launch_ring<T, false>(arguments, plan, device, stream);
