@@ -26,7 +26,6 @@ constexpr int kSlotBytes = kRingLoads * kVectorBytes;    // of a thread and a te
 constexpr int kRingBytes = kRingSlots * 3 * kSlotBytes;  // of a thread, at most
 constexpr int kFewRows = 8;                              // which one block may take
 constexpr int kEdges = 2;                                // of a row: its part of a vector at either end
-constexpr int kEdgeThreads = 8;                          // of a group, at least, where rows have edges
 constexpr int kReservedBytes = 2048;                     // of shared memory for a block, beside its ring
 constexpr int kPairThreads = 256;                        // of a block, of which a processor has two
 constexpr int kMostGroups = 15;  // of more than a warp in a block, each of which has one of its 16 barriers
@@ -150,10 +149,10 @@ __device__ __forceinline__ void read_weights(const Weight& weight, int column, b
   for (int i = 0; i < kWidth; ++i) values[i] = decode(some[i]);
 }
 
-// What a thread has met of a row's edges.
-struct Edges {
-  int columns[kEdges];  // of the thread; negative: none
-  float weight_sums[kEdges][1];
+// The element of a row's edges that a thread takes, and what it has met of it.
+struct Edge {
+  int column = -1;  // negative: none
+  float factor[1] = {}, weight_sum[1] = {};
 };
 
 // What the groups of a block have met of each column, added up in their order, in shared memory for a row of each: a
@@ -161,7 +160,7 @@ struct Edges {
 template <typename T, bool kShifted, int kWidth, int kLoads>
 __device__ __forceinline__ void write_partial(const Arguments& arguments, float* shared, int index, int first_column,
                                               int step, int end, const float (&weight_sums)[kLoads][kWidth], int shift,
-                                              const Edges& edges) {
+                                              const Edge& edge) {
   constexpr int kEach = kFloats<kWidth>, kTo = kShifted ? 1 : kEach, kTogether = 8;
   const int hidden = arguments.hidden, groups = blockDim.x / arguments.group;
   const int length = kShifted ? (shift + hidden + kEach - 1) / kEach * kEach : hidden;
@@ -177,12 +176,7 @@ __device__ __forceinline__ void write_partial(const Arguments& arguments, float*
       *reinterpret_cast<Some*>(own + column + j) = *reinterpret_cast<const Some*>(&weight_sums[i][j]);
     }
   }
-  if constexpr (kShifted) {
-#pragma unroll
-    for (int i = 0; i < kEdges; ++i) {
-      if (edges.columns[i] >= 0) own[edges.columns[i]] = edges.weight_sums[i][0];
-    }
-  }
+  if (kShifted && edge.column >= 0) own[edge.column] = edge.weight_sum[0];
   __syncthreads();
   float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
   const float* const from = shared + (kShifted ? shift : 0);
@@ -284,14 +278,17 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   int64_t next = first - static_cast<int64_t>(gridDim.x) * index;
   // How far behind a vector rows begin; their elements in front of the first whole vector, and where the last one ends.
   int shift = 0, before = 0, end = hidden;
-  Edges edges{};
+  Edge edge;
   if constexpr (!kPlain) {
     const auto address = reinterpret_cast<uintptr_t>(static_cast<const T*>(arguments.x) + Offsets(arguments, first).x);
     shift = static_cast<int>(address / sizeof(T) % kWidth);
     before = min((kWidth - shift) % kWidth, hidden);
     end = before + (hidden - before) / kWidth * kWidth;
-    edges.columns[0] = thread < kWidth && thread - shift < before ? thread - shift : -1;
-    edges.columns[1] = thread < kWidth && end + thread < hidden ? end + thread : -1;
+    if (thread < kWidth) {
+      edge.column = thread - shift < before ? thread - shift : -1;
+    } else if (thread < kEdges * kWidth) {
+      edge.column = end + thread - kWidth < hidden ? end + thread - kWidth : -1;
+    }
   }
   const int first_column = before + thread * kWidth, column_step = group * kWidth;
   GroupSums sum_over_group(scratch, group, index);
@@ -300,9 +297,9 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
     return reinterpret_cast<T*>(own + (tensor * kRingLoads + i) * blockDim.x);
   };
   int slot = 0;
-  const auto edge = [&](int tensor, int i) {
+  const auto edges = [&](int tensor) {
     float4* const all = ring + kRingSlots * tensors * kRingLoads * blockDim.x;
-    return reinterpret_cast<T*>(all + ((slot * groups + index) * tensors + tensor) * kEdges + i);
+    return reinterpret_cast<T*>(all + ((slot * groups + index) * tensors + tensor) * kEdges);
   };
   if (thread == 0 && next >= 0) {
     const Offsets offsets(arguments, next);
@@ -326,7 +323,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   }
   wait_for_previous();
   Factors<T, kWidth> factors[kRingLoads];
-  float whole_factors[kRingLoads][kWidth], edge_factors[kEdges][1];
+  float whole_factors[kRingLoads][kWidth];
 #pragma unroll
   for (int i = 0; i < kRingLoads; ++i) {
     const int column = first_column + i * column_step;
@@ -337,12 +334,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
     }
   }
   if constexpr (!kPlain) {
-#pragma unroll
-    for (int i = 0; i < kEdges; ++i) {
-      read_weights<T>(arguments.weight, edges.columns[i], arguments.weight.data != nullptr && edges.columns[i] >= 0,
-                      edge_factors[i]);
-      edge_factors[i][0] += arguments.weight.offset;
-    }
+    read_weights<T>(arguments.weight, edge.column, arguments.weight.data != nullptr && edge.column >= 0, edge.factor);
+    edge.factor[0] += arguments.weight.offset;
   }
   const auto finish = [&](int i, float (&values)[kWidth]) {
     if constexpr (kPlain) {
@@ -362,19 +355,14 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
     const int columns = turn >= 0 && row >= 0 ? end : 0;
     wait_for_copies<kRingSlots - 1>();
     float sums[2] = {0.0f, 0.0f};
-    Vector<T, 1> edge_x[kEdges], edge_grad[kEdges], edge_sum[kEdges]{};
-    const bool at_edge[kEdges] = {turn >= 0 && row >= 0 && edges.columns[0] >= 0,
-                                  turn >= 0 && row >= 0 && edges.columns[1] >= 0};
-    if constexpr (!kPlain) {
-      __syncwarp();  // what one thread has copied, others read
-#pragma unroll
-      for (int i = 0; i < kEdges; ++i) {
-        if (!at_edge[i]) continue;
-        edge_x[i] = load<T, 1>(edge(0, i) + thread);
-        edge_grad[i] = load<T, 1>(edge(1, i) + thread);
-        if (add) edge_sum[i] = load<T, 1>(edge(2, i) + thread);
-        add_to_sums(edge_x[i], edge_grad[i], edge_factors[i], sums);
-      }
+    Vector<T, 1> edge_x, edge_grad, edge_sum{};
+    const bool at_edge = !kPlain && turn >= 0 && row >= 0 && edge.column >= 0;
+    if (!kPlain) __syncwarp();  // what one thread has copied, others read
+    if (at_edge) {
+      edge_x = load<T, 1>(edges(0) + thread);
+      edge_grad = load<T, 1>(edges(1) + thread);
+      if (add) edge_sum = load<T, 1>(edges(2) + thread);
+      add_to_sums(edge_x, edge_grad, edge.factor, sums);
     }
 #pragma unroll
     for (int i = 0; i < kRingLoads; ++i) {
@@ -388,13 +376,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
     if (turn >= 0) sum_over_group(sums);
     const Slope slope(arguments, sums);
     T* const grad_x = static_cast<T*>(arguments.grad_x) + row * hidden;
-    if constexpr (!kPlain) {
-#pragma unroll
-      for (int i = 0; i < kEdges; ++i) {
-        if (!at_edge[i]) continue;
-        store(grad_x + edges.columns[i],
-              gradient(edge_x[i], edge_grad[i], edge_factors[i], slope, add, edge_sum[i], edges.weight_sums[i]));
-      }
+    if (at_edge) {
+      store(grad_x + edge.column, gradient(edge_x, edge_grad, edge.factor, slope, add, edge_sum, edge.weight_sum));
     }
 #pragma unroll
     for (int i = 0; i < kRingLoads; ++i) {
@@ -426,12 +409,9 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
         const auto bring = [&](int tensor, const T* from) {
           if (next == arguments.rows - 1) {
             // Behind the last row there may be nothing to read.
-#pragma unroll
-            for (int i = 0; i < kEdges; ++i) {
-              if (edges.columns[i] >= 0) edge(tensor, i)[thread] = from[edges.columns[i] - first_column];
-            }
+            if (edge.column >= 0) edges(tensor)[thread] = from[edge.column - first_column];
           } else if (thread < kEdges && (thread == 0 ? before > 0 : end < hidden)) {
-            copy_word(reinterpret_cast<uint4*>(edge(tensor, thread)),
+            copy_word(reinterpret_cast<uint4*>(edges(tensor) + thread * kWidth),
                       from - first_column + (thread == 0 ? -shift : end));
           }
         };
@@ -450,7 +430,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   if (arguments.partial == nullptr) return;
   wait_for_copies<0>();
   write_partial<T, !kPlain>(arguments, reinterpret_cast<float*>(ring), index, first_column, column_step, end,
-                            weight_sums, shift, edges);
+                            weight_sums, shift, edge);
 }
 
 template <typename T, int kWidth>
@@ -582,13 +562,13 @@ Plan plan_of(int64_t rows, int64_t hidden, int width, const Device& device) {
     return plan_of_groups(rows, 1, group_of(threads), 2 * kMostThreads, device);
   }
   const int64_t vectors = hidden / width, period = period_of(hidden, width);
-  const int bytes = kRingBytes + (period > 1 ? kRingSlots * 3 * kEdges * kVectorBytes / kEdgeThreads : 0);
+  const int bytes = kRingBytes + (period > 1 ? kRingSlots * 3 * kVectorBytes / width : 0);
   const int room = std::min((device.shared - 2 * kReservedBytes) / bytes / kWarp * kWarp, kMostThreads);
   // More threads than that need them read a short row in fewer pieces of a line, and one that is alone sooner.
   const int64_t loads = vectors > kWarp ? kRingLoads : 2;
   int64_t threads = (vectors + loads - 1) / loads;
   if (rows == 1) threads = std::max(threads, std::min<int64_t>(vectors, std::min(room, kPairThreads)));
-  if (period > 1) threads = std::max<int64_t>(threads, kEdgeThreads);
+  if (period > 1) threads = std::max<int64_t>(threads, kEdges * width);
   if (width > 1 && threads <= room) return plan_of_groups(rows, period, group_of(threads), room, device);
   return {0, 1, std::min<int64_t>(rows, device.processors)};
 }
