@@ -14,6 +14,7 @@
 // reduce.cu adds up what the blocks leave. The order of both is fixed, so that equal inputs give equal bits. A block
 // has several rows in work at a time, each with threads of its own and a ring in shared memory, through which its next
 // rows come. What the first rows need is on its way into the L2 cache before the kernel in front has ended.
+#include <type_traits>
 #include <utility>
 
 #include "adaln_cuda/adaln.h"
@@ -21,6 +22,7 @@
 #include "adaln_cuda/backward_short.cuh"
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
+#include "kit/shifts.cuh"
 
 namespace adaln {
 namespace {
@@ -32,6 +34,9 @@ constexpr int kFewTurns = 40;
 constexpr int kFewStages = 3, kStages = 2;  // rows of a ring: one in work, and the next ones on their way
 constexpr int kManyBytes = 76 * 1024;       // of the rings of a block, if there are many turns
 constexpr size_t kOwnBytes = 2 * 1024;      // of shared memory, at most, besides the dynamic
+
+// Elements of bfloat16 that memory moves together. The threads of a shifted row begin at a multiple of them.
+constexpr int kPlaces = 16;
 
 constexpr int kMostThreads = 512;     // of a block
 constexpr int kMostWithBranch = 384;  // of a block of several rows
@@ -60,9 +65,20 @@ __device__ __forceinline__ void synchronize_row(int row, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
 }
 
+// How many elements behind a multiple of kPlaces the rows of a block begin, as those of grad_x do.
+__device__ __forceinline__ int shift_of(const Ring& problem) {
+  const uint32_t rows_group = blockIdx.x / problem.parts, part = blockIdx.x - rows_group * problem.parts;
+  return static_cast<int>((rows_group * problem.rows + part) * problem.hidden % kPlaces);
+}
+
 // Blocks of (threads of a row, rows).
-template <typename T, int kWidth, int kLoads, bool kBranch>
+//
+// kShifted: rows begin and end within a vector, all rows of a block at the same place of it. What else it holds counts
+// as zero, and is not written. There is one such kernel, with and without a branch, and it is empty where `kAllKernels`
+// is false.
+template <typename T, int kWidth, int kLoads, bool kBranch, bool kShifted>
 __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_constant__ Ring problem) {
+  if constexpr (kShifted && !kAllKernels) return;
   constexpr int kTensors = kBranch ? 4 : 2, kKinds = kBranch ? 3 : 2, kLast = kLoads - 1;
   constexpr int kMostWarps = kMostThreads / kWarp, kQuads = kLoads * kWidth / 4;
   using Slot = typename Word<sizeof(T) * kWidth>::Type;
@@ -75,9 +91,14 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
   const int thread = threadIdx.y * blockDim.x + threadIdx.x, lane = threadIdx.x % kWarp;
   const int filled_up = (group / kWarp + 3) / 4 * 4;
   // The last vector of a thread may lie past the row's end. It is zero then, as if it were not there.
-  const int first_column = threadIdx.x * kWidth, from_load_to_load = group * kWidth;
+  const int shift = kShifted ? shift_of(problem) : 0;  // of the first vector, before the row
+  const int first_column = threadIdx.x * kWidth - shift, from_load_to_load = group * kWidth;
   const bool whole = first_column + kLast * from_load_to_load < hidden;
   const uint32_t rows_group = blockIdx.x / problem.parts, part = blockIdx.x - rows_group * problem.parts;
+  const int left = hidden - first_column - kLast * from_load_to_load;  // columns for the last vector
+  const bool begins = kShifted && first_column < 0, ends = kShifted && whole && left < kWidth;
+  // The row whose last vector goes on behind the tensors.
+  const uint32_t last_row = ends && blockIdx.x + problem.parts >= gridDim.x ? problem.rows - 1 : UINT32_MAX;
   const uint32_t first_row = part + threadIdx.y * problem.parts, stride = problem.parts * blockDim.y;
   const uint32_t slots = group * sizeof(Slot), of_stage = kTensors * kLoads * slots;
   const uint32_t factors = shared_address(memory) + threadIdx.x * sizeof(float4),
@@ -87,7 +108,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
   const auto has = [&](int tensor) { return tensor < 2 || problem.lines[tensor].data != nullptr; };
 
   if (threadIdx.x == 0) {
-    if (threadIdx.y == 0) {
+    if (!kShifted && threadIdx.y == 0) {
       const auto size = [](Type type) { return type == Type::float32 ? sizeof(float) : sizeof(T); };
       const auto ask_for = [&](const void* rows, Type type, int64_t begin) {
         if (rows != nullptr) prefetch_row(static_cast<const char*>(rows) + begin * size(type), hidden * size(type));
@@ -123,6 +144,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
       if (next_row < problem.rows && has(k)) {
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
+          if (kShifted && i == kLast && next_row == last_row) continue;
           if (i < kLast || whole) copy_word<Slot>(to + (k * kLoads + i) * slots, next[k] + i * slots);
         }
       }
@@ -148,6 +170,27 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
     for (int j = 0; j < kWidth; ++j) {
       factor[j] = 0.0f;
       weight[j] = 1.0f;
+    }
+    if constexpr (kShifted) {
+#pragma unroll
+      for (float& value : factor) value = 1.0f;
+#pragma unroll 1
+      for (int k = 0; k < 3; ++k) {
+        const void* const data = k == 0 ? problem.scale.data : k == 1 ? problem.weight : problem.gate.data;
+        const Type type = k == 0 ? problem.scale_type : k == 1 ? problem.weight_type : problem.gate_type;
+        const int64_t begin = k == 0 ? problem.scale.span_stride : k == 1 ? 0 : problem.gate.span_stride;
+        if (data != nullptr) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) {
+            const int one = min(max(first_column + i * from_load_to_load + j, 0), hidden - 1);
+            float value[1];
+            load_either<T>(data, type, rows_group * begin + one, value);
+            factor[j] = k == 0 ? 1.0f + value[0] : k == 1 ? factor[j] * value[0] : value[0];
+          }
+        }
+        if (k > 0) store_factors((k - 1) * kQuads + i * kWidth / 4, factor);
+      }
+      continue;
     }
     if (problem.scale.data != nullptr) {
       load_either<T>(problem.scale.data, problem.scale_type, rows_group * problem.scale.span_stride + column, factor);
@@ -183,6 +226,13 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
   for (uint32_t row = first_row; row < problem.rows; row += stride) {
     fetch(free_slot);
     free_slot = slot;
+    if (kShifted && row == last_row) {
+#pragma unroll 1
+      for (int k = 0; k < kTensors; ++k) {
+        const T* const from = problem.lines[k].template at<T>(rows_group, row) + hidden - left;
+        if (has(k)) copy_elements<Slot>(slot + (k * kLoads + kLast) * slots, from, left * static_cast<int>(sizeof(T)));
+      }
+    }
     if (problem.stages == kStages) {
       wait_for_copies<kStages - 1>();
     } else {
@@ -197,6 +247,13 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
     }
     float mean, variance, all[4];
     for (bool again = false;; again = true) {
+      if (kShifted && (begins || ends)) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          if (begins && first_column + j < 0) x[0][j] = slope[0][j] = 0.0f;
+          if (ends && j >= left) x[kLast][j] = slope[kLast][j] = 0.0f;
+        }
+      }
       float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of x, its squares, slopes, and their products with x
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
@@ -263,6 +320,31 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
       }
       const int64_t index = offset + i * from_load_to_load;
       const bool written = i < kLast || whole;
+      if constexpr (kShifted) {
+        const auto write = [&](void* to) {
+          T* const at = static_cast<T*>(to) + index;
+          const auto vector = encode_all<T>(total);
+          if (i == 0 ? begins : ends) {
+#pragma unroll
+            for (int j = 0; j < kWidth; ++j) {
+              if (i == 0 ? first_column + j >= 0 : j < left) at[j] = vector.elements[j];
+            }
+          } else if (written) {
+            store_once(at, vector);
+          }
+        };
+        write(problem.grad_x);
+        if (problem.grad_branch == nullptr) continue;
+        if (has(3)) {
+          float branch[kWidth];
+          decode_shared<T>(slot + (3 * kLoads + i) * slots, branch);
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) sums[kGate][i][j] += total[j] * branch[j];
+        }
+        multiply(factors + of_factors + i * kWidth / 4 * group * static_cast<int>(sizeof(float4)), total);
+        write(problem.grad_branch);
+        continue;
+      }
       if (written) store_once(static_cast<T*>(problem.grad_x) + index, encode_all<T>(total));
       if constexpr (kBranch) {
         if (has(3)) {
@@ -281,7 +363,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
 
   if (problem.partial == nullptr) return;
   float* const partial = problem.partial + static_cast<int64_t>(blockIdx.x) * problem.kinds * hidden;
-  if (blockDim.y == 1) {
+  if (!kShifted && blockDim.y == 1) {
 #pragma unroll
     for (int k = 0; k < kKinds; ++k) {
 #pragma unroll
@@ -293,7 +375,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
     }
     return;
   }
-  const int vectors = hidden / 4, rows = blockDim.y;
+  const int vectors = kShifted ? (shift + hidden + kWidth - 1) / kWidth * (kWidth / 4) : hidden / 4, rows = blockDim.y;
   // Rows that have none left in the block's last turn.
   if (next_row - (problem.stages - 1) * stride - first_row + part < problem.rows) {
     synchronize_row(threadIdx.y, group);
@@ -307,26 +389,40 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
       if (k < problem.kinds && (i < kLast || whole)) {
 #pragma unroll
         for (int j = 0; j < kWidth; j += 4) {  // [kinds][rows][vectors]
-          memory[(k * rows + threadIdx.y) * vectors + (first_column + i * from_load_to_load + j) / 4] =
+          memory[(k * rows + threadIdx.y) * vectors + (shift + first_column + i * from_load_to_load + j) / 4] =
               make_float4(sums[k][i][j], sums[k][i][j + 1], sums[k][i][j + 2], sums[k][i][j + 3]);
         }
       }
     }
   }
   __syncthreads();
+  if constexpr (kShifted) {
+    const float* of_row = reinterpret_cast<const float*>(memory) + shift;
 #pragma unroll 1
-  for (int vector = thread; vector < vectors * problem.kinds; vector += threads) {
-    const float4* const of_rows = memory + vector + vector / vectors * (rows - 1) * vectors;
-    float4 sum = of_rows[0];
-#pragma unroll 4
-    for (int row = 1; row < rows; ++row) {
-      const float4 more = of_rows[row * vectors];
-      sum.x += more.x;
-      sum.y += more.y;
-      sum.z += more.z;
-      sum.w += more.w;
+    for (int k = 0; k < problem.kinds; ++k, of_row += rows * 4 * vectors) {
+#pragma unroll 2
+      for (int column = thread; column < hidden; column += threads) {
+        float sum = of_row[column];
+#pragma unroll 1
+        for (int row = 1; row < rows; ++row) sum += of_row[row * 4 * vectors + column];
+        partial[k * hidden + column] = sum;
+      }
     }
-    reinterpret_cast<float4*>(partial)[vector] = sum;
+  } else {
+#pragma unroll 1
+    for (int vector = thread; vector < vectors * problem.kinds; vector += threads) {
+      const float4* const of_rows = memory + vector + vector / vectors * (rows - 1) * vectors;
+      float4 sum = of_rows[0];
+#pragma unroll 4
+      for (int row = 1; row < rows; ++row) {
+        const float4 more = of_rows[row * vectors];
+        sum.x += more.x;
+        sum.y += more.y;
+        sum.z += more.z;
+        sum.w += more.w;
+      }
+      reinterpret_cast<float4*>(partial)[vector] = sum;
+    }
   }
 }
 
@@ -334,22 +430,31 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
 struct Layout {
   int width, group, rows;  // of a vector; threads of a row; rows of a block. No rows: they do not fit.
   int stages;              // rows of a ring
+  bool shifted;            // whether rows begin within vectors
   size_t shared;           // bytes of a block
 };
+
+// After how many rows shifted ones lie as before.
+int64_t period_of(const Backward& problem) { return kit::period_of(problem.hidden, kPlaces); }
 
 Layout layout_of(const Backward& problem) {
   const int64_t hidden = problem.hidden;
   const bool branch = problem.grad_branch != nullptr;
   const int bytes = static_cast<int>(bytes_of(problem.type));
-  Layout layout{kVectorBytes / bytes, 0, 0, 0, 0};
+  Layout layout{kVectorBytes / bytes, 0, 0, 0, false, 0};
+  layout.shifted = hidden % layout.width != 0;
+  // Shifted rows with what else is in their first and last vector, at most.
+  const int64_t read = layout.shifted ? hidden + kPlaces + layout.width - 2 : hidden;
   const auto threads = [&](int width, int loads) {
-    return static_cast<int>((hidden / width + loads * kWarp - 1) / (loads * kWarp) * kWarp);
+    return static_cast<int>((read / width + loads * kWarp - 1) / (loads * kWarp) * kWarp);
   };
-  if (hidden % layout.width != 0 || hidden > int64_t{2} * layout.width * kMostThreads) return layout;
+  if (read > int64_t{2} * layout.width * kMostThreads) return layout;
+  const void* const of_shifted = reinterpret_cast<const void*>(backward_kernel<__nv_bfloat16, 8, 2, true, true>);
+  if (layout.shifted && !(problem.type == Type::bfloat16 && has_all_kernels(of_shifted))) return layout;
   int loads = 2;
   layout.group = threads(layout.width, loads);
   if (hidden / layout.width < layout.group) return layout;
-  if (layout.width == 8) {
+  if (layout.width == 8 && !layout.shifted) {
     // Where vectors of half the width leave fewer threads without one.
     const int narrow = threads(4, 3);
     if (narrow <= kMostThreads && hidden / 4 >= 2 * narrow && 33 * narrow < 40 * layout.group) {
@@ -358,8 +463,9 @@ Layout layout_of(const Backward& problem) {
       loads = 3;
     }
   }
-  const int columns = layout.group * loads * layout.width, of_factors = columns * 4 * (branch ? 2 : 1);
-  const int row_bytes = columns * bytes * (branch ? 4 : 2);
+  const int columns = layout.group * loads * layout.width,
+            of_factors = columns * 4 * (branch || layout.shifted ? 2 : 1);
+  const int row_bytes = columns * bytes * (branch || layout.shifted ? 4 : 2);
   const int most_bytes = static_cast<int>(most_shared_bytes() - kOwnBytes) - of_factors;
   const auto rows_in = [&](int all_bytes) {
     return std::min({all_bytes / (kStages * row_bytes),
@@ -389,9 +495,9 @@ bool short_fits(const Backward& problem, const Layout& layout) {
   return layout.rows <= 0 || problem.rows == 1 || own_modulations(problem);
 }
 
-template <typename T, int kWidth, int kLoads, bool kBranch>
+template <typename T, int kWidth, int kLoads, bool kBranch, bool kShifted = false>
 cudaError_t launch_ring(const Ring& problem, const Layout& layout, int64_t blocks, cudaStream_t stream) {
-  const auto kernel = backward_kernel<T, kWidth, kLoads, kBranch>;
+  const auto kernel = backward_kernel<T, kWidth, kLoads, kBranch, kShifted>;
   // Beyond what every kernel may have, it has to be asked for. What is not dynamic counts as well.
   if (layout.shared + kOwnBytes > kUsualBytes) {
     const cudaError_t error =
@@ -405,6 +511,9 @@ cudaError_t launch_ring(const Ring& problem, const Layout& layout, int64_t block
 template <typename T, bool kBranch>
 cudaError_t launch_fitting(const Ring& problem, const Layout& layout, int64_t blocks, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    if (layout.shifted) return launch_ring<T, kWidth, 2, true, true>(problem, layout, blocks, stream);
+  }
   if constexpr (kWidth == 8) {
     if (layout.width == 4) return launch_ring<T, 4, 3, kBranch>(problem, layout, blocks, stream);
   }
@@ -423,15 +532,20 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
   const bool branch = problem.grad_branch != nullptr;
   const Layout layout = layout_of(problem);
   const int64_t rows = problem.rows / problem.sums.groups;
+  // Rows of a block begin alike, in all tensors.
+  const auto alike = [&](const Rows& tensor) { return lies_like(tensor, problem.grad_x, problem.hidden, sizeof(T)); };
+  const bool shifted = layout.shifted && (rows <= problem.sums.parts || problem.sums.parts % period_of(problem) == 0) &&
+                       alike(problem.grad) && alike(problem.x) && alike(problem.grad_sum) && alike(problem.branch) &&
+                       aligned(problem.grad_x) && aligned(problem.grad_branch);
   Lines x, grad, grad_sum, added_branch, scale, gate;
-  const bool lined = vectors && problem.rows < INT32_MAX && lines_of(problem.x, rows, &x) &&
+  const bool lined = (vectors || shifted) && problem.rows < INT32_MAX && lines_of(problem.x, rows, &x) &&
                      lines_of(problem.grad, rows, &grad) && lines_of(problem.grad_sum, rows, &grad_sum) &&
                      lines_of(problem.branch, rows, &added_branch);
   if (problem.grad_gate == nullptr) added_branch.data = nullptr;
   const ShortShape shape = short_fits(problem, layout) ? short_shape(problem) : ShortShape{};
   const bool own = own_modulations(problem);
   const int64_t of_modulations = own ? rows : 1;
-  if (lined && shape.rows > 0 && lines_of(problem.scale.rows, of_modulations, &scale) &&
+  if (lined && vectors && shape.rows > 0 && lines_of(problem.scale.rows, of_modulations, &scale) &&
       lines_of(problem.gate.rows, of_modulations, &gate)) {
     const Kind rows_kind = kind_of(problem.type);
     Short of_rows{{x, grad, {}, grad_sum, {}, added_branch},
@@ -521,6 +635,11 @@ int partial_sums(const Backward& problem, int64_t* parts) {
   }
   const int64_t groups = problem.sums.groups, most = (problem.rows / groups + at_once - 1) / at_once;
   *parts = std::max<int64_t>(1, std::min(processors / groups, most));
+  if (layout.rows > 0 && layout.shifted) {
+    const int64_t period = period_of(problem);
+    const auto periods = [&](int64_t count) { return std::max<int64_t>(count / period, 1) * period; };
+    *parts = std::min({periods(processors / groups), periods(most + period - 1), problem.rows / groups});
+  }
   return cudaSuccess;
 }
 

@@ -14,10 +14,10 @@
 namespace adaln {
 namespace {
 
-constexpr int kWidth = 4, kAcross = 8, kRows = 16;  // of a block: threads side by side, each of a vector; rows of them
-constexpr int kThreads = kAcross * kRows, kColumns = kAcross * kWidth;
+constexpr int kWidth = 4, kAcross = 8,
+              kColumns = kAcross * kWidth;    // of a block: threads side by side, each of a vector
+constexpr int kFewRows = 16, kManyRows = 64;  // of threads; the latter where there are more groups than the former
 constexpr int kRowsOfWarp = kWarp / kAcross;
-constexpr int kTogether = kThreads / kColumns;  // groups that are finished at a time
 constexpr int kBatch = 9;  // parts that a thread asks for together: with 132 processors, all of its own
 
 // Gradients that come from the same sums: which of the totals they are, or -1.
@@ -41,7 +41,18 @@ __device__ __forceinline__ float decode_raw(uint32_t raw, Type type) {
   return __uint_as_float(type == Type::bfloat16 ? raw << 16 : raw);
 }
 
-// A vector, if it is there. Volatile, so that all are on their way before the first is used.
+// What is there. Volatile, so that all are on their way before the first is used.
+__device__ __forceinline__ void load_if(bool there, const float* from, float& value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred there;\n"
+      "setp.ne.s32 there, %2, 0;\n"
+      "@there ld.global.f32 %0, [%1];\n"
+      "}\n"
+      : "+f"(value)
+      : "l"(from), "r"(static_cast<int>(there))
+      : "memory");
+}
 __device__ __forceinline__ void load_if(bool there, const float* from, float (&values)[kWidth]) {
   asm volatile(
       "{\n"
@@ -66,9 +77,11 @@ __device__ __forceinline__ void write(const Total& total, int64_t index, float v
 
 // A block has some columns of a family: of as many groups as it has rows of threads, or, where there are more and the
 // gradient is of all, of so many after another.
-__global__ void __launch_bounds__(kThreads, 1) reduce_kernel(const __grid_constant__ Families problem) {
-  __shared__ alignas(16) float of_rows[kRows][kColumns];
-  __shared__ float of_groups[kRows][kColumns], of_all[kRows][kColumns];
+__global__ void __launch_bounds__(kAcross* kManyRows, 1) reduce_kernel(const __grid_constant__ Families problem) {
+  extern __shared__ float4 memory[];
+  const int rows = blockDim.x / kAcross, together = blockDim.x / kColumns;  // groups that are finished at a time
+  float (*const of_rows)[kColumns] = reinterpret_cast<float (*)[kColumns]>(memory);
+  float (*const of_groups)[kColumns] = of_rows + rows, (*const of_all)[kColumns] = of_groups + rows;
   let_next_begin();
   const Reduction& reduction = problem.reduction;
   const Sums& sums = reduction.sums;
@@ -80,12 +93,12 @@ __global__ void __launch_bounds__(kThreads, 1) reduce_kernel(const __grid_consta
   const unsigned round = blockIdx.x / problem.blocks_in_a_row;
   if (!has_each && round > 0) return;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x - round * problem.blocks_in_a_row) * kColumns;
-  int64_t begin = static_cast<int64_t>(round) * kRows;
-  int groups = static_cast<int>(min(sums.groups - begin, static_cast<int64_t>(kRows)));
+  int64_t begin = static_cast<int64_t>(round) * rows;
+  int groups = static_cast<int>(min(sums.groups - begin, static_cast<int64_t>(rows)));
 
   // What a thread reads: parts of a group, which has several rows of threads if there are enough.
-  int of_group = kRows;
-  while (of_group * groups > kRows) of_group /= 2;
+  int of_group = rows;
+  while (of_group * groups > rows) of_group /= 2;
   const int row = threadIdx.x / kAcross, own_group = row / of_group, first_part = row % of_group;
   const int across = threadIdx.x % kAcross * kWidth, parts = static_cast<int>(sums.parts);
   const int64_t left = hidden - first_column - across;  // columns
@@ -118,48 +131,50 @@ __global__ void __launch_bounds__(kThreads, 1) reduce_kernel(const __grid_consta
     float own_sums[kWidth] = {};
     if (own_group < groups && left > 0) {
       const float* next = from;
-      if (hidden % kWidth == 0) {
 #pragma unroll 1
-        for (int part = first_part; part < parts; part += kBatch * of_group) {
-          float more[kBatch][kWidth] = {};
+      for (int part = first_part; part < parts; part += kBatch * of_group) {
+        float more[kBatch][kWidth] = {};
+        const auto load_all = [&](auto&& load) {
 #pragma unroll
           for (int i = 0; i < kBatch; ++i) {
-            load_if(part + i * of_group < parts, next, more[i]);
+            load(part + i * of_group < parts, more[i]);
             next += row_step;
             asm volatile("" : "+l"(next));  // else it is a multiplication for each
           }
+        };
+        if (hidden % kWidth == 0) {
+          load_all([&](bool there, float (&values)[kWidth]) { load_if(there, next, values); });
+        } else {
+          load_all([&](bool there, float (&values)[kWidth]) {
 #pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) own_sums[j] += more[i][j];
-          }
+            for (int j = 0; j < kWidth; ++j) load_if(there && j < left, next + j, values[j]);
+          });
         }
-      } else {
-#pragma unroll 1
-        for (int part = first_part; part < parts; part += of_group, next += row_step) {
 #pragma unroll
-          for (int j = 0; j < kWidth; ++j) own_sums[j] += next[j < left ? j : 0];
+        for (int i = 0; i < kBatch; ++i) {
+#pragma unroll
+          for (int j = 0; j < kWidth; ++j) own_sums[j] += more[i][j];
         }
       }
     }
     // Of a group, the first row of each warp gets the sums over its rows.
 #pragma unroll 1
-    for (int rows = 1; rows < kRowsOfWarp && rows < of_group; rows *= 2) {
+    for (int far = 1; far < kRowsOfWarp && far < of_group; far *= 2) {
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) own_sums[j] += __shfl_xor_sync(kAllLanes, own_sums[j], rows * kAcross);
+      for (int j = 0; j < kWidth; ++j) own_sums[j] += __shfl_xor_sync(kAllLanes, own_sums[j], far * kAcross);
     }
     memcpy(&of_rows[row][across], own_sums, sizeof(own_sums));
     __syncthreads();
 #pragma unroll 1
-    for (int group = first_group; group < groups; group += kTogether) {
+    for (int group = first_group; group < groups; group += together) {
       float sum = 0.0f;
 #pragma unroll
-      for (int i = 0; i < kRows; i += kRowsOfWarp) {
+      for (int i = 0; i < kManyRows; i += kRowsOfWarp) {
         if (i < of_group) sum += of_rows[group * of_group + i][own];
       }
       if (term == 0) {
         of_all[group][own] = scaled ? sum * (1.0f + decode_raw(scale, modulation.type)) : sum;
-        scale = scale_of(begin + group + kTogether);
+        scale = scale_of(begin + group + together);
       }
       const Parameter& by = first.terms[term].factor;
       float value = by.data == nullptr ? sum : sum * decode_raw(term == 0 ? factor : factor_of(term), by.type);
@@ -178,7 +193,7 @@ __global__ void __launch_bounds__(kThreads, 1) reduce_kernel(const __grid_consta
     if (!has_all) return;
     __syncthreads();
     if (first_group == 0) {
-#pragma unroll 1
+#pragma unroll 4
       for (int group = 0; group < groups; ++group) result += of_all[group][own];
     }
     begin += groups;
@@ -196,13 +211,14 @@ __global__ void __launch_bounds__(kThreads, 1) reduce_kernel(const __grid_consta
 cudaError_t reduce(const Reduction& reduction, cudaStream_t stream) {
   if (reduction.count == 0) return cudaSuccess;
   const int64_t groups = reduction.sums.groups;
+  const int rows = groups > kFewRows ? kManyRows : kFewRows;
   Families problem{reduction, static_cast<unsigned>((reduction.hidden + kColumns - 1) / kColumns), {}};
   unsigned families = 0;
   for (int i = 0; i < reduction.count; ++i) {
     const Total& total = reduction.totals[i];
     Family* family = nullptr;
     // With more groups than a block has at once, those that are one for each group are finished by more blocks.
-    for (unsigned j = 0; j < families && groups <= kRows; ++j) {
+    for (unsigned j = 0; j < families && groups <= rows; ++j) {
       Family& other = problem.families[j];
       if (reduction.totals[std::max(other.each, other.all)].terms[0].sum == total.terms[0].sum) family = &other;
     }
@@ -212,9 +228,9 @@ cudaError_t reduce(const Reduction& reduction, cudaStream_t stream) {
     }
     (total.of_all_groups ? family->all : family->each) = i;
   }
-  const auto rounds = static_cast<unsigned>((groups + kRows - 1) / kRows);
-  return launch_early(reduce_kernel, dim3(problem.blocks_in_a_row * rounds, families), dim3(kThreads), 0, stream,
-                      problem);
+  const auto rounds = static_cast<unsigned>((groups + rows - 1) / rows);
+  return launch_early(reduce_kernel, dim3(problem.blocks_in_a_row * rounds, families), dim3(kAcross * rows),
+                      3 * rows * kColumns * sizeof(float), stream, problem);
 }
 
 }  // namespace adaln

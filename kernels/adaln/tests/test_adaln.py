@@ -464,6 +464,37 @@ def test_backward_of_one_and_of_many_rows(shape, kind):
     assert_gradients(kernel.gate_residual_ada_norm, *references, inputs, [grad, x.detach()])
 
 
+@pytest.mark.parametrize("kind", ["[C]", "[B, C]"])
+@pytest.mark.parametrize("hidden", [257, 1001, 1002, 1004, 2049, 4097, 8191])
+def test_backward_of_rows_that_begin_within_vectors(hidden, kind):
+    """Few and many of them: what float32 has, rounded."""
+    for rows in (1, 2, 7, 9, 300):
+        x, grad, branch, grad_sum = (random(2, rows, hidden, dtype=torch.bfloat16) for _ in range(4))
+        x[:, ::5] += 20
+        gate, scale = modulations(kind, 2, rows, hidden, torch.bfloat16)
+        weight, bias = random(2, hidden, dtype=torch.bfloat16)
+        for more in ((None, None, None), (grad_sum, branch, gate)):
+            given = (grad, x, scale, weight, bias, *more)
+            wide = (None if t is None else t.float() for t in given)
+            switches = (EPS, True, True, True, more[2] is not None)
+            for actual, expected in zip(
+                ops.ada_norm_backward(*given, *switches), ops.ada_norm_backward(*wide, *switches)
+            ):
+                torch.testing.assert_close(actual.float(), expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("hidden", [64, 1001])
+def test_backward_of_strides(hidden):
+    scale, shift = random(2, hidden, dtype=torch.bfloat16)
+    for name, x in views(hidden, torch.bfloat16).items():
+        for grad in (x, random(*x.shape, dtype=torch.bfloat16)):
+            actual, expected = (
+                torch.autograd.grad(kernel.ada_layer_norm(*inputs, shift), inputs, grad)
+                for inputs in (leaves(x, scale), leaves(x.contiguous(), scale))
+            )
+            torch.testing.assert_close(actual, expected, rtol=2e-2, atol=5e-2, msg=name)
+
+
 @pytest.mark.parametrize("kind", ["[C]", "[B, S, C]"])
 @pytest.mark.parametrize("hidden", [8, 17, 72, 520, 1001, 4097])
 def test_rows_that_are_no_numbers_stay_alone(hidden, kind):
