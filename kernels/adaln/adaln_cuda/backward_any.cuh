@@ -129,12 +129,6 @@ __global__ void __launch_bounds__(kAnyThreads) backward_any_kernel(const __grid_
     return static_cast<const char*>(source.rows.data) +
            source.rows.offset(source.by_row ? row : static_cast<int64_t>(rows_group)) * size_of(source);
   };
-  const auto ask_for = [&](const Source& source, int64_t row) {
-    const auto from = reinterpret_cast<uintptr_t>(address_of(source, row)) / kVectorBytes * kVectorBytes;
-    prefetch(reinterpret_cast<const void*>(from),
-             static_cast<uint32_t>((hidden * size_of(source) + 2 * kVectorBytes - 1) / kVectorBytes * kVectorBytes) -
-                 kVectorBytes);
-  };
   // So that what begins within a word begins with one. Of what stays, in its place.
   const auto move = [&](const Source& source, int64_t row, uint32_t from, uint32_t to) {
     const auto shift = static_cast<unsigned>(reinterpret_cast<uintptr_t>(address_of(source, row)) % kVectorBytes);
@@ -151,13 +145,6 @@ __global__ void __launch_bounds__(kAnyThreads) backward_any_kernel(const __grid_
       if (own && words > 1) store_shared(to + place + kVectorBytes, more);
     }
   };
-  if (thread < kOperands) {
-    const Source& source = problem.sources[thread];
-    if (source.rows.data != nullptr && layout.pieces == 1 && first + threadIdx.y < problem.rows &&
-        (source.by_row || threadIdx.y == 0)) {
-      ask_for(source, row_at(first));
-    }
-  }
   let_next_begin();
   wait_for_previous();
 
@@ -177,18 +164,15 @@ __global__ void __launch_bounds__(kAnyThreads) backward_any_kernel(const __grid_
       const auto shift = static_cast<unsigned>(reinterpret_cast<uintptr_t>(from) % kVectorBytes);
       const int words = words_of(source), step = group * words * kVectorBytes, begin = thread * words * kVectorBytes;
       const int64_t skipped = static_cast<int64_t>(next_piece) * loads * step + begin;
-      int64_t left = hidden * size_of(source) + shift - skipped;
+      const int64_t left = hidden * size_of(source) + shift - skipped;
+      const uint32_t to = (source.stays ? base : ring + next_stage * layout.stage_bytes) + source.at + begin;
       from += skipped - shift;
-      uint32_t to = (source.stays ? base : ring + next_stage * layout.stage_bytes) + source.at + begin;
+      const int count = loads * words + (problem.shifted && thread == 0 ? 1 : 0);  // and the one behind the last
 #pragma unroll 1
-      for (int i = 0; i < loads; ++i) {
-        copy_part(to, from, left);
-        if (words > 1) copy_part(to + kVectorBytes, from + kVectorBytes, left - kVectorBytes);
-        to += step;
-        from += step;
-        left -= step;
+      for (int i = 0; i < count; ++i) {
+        const int offset = (words > 1 ? i / 2 * step + i % 2 * kVectorBytes : i * step);
+        copy_part(to + offset, from + offset, left - offset);
       }
-      if (problem.shifted && thread == 0) copy_part(to, from, left);
     }
     close_copies();
     next_stage = next_stage + 1 == layout.stages ? 0 : next_stage + 1;
