@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kAnyThreads) backward_any_kernel(const __grid_
 
   int64_t next_turn = first;
   int next_piece = 0, next_pass = 0;
-  uint32_t next_stage = 0;
+  int next_stage = 0;
   const int pieces = layout.pieces, passes = pieces == 1 ? 1 : (problem.centered ? 3 : 2);
   bool started = false;
   // What a group needs next, on its way into shared memory.
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kAnyThreads) backward_any_kernel(const __grid_
     for (int i = 0; i < problem.kinds * all_loads * kQuads; ++i) sums_memory[i * threads + number] = float4{};
   }
   int half = 0;
-  uint32_t stage = 0;
+  int stage = 0;
 #pragma unroll 1
   for (int64_t turn = first; turn < problem.rows; turn += stride) {
     const int64_t row = row_at(turn);
