@@ -40,21 +40,4 @@ __device__ __forceinline__ void copy_elements(uint32_t to, const void* from, uin
   }
 }
 
-// A word with zeros in place of all but its bytes from `begin` to `end`, even numbers.
-__device__ __forceinline__ void keep(uint32_t& part, int begin, int end) {
-  if (begin >= 4 || end <= 0) part = 0;
-  if (begin == 2) part &= 0xffff0000u;
-  if (end == 2) part &= 0x0000ffffu;
-}
-__device__ __forceinline__ void keep(uint2& word, int begin, int end) {
-  keep(word.x, begin, end);
-  keep(word.y, begin - 4, end - 4);
-}
-__device__ __forceinline__ void keep(uint4& word, int begin, int end) {
-  keep(word.x, begin, end);
-  keep(word.y, begin - 4, end - 4);
-  keep(word.z, begin - 8, end - 8);
-  keep(word.w, begin - 12, end - 12);
-}
-
 }  // namespace kit
