@@ -2,7 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -511,21 +510,10 @@ constexpr bool kAllKernels = true;
 constexpr bool kAllKernels = false;
 #endif
 
-// Whether such is the code that runs on the current device. All kernels of a library are compiled for the same ones, so
-// that one of them speaks for all.
+// Whether such is the code that runs on the current device.
 inline bool has_all_kernels(const void* kernel) {
-  constexpr int kDevices = 64;
-  static std::atomic<signed char> known[kDevices];  // 0: not yet known, 1: it is, -1: it is not
-  int device;
-  if (current_device(&device) != cudaSuccess || device >= kDevices) return false;
-  signed char has = known[device].load(std::memory_order_relaxed);
-  if (has == 0) {
-    cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return false;
-    has = attributes.binaryVersion >= 90 && attributes.binaryVersion < 110 ? 1 : -1;
-    known[device].store(has, std::memory_order_relaxed);
-  }
-  return has > 0;
+  const int architecture = architecture_of(kernel);
+  return architecture >= 90 && architecture < 110;
 }
 
 // Beyond so many bytes of shared memory for a block, a kernel has to ask. What is not dynamic is counted in; here it is

@@ -70,21 +70,22 @@ __device__ __forceinline__ void let_next_begin() {
 #endif
 }
 
-// Whether the code that runs on the current device waits: not where it comes from PTX for an older capability. All
-// kernels of a library are compiled for the same ones, so that one of them speaks for all.
-inline bool waits_for_previous(const void* kernel) {
+// The architecture that the code on the current device was compiled for, such as 90: that of PTX, where it comes from
+// PTX for an older one. 0 if that cannot be told. All kernels of a library are compiled for the same ones, so that one
+// of them speaks for all.
+inline int architecture_of(const void* kernel) {
   constexpr int kDevices = 64;
-  static std::atomic<signed char> known[kDevices];  // 0: not yet known, 1: it waits, -1: it does not
+  static std::atomic<int> known[kDevices];  // 0: not yet known
   int device;
-  if (current_device(&device) != cudaSuccess || device >= kDevices) return false;
-  signed char waits = known[device].load(std::memory_order_relaxed);
-  if (waits == 0) {
+  if (current_device(&device) != cudaSuccess || device >= kDevices) return 0;
+  int architecture = known[device].load(std::memory_order_relaxed);
+  if (architecture == 0) {
     cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return false;
-    waits = attributes.ptxVersion >= 90 ? 1 : -1;
-    known[device].store(waits, std::memory_order_relaxed);
+    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return 0;
+    architecture = attributes.ptxVersion;
+    known[device].store(architecture, std::memory_order_relaxed);
   }
-  return waits > 0;
+  return architecture;
 }
 
 // Launches a kernel that calls `wait_for_previous`. An error is what cudaGetLastError returns afterwards, too.
@@ -100,7 +101,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, dim3 thread
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = waits_for_previous(reinterpret_cast<const void*>(kernel)) ? 1 : 0;
+  config.numAttrs = architecture_of(reinterpret_cast<const void*>(kernel)) >= 90 ? 1 : 0;  // else it does not wait
   void* arguments[] = {&parameters...};
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }
