@@ -41,7 +41,7 @@ begins before the call in front of it has ended.
 - Nothing is in a cache: each call takes the next of several sets of tensors, and writes to memory of its own; together
   they exceed the last cache four times over. A call on memory that was just written would be faster, whoever makes it.
 - On the GPU it is the device's time, from replays of CUDA graphs that take at least two milliseconds. What a call costs
-  the host is in tables of its own: calls of a small shape one after another, all threads on one core.
+  the host is in tables of its own: calls of a small shape one after another, all threads on the core that is fastest.
 - A call follows the last one at once. Ours let the next kernel begin while they end, and most ask for rows by then,
   fewer or none where tensors may be in the cache. That is some of what makes them faster than a copy, the more the
   shorter a call is. In a model, where the kernel in front has just written what they read, they gain less.
@@ -57,19 +57,26 @@ What is missed, and why, as far as it is known:
   kernel for `ada_rms_norm` at 2x1024x2048 was by itself within 0.2 us of the copy, a second one that does nothing added
   1.1, and reading 2.2 MB of partial sums another 0.7. The target leaves 1.8 for all of that. The first kernel needs all
   registers of a processor, so that the second cannot be there before it ends; held to fewer, both together were slower.
-- **Backward at odd widths.** Where rows do not divide into vectors, as those of 4097, what is fast in the forward pass
-  has no counterpart yet: elements are read one by one, and for `ada_layer_norm`, `ada_rms_norm` and
-  `gate_residual_ada_norm` two or three times, with each block's sums in memory. Against the best peer they are at 0.28
-  and less there, `add_rms_norm` at 0.71 and `rms_norm` with its forward pass at 0.88; `gate_residual` is ahead.
-- **The host.** Its processor went back and forth between two speeds, in which the same call takes 1.0 and 1.3 to 1.6:
-  `F.rms_norm` between 10.0 and 15.9 us. The tables below have some rows of each. In runs for tuning, which are not
-  among the results, the shortest of several rounds was 6.7 for `rms_norm`, 6.6 for `geglu` and 6.8 of two tensors, 7.2
-  for `gate_residual`, 7.4 for `ada_layer_norm`, 7.9 for `ada_rms_norm`, 8.1 for `add_rms_norm`, 8.3 for `rope3d` and
-  `apply_rotary`, 9.1 for `gate_residual_ada_norm`, and 120 for that one forward and backward, the longest. Of these the
-  launch alone takes 3.2, and Torch's allocation of each result 1.1: those above 8 have two results.
+- **The backward pass of `rmsnorm`** is no longer the one that its tables below were measured with: rows of any length
+  now pass through shared memory in whole vectors. The forward pass is the same, instruction for instruction. Of the
+  present one there are figures that are not among the results, since one run lost them and another was cut off: at
+  1x4096x4097 `add_rms_norm` at 57.7 us (best peer / ours 1.93) and `rms_norm` with its forward pass at 69.6 (1.95), and
+  the least at sizes that nobody tunes for 0.92 and 0.90, of a single row. At sizes of models it is as fast as it was.
+- **The host.** Its processors go back and forth between two speeds, in which the same call takes 1.0 and 1.3 to 1.6:
+  `F.rms_norm` between 10.0 and 17 us, and a loop of Python alone between 7 and 14. The tables below have rows of each.
+  In runs for tuning, which are not among the results, the shortest of several rounds was 6.7 for `rms_norm`, 6.6 for
+  `geglu` and 6.8 of two tensors, 7.2 for `gate_residual`, 7.4 for `ada_layer_norm`, 7.9 for `ada_rms_norm`, 8.1 for
+  `add_rms_norm`, 8.3 for `rope3d` and `apply_rotary`, 9.1 for `gate_residual_ada_norm`, and 120 for that one forward
+  and backward, the longest. Of these the launch alone takes 3.2, and Torch's allocation of each result 1.1: those above
+  8 have two results.
+
+All figures are of bfloat16. In the backward pass of `adaln`, rows of float16 and float32 that do not divide into
+vectors, rows that begin in the middle of one, and rows beyond 8192 take a kernel that is in less of a hurry: on an H100
+a sixth of a copy's speed, and on GPUs other than those of 9.0 and 10.0 all rows of odd lengths do. With the fast one in
+all capabilities and types the package would be too large.
 
 A package with all capabilities is to be of at most 3 MB on disk (`du -sb`), and 1 MB compressed (`tar | zstd -19`):
-`rmsnorm` is of 1.08 and 0.94 MB, `geglu` of 0.56 and 0.36, `rope3d` of 0.46 and 0.28, `adaln` of 1.15 and 0.98.
+`rmsnorm` is of 1.13 and 0.98 MB, `geglu` of 0.56 and 0.36, `rope3d` of 0.46 and 0.28, `adaln` of 1.18 and 0.993.
 """
 
 
