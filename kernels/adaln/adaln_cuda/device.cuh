@@ -12,11 +12,13 @@
 #include "kit/copies.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
-#include "kit/sums.cuh"
 
 namespace adaln {
 
 using namespace kit;
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Vectors of a row are read and written once: what is written is the first to leave the L2 cache. Loads are ordinary
 // ones, which a barrier holds in their place; others the compiler puts behind copies that take no registers.
@@ -38,11 +40,6 @@ __device__ __forceinline__ uint4 load_word_now(const uint4* from) {
                : "l"(from));
   return word;
 }
-template <typename Word>
-__device__ __forceinline__ Word load_word_now(const Word* from) {
-  return *from;
-}
-
 // Shared memory by its own addresses.
 __device__ __forceinline__ uint4 load_shared(uint32_t from, uint4) {
   uint4 word;
@@ -82,74 +79,10 @@ __device__ __forceinline__ uint4 word_from(uint4 low, uint4 high, unsigned shift
   return make_uint4(parts[0], parts[1], parts[2], parts[3]);
 }
 
-// A vector of a row that may start anywhere: it may begin before the row and end behind it. What is outside is zero,
-// and is not written. It moves as a whole where it lies so, else element by element.
-template <int kWidth>
-struct Part {
-  int64_t column;  // of the row, where the vector begins; negative before it
-  int begin, end;  // of those elements of the vector that are the row's
-
-  __device__ __forceinline__ Part(int64_t column, int64_t hidden)
-      : column(column),
-        begin(column < 0 ? static_cast<int>(-column) : 0),
-        end(hidden - column < kWidth ? static_cast<int>(hidden - column) : kWidth) {}
-
-  __device__ __forceinline__ bool has(int element) const { return element >= begin && element < end; }
-  __device__ __forceinline__ bool whole() const { return begin == 0 && end == kWidth; }
-
-  template <typename T>
-  __device__ __forceinline__ bool movable(const T* row) const {
-    constexpr size_t kBytes = sizeof(T) * kWidth < kVectorBytes ? sizeof(T) * kWidth : kVectorBytes;
-    return whole() && reinterpret_cast<uintptr_t>(row + column) % kBytes == 0;
-  }
-};
-
-template <typename T, int kWidth>
-__device__ __forceinline__ Vector<T, kWidth> load_part(const T* row, const Part<kWidth>& part) {
-  if (part.movable(row)) return load<T, kWidth>(row + part.column);
-  Vector<T, kWidth> vector;
-  if (part.whole()) {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) vector.elements[i] = row[part.column + i];
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) vector.elements[i] = part.has(i) ? row[part.column + i] : encode<T>(0.0f);
-  }
-  return vector;
-}
-
-template <typename T, int kWidth>
-__device__ __forceinline__ void store_part(T* row, const Part<kWidth>& part, const Vector<T, kWidth>& vector) {
-  if (part.movable(row)) return store(row + part.column, vector);
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    if (part.has(i)) row[part.column + i] = vector.elements[i];
-  }
-}
-
 // How many elements before the start of a row the vector begins that holds it.
 template <int kWidth, typename T>
 __device__ __forceinline__ int before(const T* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kWidth);
-}
-
-// As many elements as a vector of a row has, of a type that may be larger.
-template <typename M, int kWidth>
-struct Elements {
-  M values[kWidth];
-};
-
-template <typename M, int kWidth>
-__device__ __forceinline__ Elements<M, kWidth> load_elements(const M* from) {
-  constexpr int kMost = kVectorBytes / sizeof(M), kStep = kWidth < kMost ? kWidth : kMost;
-  Elements<M, kWidth> elements;
-#pragma unroll
-  for (int start = 0; start < kWidth; start += kStep) {
-    using Whole = typename Word<sizeof(M) * kStep>::Type;
-    const Whole whole = load_word_now(reinterpret_cast<const Whole*>(from + start));
-    memcpy(&elements.values[start], &whole, sizeof(whole));
-  }
-  return elements;
 }
 
 // Elements as float32, and back. In pairs, which takes half the instructions.
@@ -358,24 +291,6 @@ inline bool lines_of(const Rows& rows, int64_t span, Lines* lines) {
 
 inline bool lines_of(const Modulation& modulation, Lines* lines) { return lines_of(modulation.rows, 1, lines); }
 
-// Sums of several values over groups of so many lanes, each of which gets them.
-template <int kLanes, int kValues>
-__device__ __forceinline__ void sum_over_lanes(float (&values)[kValues]) {
-#pragma unroll
-  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-#pragma unroll
-    for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(kAllLanes, values[k], distance);
-  }
-}
-template <int kValues>
-__device__ __forceinline__ void sum_over_lanes(float (&values)[kValues], int lanes) {
-  if (lanes == kWarp) return sum_over_lanes<kWarp>(values);
-  for (int distance = lanes / 2; distance > 0; distance /= 2) {
-#pragma unroll
-    for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(kAllLanes, values[k], distance);
-  }
-}
-
 // What blocks of several rows share, each row with a group of threads, a power of two up to a warp or whole warps.
 
 // For the threads of one row.
@@ -474,34 +389,6 @@ __device__ __forceinline__ void store_either(void* to, Type type, int64_t index,
     store(static_cast<T*>(to) + index, vector);
   }
 }
-
-// A row of what is of the type of the rows, T, or float32; or of nothing.
-class EitherRow {
- public:
-  __device__ __forceinline__ EitherRow(const void* data, Type type, int64_t start)
-      : data_(data), type_(type), start_(start) {}
-
-  // `otherwise` where there is no such row.
-  template <typename T, int kWidth>
-  __device__ __forceinline__ void load(const Part<kWidth>& part, float otherwise, float (&values)[kWidth]) const {
-    if (data_ == nullptr) {
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) values[i] = otherwise;
-    } else if (sizeof(T) < sizeof(float) && type_ != Type::float32) {
-      decode_all(load_part(static_cast<const T*>(data_) + start_, part).elements, values);
-    } else {
-      const float* row = static_cast<const float*>(data_) + start_;
-      if (part.movable(row)) return load_floats(row + part.column, values);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) values[i] = part.has(i) ? row[part.column + i] : 0.0f;
-    }
-  }
-
- private:
-  const void* data_;
-  Type type_;
-  int64_t start_ = 0;
-};
 
 // Some kernels are in the code for 9.0 and 10.0 only: in all of it they would make the package too large.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1100

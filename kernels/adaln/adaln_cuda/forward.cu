@@ -383,6 +383,8 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
   }
 }
 
+constexpr int kSharedBlock = 128;  // threads of a block of several sets
+
 // How sets of rows are laid over blocks, and what a block takes of shared memory.
 struct Sets {
   int group;  // threads of a set

@@ -34,6 +34,16 @@ __device__ __forceinline__ void add_differences(const float (&x)[kWidth], bool h
   sum_of_squares += has ? squares : 0.0f;
 }
 
+// Sums of several values over groups of so many lanes, each of which gets them.
+template <int kLanes, int kValues>
+__device__ __forceinline__ void sum_over_lanes(float (&values)[kValues]) {
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int k = 0; k < kValues; ++k) values[k] += __shfl_xor_sync(kAllLanes, values[k], distance);
+  }
+}
+
 // Over a block of whole warps. All threads get the same.
 template <int kSums>
 __device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scratch)[kMostWarps][kSums]) {

@@ -9,7 +9,6 @@
 #include "adaln_cuda/adaln.h"
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
-#include "kit/sums.cuh"
 
 namespace adaln {
 namespace {
@@ -18,6 +17,79 @@ constexpr int kThreads = 256;
 // Backward, few large blocks, so that few partial sums are left to be summed.
 constexpr int kBackwardThreads = 640, kBackwardBlocks = 1;
 constexpr int kBackwardRows = 2, kAnyRows = 4;  // of a thread at a time, so that enough loads are on their way
+
+// A vector of a row that may start anywhere: it may begin before the row and end behind it. What is outside is zero,
+// and is not written. It moves as a whole where it lies so, else element by element.
+template <int kWidth>
+struct Part {
+  int64_t column;  // of the row, where the vector begins; negative before it
+  int begin, end;  // of those elements of the vector that are the row's
+
+  __device__ __forceinline__ Part(int64_t column, int64_t hidden)
+      : column(column),
+        begin(column < 0 ? static_cast<int>(-column) : 0),
+        end(hidden - column < kWidth ? static_cast<int>(hidden - column) : kWidth) {}
+
+  __device__ __forceinline__ bool has(int element) const { return element >= begin && element < end; }
+  __device__ __forceinline__ bool whole() const { return begin == 0 && end == kWidth; }
+
+  template <typename T>
+  __device__ __forceinline__ bool movable(const T* row) const {
+    constexpr size_t kBytes = sizeof(T) * kWidth < kVectorBytes ? sizeof(T) * kWidth : kVectorBytes;
+    return whole() && reinterpret_cast<uintptr_t>(row + column) % kBytes == 0;
+  }
+};
+
+template <typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> load_part(const T* row, const Part<kWidth>& part) {
+  if (part.movable(row)) return load<T, kWidth>(row + part.column);
+  Vector<T, kWidth> vector;
+  if (part.whole()) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) vector.elements[i] = row[part.column + i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) vector.elements[i] = part.has(i) ? row[part.column + i] : encode<T>(0.0f);
+  }
+  return vector;
+}
+
+template <typename T, int kWidth>
+__device__ __forceinline__ void store_part(T* row, const Part<kWidth>& part, const Vector<T, kWidth>& vector) {
+  if (part.movable(row)) return store(row + part.column, vector);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    if (part.has(i)) row[part.column + i] = vector.elements[i];
+  }
+}
+
+// A row of what is of the type of the rows, T, or float32; or of nothing.
+class EitherRow {
+ public:
+  __device__ __forceinline__ EitherRow(const void* data, Type type, int64_t start)
+      : data_(data), type_(type), start_(start) {}
+
+  // `otherwise` where there is no such row.
+  template <typename T, int kWidth>
+  __device__ __forceinline__ void load(const Part<kWidth>& part, float otherwise, float (&values)[kWidth]) const {
+    if (data_ == nullptr) {
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[i] = otherwise;
+    } else if (sizeof(T) < sizeof(float) && type_ != Type::float32) {
+      decode_all(load_part(static_cast<const T*>(data_) + start_, part).elements, values);
+    } else {
+      const float* row = static_cast<const float*>(data_) + start_;
+      if (part.movable(row)) return load_floats(row + part.column, values);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[i] = part.has(i) ? row[part.column + i] : 0.0f;
+    }
+  }
+
+ private:
+  const void* data_;
+  Type type_;
+  int64_t start_ = 0;
+};
 
 // Rows that can be read in vectors.
 struct GateLines {
