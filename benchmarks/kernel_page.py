@@ -70,10 +70,10 @@ What is missed, and why, as far as it is known:
   and backward, the longest. Of these the launch alone takes 3.2, and Torch's allocation of each result 1.1: those above
   8 have two results.
 
-All figures are of bfloat16. In the backward pass of `adaln`, rows of float16 and float32 that do not divide into
-vectors, rows that begin in the middle of one, and rows beyond 8192 take a kernel that is in less of a hurry: on an H100
-a sixth of a copy's speed, and on GPUs other than those of 9.0 and 10.0 all rows of odd lengths do. With the fast one in
-all capabilities and types the package would be too large.
+All figures are of bfloat16. In the backward pass of `adaln` some rows take a general kernel, which reaches a sixth of a
+copy's speed on an H100: rows of float16 and float32 that do not divide into vectors, rows that begin in the middle of
+one, and rows beyond 8192; on GPUs of other capabilities than 9.0 and 10.0 all rows of odd lengths, and short rows of
+float16 and float32. With the fast kernels for all of these the package would be too large.
 
 A package with all capabilities is to be of at most 3 MB on disk (`du -sb`), and 1 MB compressed (`tar | zstd -19`):
 `rmsnorm` is of 1.13 and 0.98 MB, `geglu` of 0.56 and 0.36, `rope3d` of 0.46 and 0.28, `adaln` of 1.18 and 0.993.
