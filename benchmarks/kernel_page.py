@@ -57,11 +57,6 @@ What is missed, and why, as far as it is known:
   kernel for `ada_rms_norm` at 2x1024x2048 was by itself within 0.2 us of the copy, a second one that does nothing added
   1.1, and reading 2.2 MB of partial sums another 0.7. The target leaves 1.8 for all of that. The first kernel needs all
   registers of a processor, so that the second cannot be there before it ends; held to fewer, both together were slower.
-- **The backward pass of `rmsnorm`** is no longer the one that its tables below were measured with: rows of any length
-  now pass through shared memory in whole vectors. The forward pass is the same, instruction for instruction. Of the
-  present one there are figures that are not among the results, since one run lost them and another was cut off: at
-  1x4096x4097 `add_rms_norm` at 57.7 us (best peer / ours 1.93) and `rms_norm` with its forward pass at 69.6 (1.95), and
-  the least at sizes that nobody tunes for 0.92 and 0.90, of a single row. At sizes of models it is as fast as it was.
 - **The host.** Its processors go back and forth between two speeds, in which the same call takes 1.0 and 1.3 to 1.6,
   and the tables below have rows of each. In runs for tuning, which are not among the results, `F.rms_norm` took
   between 10.0 and 17 us, and a loop of Python alone between 7 and 14; the shortest of several rounds was 6.7 for
