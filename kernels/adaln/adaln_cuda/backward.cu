@@ -28,18 +28,25 @@ namespace adaln {
 namespace {
 
 constexpr int kMostRows = 15;  // of a block at a time: there are so many barriers
-// Turns of a block, each with its rows. In fewer, more is on its way from memory; in more, the blocks get out of step,
+// Where a processor has fewer bytes to read, more is on its way from memory; with more of them, blocks get out of step,
 // and memory is slower the more they ask for.
-constexpr int kFewTurns = 40;
+constexpr int kFewBytes = 768 * 1024;
 constexpr int kFewStages = 3, kStages = 2;  // rows of a ring: one in work, and the next ones on their way
-constexpr int kManyBytes = 76 * 1024;       // of the rings of a block, if there are many turns
-constexpr size_t kOwnBytes = 2 * 1024;      // of shared memory, at most, besides the dynamic
+constexpr int kManyBytes = 76 * 1024;       // of the rings of a block, if there is much to read
+// Rows with a branch are long: then, where so many bytes are work enough for a turn, rows are rather fewer, and rings
+// longer, with so much in them that is on its way.
+constexpr int kWorkBytes = 13 * 1024, kManyAhead = 32 * 1024;
+constexpr size_t kOwnBytes = 2 * 1024;  // of shared memory, at most, besides the dynamic
 
 // Elements of bfloat16 that memory moves together. The threads of a shifted row begin at a multiple of them.
 constexpr int kPlaces = 16;
 
 constexpr int kMostThreads = 512;     // of a block
 constexpr int kMostWithBranch = 384;  // of a block of several rows
+// So many threads of the kernels that need most registers leave room for those of the second kernel. Where a
+// processor's rows are done in fewer turns of a full block, it is worth more that they are there already; and in very
+// few turns, that some rows are on their way while others are in work.
+constexpr int kFullTurns = 7, kMostOfFew = 384, kFewTurns = 4, kMostOfFewest = 288;
 
 // Rows that shared memory holds.
 struct Ring {
@@ -125,11 +132,6 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
     }
   }
   for (int i = thread; i < 8 * kMostWarps; i += threads) of_warps[0][i] = float4{};
-  if (!whole) {
-    for (uint32_t i = 0; i < problem.stages * kTensors; ++i) {
-      store_shared(ring + (i * kLoads + kLast) * slots, Slot{});
-    }
-  }
   wait_for_previous();
   let_next_begin();
   const char* next[kTensors];  // what is fetched next
@@ -153,25 +155,18 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
     next_row += stride;
     close_copies();
   };
-  for (uint32_t stage = 1; stage < problem.stages; ++stage) fetch(ring + (stage - 1) * of_stage);
-
-  const auto store_factors = [&](int first, const float (&values)[kWidth]) {
-#pragma unroll
-    for (int j = 0; j < kWidth; j += 4) {
-      memory[(first + j / 4) * group + threadIdx.x] =
-          make_float4(values[j], values[j + 1], values[j + 2], values[j + 3]);
+  const auto wait_for_oldest = [&] {  // but for the rows that are on their way behind it
+    if (problem.stages == kStages) {
+      wait_for_copies<kStages - 1>();
+    } else {
+      wait_for_copies<kFewStages - 1>();
     }
   };
+  if constexpr (kShifted) {
+    for (uint32_t stage = 1; stage < problem.stages; ++stage) fetch(ring + (stage - 1) * of_stage);
 #pragma unroll 1
-  for (int i = threadIdx.y; i < kLoads; i += blockDim.y) {
-    const int column = i < kLast || whole ? first_column + i * from_load_to_load : 0;
-    float factor[kWidth], weight[kWidth];
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      factor[j] = 0.0f;
-      weight[j] = 1.0f;
-    }
-    if constexpr (kShifted) {
+    for (int i = threadIdx.y; i < kLoads; i += blockDim.y) {
+      float factor[kWidth];
 #pragma unroll
       for (float& value : factor) value = 1.0f;
 #pragma unroll 1
@@ -188,23 +183,73 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
             factor[j] = k == 0 ? 1.0f + value[0] : k == 1 ? factor[j] * value[0] : value[0];
           }
         }
-        if (k > 0) store_factors((k - 1) * kQuads + i * kWidth / 4, factor);
-      }
-      continue;
-    }
-    if (problem.scale.data != nullptr) {
-      load_either<T>(problem.scale.data, problem.scale_type, rows_group * problem.scale.span_stride + column, factor);
-    }
-    if (problem.weight != nullptr) load_either<T>(problem.weight, problem.weight_type, column, weight);
+        if (k == 0) continue;
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) factor[j] = (1.0f + factor[j]) * weight[j];
-    store_factors(i * kWidth / 4, factor);
-    if constexpr (kBranch) {
-      load_either<T>(problem.gate.data, problem.gate_type, rows_group * problem.gate.span_stride + column, factor);
-      store_factors(kQuads + i * kWidth / 4, factor);
+        for (int j = 0; j < kWidth; j += 4) {
+          memory[((k - 1) * kQuads + (i * kWidth + j) / 4) * group + threadIdx.x] =
+              make_float4(factor[j], factor[j + 1], factor[j + 2], factor[j + 3]);
+        }
+      }
+    }
+  } else {
+    // What factors are made of comes before the rows, all of it together, four columns at a time: scale and gate to
+    // where factors are going to be, the weight to the row of the ring that is still free.
+    using Four = typename Word<4 * sizeof(T)>::Type;
+    const auto is_wide = [](Type type) { return sizeof(T) != sizeof(float) && type == Type::float32; };
+    const auto bring = [&](uint32_t to, const void* data, Type type, int64_t index) {
+      if (data == nullptr) return;
+      if (is_wide(type)) {
+        copy_word<float4>(to, static_cast<const float*>(data) + index);
+      } else {
+        copy_word<Four>(to, static_cast<const T*>(data) + index);
+      }
+    };
+    const auto brought = [&](uint32_t from, Type type, float (&values)[4]) {
+      if (is_wide(type)) {
+        decode_shared<float>(from, values);
+      } else {
+        decode_shared<T>(from, values);
+      }
+    };
+    constexpr int kQuadsOfLoad = kWidth / 4;
+    const uint32_t of_quad = group * sizeof(float4);
+    const uint32_t weights =
+        ring + (problem.stages - 1) * of_stage + threadIdx.x * static_cast<uint32_t>(sizeof(float4) - sizeof(Slot));
+#pragma unroll 1
+    for (int quad = threadIdx.y; quad < kQuads; quad += blockDim.y) {
+      const int i = quad / kQuadsOfLoad;
+      const int column = i < kLast || whole ? first_column + i * from_load_to_load + quad % kQuadsOfLoad * 4 : 0;
+      bring(factors + quad * of_quad, problem.scale.data, problem.scale_type,
+            rows_group * problem.scale.span_stride + column);
+      bring(weights + quad * of_quad, problem.weight, problem.weight_type, column);
+      if constexpr (kBranch) {
+        bring(factors + of_factors + quad * of_quad, problem.gate.data, problem.gate_type,
+              rows_group * problem.gate.span_stride + column);
+      }
+    }
+    close_copies();
+    for (uint32_t stage = 1; stage < problem.stages; ++stage) fetch(ring + (stage - 1) * of_stage);
+    wait_for_oldest();
+#pragma unroll 1
+    for (int quad = threadIdx.y; quad < kQuads; quad += blockDim.y) {
+      float factor[4] = {}, weight[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+      if (problem.scale.data != nullptr) brought(factors + quad * of_quad, problem.scale_type, factor);
+      if (problem.weight != nullptr) brought(weights + quad * of_quad, problem.weight_type, weight);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) factor[j] = (1.0f + factor[j]) * weight[j];
+      memory[quad * group + threadIdx.x] = make_float4(factor[0], factor[1], factor[2], factor[3]);
+      if constexpr (kBranch) {
+        brought(factors + of_factors + quad * of_quad, problem.gate_type, factor);
+        memory[(kQuads + quad) * group + threadIdx.x] = make_float4(factor[0], factor[1], factor[2], factor[3]);
+      }
     }
   }
   __syncthreads();
+  if (!whole) {
+    for (uint32_t i = 0; i < problem.stages * kTensors; ++i) {
+      store_shared(ring + (i * kLoads + kLast) * slots, Slot{});
+    }
+  }
 
   const bool high = (lane & 16) != 0, odd = (lane & 8) != 0;
   const uint32_t own = threadIdx.x / kWarp * sizeof(float4) + lane / 8 * sizeof(float);
@@ -233,11 +278,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
         if (has(k)) copy_elements<Slot>(slot + (k * kLoads + kLast) * slots, from, left * static_cast<int>(sizeof(T)));
       }
     }
-    if (problem.stages == kStages) {
-      wait_for_copies<kStages - 1>();
-    } else {
-      wait_for_copies<kFewStages - 1>();
-    }
+    wait_for_oldest();
     float x[kLoads][kWidth], slope[kLoads][kWidth];  // slope: the gradient of the normed row
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
@@ -465,7 +506,8 @@ Layout layout_of(const Backward& problem) {
   }
   const int columns = layout.group * loads * layout.width,
             of_factors = columns * 4 * (branch || layout.shifted ? 2 : 1);
-  const int row_bytes = columns * bytes * (branch || layout.shifted ? 4 : 2);
+  const int read_bytes = columns * bytes * (branch ? 4 : 2),
+            row_bytes = layout.shifted ? columns * bytes * 4 : read_bytes;
   const int most_bytes = static_cast<int>(most_shared_bytes() - kOwnBytes) - of_factors;
   const auto rows_in = [&](int all_bytes) {
     return std::min({all_bytes / (kStages * row_bytes),
@@ -475,10 +517,23 @@ Layout layout_of(const Backward& problem) {
   layout.rows = rows_in(most_bytes);
   int processors;
   if (layout.rows <= 0 || processors_of_device(&processors) != cudaSuccess) return layout;
-  if (problem.rows > int64_t{kFewTurns} * processors * layout.rows) {
-    layout.rows = std::max(1, rows_in(std::min(kManyBytes, most_bytes)));
-  } else if (kFewStages * row_bytes * layout.rows <= most_bytes) {
-    layout.stages = kFewStages;
+  const int64_t of_processor = (problem.rows + processors - 1) / processors;
+  if (of_processor * row_bytes > kFewBytes) {
+    layout.rows = std::max(1, rows_in(std::min(kManyBytes / read_bytes * row_bytes, most_bytes)));
+    const int ahead = kManyAhead / ((kFewStages - 1) * row_bytes);
+    if (branch && !layout.shifted && ahead * row_bytes >= kWorkBytes && kFewStages * ahead * row_bytes <= most_bytes) {
+      layout.rows = ahead;
+      layout.stages = kFewStages;
+    }
+  } else {
+    const auto at_most = [&](int most) {
+      if (2 * layout.group <= most) layout.rows = std::min(layout.rows, most / layout.group);
+    };
+    if (layout.width == 8 && !layout.shifted) {
+      if (of_processor < kFullTurns * layout.rows) at_most(kMostOfFew);
+      if (of_processor < kFewTurns * layout.rows) at_most(kMostOfFewest);
+    }
+    if (kFewStages * row_bytes * layout.rows <= most_bytes) layout.stages = kFewStages;
   }
   // At least half of a processor's: of two blocks that begin early on one processor, another would go without.
   layout.shared =

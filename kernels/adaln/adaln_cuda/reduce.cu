@@ -10,11 +10,12 @@
 // it has ended.
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
+#include "kit/parts.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kWidth = 4, kAcross = 8,
+constexpr int kWidth = kPartWidth, kAcross = 8,
               kColumns = kAcross * kWidth;    // of a block: threads side by side, each of a vector
 constexpr int kFewRows = 16, kManyRows = 64;  // of threads; the latter where there are more groups than the former
 constexpr int kRowsOfWarp = kWarp / kAcross;
@@ -39,30 +40,6 @@ __device__ __forceinline__ uint32_t load_raw(const void* data, Type type, int64_
 __device__ __forceinline__ float decode_raw(uint32_t raw, Type type) {
   if (type == Type::float16) return decode(__ushort_as_half(static_cast<unsigned short>(raw)));
   return __uint_as_float(type == Type::bfloat16 ? raw << 16 : raw);
-}
-
-// What is there. Volatile, so that all are on their way before the first is used.
-__device__ __forceinline__ void load_if(bool there, const float* from, float& value) {
-  asm volatile(
-      "{\n"
-      ".reg .pred there;\n"
-      "setp.ne.s32 there, %2, 0;\n"
-      "@there ld.global.f32 %0, [%1];\n"
-      "}\n"
-      : "+f"(value)
-      : "l"(from), "r"(static_cast<int>(there))
-      : "memory");
-}
-__device__ __forceinline__ void load_if(bool there, const float* from, float (&values)[kWidth]) {
-  asm volatile(
-      "{\n"
-      ".reg .pred there;\n"
-      "setp.ne.s32 there, %5, 0;\n"
-      "@there ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
-      "}\n"
-      : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3])
-      : "l"(from), "r"(static_cast<int>(there))
-      : "memory");
 }
 
 __device__ __forceinline__ void write(const Total& total, int64_t index, float value) {
@@ -130,32 +107,7 @@ __global__ void __launch_bounds__(kAcross* kManyRows, 1) reduce_kernel(const __g
   for (int term = 0;;) {
     float own_sums[kWidth] = {};
     if (own_group < groups && left > 0) {
-      const float* next = from;
-#pragma unroll 1
-      for (int part = first_part; part < parts; part += kBatch * of_group) {
-        float more[kBatch][kWidth] = {};
-        const auto load_all = [&](auto&& load) {
-#pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-            load(part + i * of_group < parts, more[i]);
-            next += row_step;
-            asm volatile("" : "+l"(next));  // else it is a multiplication for each
-          }
-        };
-        if (hidden % kWidth == 0) {
-          load_all([&](bool there, float (&values)[kWidth]) { load_if(there, next, values); });
-        } else {
-          load_all([&](bool there, float (&values)[kWidth]) {
-#pragma unroll
-            for (int j = 0; j < kWidth; ++j) load_if(there && j < left, next + j, values[j]);
-          });
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch; ++i) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) own_sums[j] += more[i][j];
-        }
-      }
+      add_parts<kBatch>(from, row_step, first_part, of_group, parts, hidden, left, own_sums);
     }
     // Of a group, the first row of each warp gets the sums over its rows.
 #pragma unroll 1

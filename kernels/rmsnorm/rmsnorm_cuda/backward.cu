@@ -12,6 +12,7 @@
 #include <atomic>
 
 #include "kit/launch.cuh"
+#include "kit/parts.cuh"
 #include "kit/shifts.cuh"
 #include "rmsnorm_cuda/device.cuh"
 #include "rmsnorm_cuda/rmsnorm.h"
@@ -24,6 +25,7 @@ constexpr int kRingLoads = 4;    // vectors of a thread, of rows that pass throu
 constexpr int kRingSlots = 2;    // of a group; with more, memory is read further ahead than it likes
 constexpr int kSlotBytes = kRingLoads * kVectorBytes;    // of a thread and a tensor
 constexpr int kRingBytes = kRingSlots * 3 * kSlotBytes;  // of a thread, at most
+constexpr int kManyTurns = 8;                            // of a block: more leave time to begin the second kernel
 constexpr int kFewRows = 8;                              // which one block may take
 constexpr int kEdges = 2;                                // of a row: its part of a vector at either end
 constexpr int kReservedBytes = 2048;                     // of shared memory for a block, beside its ring
@@ -348,10 +350,12 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   };
   float weight_sums[kRingLoads][kWidth] = {};
   int64_t row = next + step * kRingSlots;
+  const int64_t last_turns = arguments.rows > kManyTurns * step ? 2 : 1;
   // All groups take as many turns, the first of which only fill the ring: their warps sum together.
   for (int64_t turn = -kRingSlots; turn * step < arguments.rows; ++turn, row -= step, next -= step) {
-    // The second kernel may come beside the last turn. Allowed to come earlier, it cost many rows up to 1%.
-    if ((turn + 1) * step >= arguments.rows) let_next_begin();
+    // The second kernel may come beside the last turns. Allowed to come earlier, it costs wide rows up to 2%, and with
+    // few turns up to 5%.
+    if ((turn + last_turns) * step >= arguments.rows) let_next_begin();
     const int columns = turn >= 0 && row >= 0 ? end : 0;
     wait_for_copies<kRingSlots - 1>();
     float sums[2] = {0.0f, 0.0f};
@@ -475,35 +479,41 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
   }
 }
 
-// A block adds up kWarp columns: each warp some of the parts, then one column each.
+constexpr int kReduceAcross = 8, kReduceRows = 32;          // threads of a block, side by side and below each other
+constexpr int kReduceColumns = kReduceAcross * kPartWidth;  // of a block
+constexpr int kReduceThreads = kReduceAcross * kReduceRows;
+// Parts that a thread asks for together: all of its own, where they come from two blocks on each of 144 processors.
+constexpr int kReduceBatch = 9;
+
+// A block adds up some columns: each row of threads some of the parts, then one thread a column. Most of the time is
+// what it takes to begin, so that little is done after the first stage has ended.
 template <typename W>
-__global__ void __launch_bounds__(kWarp* kWarp)
+__global__ void __launch_bounds__(kReduceThreads, 1)
     reduce_kernel(const float* partial, int64_t parts, int64_t hidden, W* out) {
-  __shared__ float sums[kWarp][kWarp + 1];
-  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kWarp, column = first_column + lane;
-  // All parts on their way at once, where they come from two blocks on each of up to 144 processors.
-  constexpr int kAtOnce = 9;
-  wait_for_previous();
+  __shared__ float of_warps[kReduceThreads / kWarp][kReduceColumns];
+  const int across = threadIdx.x % kReduceAcross * kPartWidth, row = threadIdx.x / kReduceAcross;
+  const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kReduceColumns, left = hidden - first_column - across;
+  const float* from = partial + row * hidden + first_column + across;
+  int64_t step = kReduceRows * hidden;
   let_next_begin();
-  float sum = 0.0f;
-  if (column < hidden) {
-    const float* from = partial + warp * hidden + column;
-    const int64_t step = kWarp * hidden;
-#pragma unroll 1
-    for (int64_t part = warp; part < parts; part += kAtOnce * kWarp, from += kAtOnce * step) {
-      float some[kAtOnce];
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) some[i] = part + i * kWarp < parts ? from[i * step] : 0.0f;
-#pragma unroll
-      for (int i = 0; i < kAtOnce; ++i) sum += some[i];
-    }
+  asm volatile("" : "+l"(from), "+l"(step));  // known before the wait
+  wait_for_previous();
+  float sums[kPartWidth] = {};
+  if (left > 0) {
+    add_parts<kReduceBatch>(from, step, row, kReduceRows, static_cast<int>(parts), hidden, left, sums);
   }
-  sums[warp][lane] = sum;
+#pragma unroll
+  for (int far = kReduceAcross; far < kWarp; far *= 2) {
+#pragma unroll
+    for (int j = 0; j < kPartWidth; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], far);
+  }
+  if (threadIdx.x % kWarp < kReduceAcross) memcpy(&of_warps[threadIdx.x / kWarp][across], sums, sizeof(sums));
   __syncthreads();
-  float total[1] = {sums[lane][warp]};
-  sum_over_lanes(total, kWarp);
-  if (lane == 0 && first_column + warp < hidden) out[first_column + warp] = encode<W>(total[0]);
+  if (threadIdx.x >= kReduceColumns || first_column + threadIdx.x >= hidden) return;
+  float sum = 0.0f;
+#pragma unroll
+  for (int warp = 0; warp < kReduceThreads / kWarp; ++warp) sum += of_warps[warp][threadIdx.x];
+  out[first_column + threadIdx.x] = encode<W>(sum);
 }
 
 struct Device {
@@ -624,8 +634,8 @@ Arguments arguments_of(const Backward& problem) {
 
 template <typename W>
 void launch_reduce(const Backward& problem, cudaStream_t stream) {
-  launch_early(reduce_kernel<W>, static_cast<unsigned>((problem.hidden + kWarp - 1) / kWarp), kWarp * kWarp, 0, stream,
-               static_cast<const float*>(problem.partial), problem.parts, problem.hidden,
+  launch_early(reduce_kernel<W>, static_cast<unsigned>((problem.hidden + kReduceColumns - 1) / kReduceColumns),
+               kReduceThreads, 0, stream, static_cast<const float*>(problem.partial), problem.parts, problem.hidden,
                static_cast<W*>(problem.grad_weight));
 }
 
