@@ -50,20 +50,13 @@ begins before the call in front of it has ended.
 """
 
 MISSED = """\
-What is missed, and why, as far as it is known:
-
-- **Sums over rows.** Gradients of weights and modulations are summed in a fixed order, so that they are the same each
-  time: partial sums, and a second kernel for them. In runs for tuning, of variants that are not published, the first
-  kernel for `ada_rms_norm` at 2x1024x2048 was by itself within 0.2 us of the copy, a second one that does nothing added
-  1.1, and reading 2.2 MB of partial sums another 0.7. The target leaves 1.8 for all of that. The first kernel needs all
-  registers of a processor, so that the second cannot be there before it ends; held to fewer, both together were slower.
-- **The host.** Its processors go back and forth between two speeds, in which the same call takes 1.0 and 1.3 to 1.6,
-  and the tables below have rows of each. In runs for tuning, which are not among the results, `F.rms_norm` took
-  between 10.0 and 17 us, and a loop of Python alone between 7 and 14; the shortest of several rounds was 6.7 for
-  `rms_norm`, 6.6 for `geglu` and 6.8 of two tensors, 7.2 for `gate_residual`, 7.4 for `ada_layer_norm`, 7.9 for
-  `ada_rms_norm`, 8.1 for `add_rms_norm`, 8.3 for `rope3d` and `apply_rotary`, 9.1 for `gate_residual_ada_norm`, and
-  120 for that one in both passes, the longest. Of these the launch alone takes 3.2, and Torch's allocation of each
-  result 1.1: those above 8 have two results.
+What is missed is the cost for the host of calls with two results. The host's processors go back and forth between two
+speeds, in which the same call takes 1.0 and 1.3 to 1.6, and the tables below have rows of each. In runs for tuning,
+which are not among the results, `F.rms_norm` took between 10.0 and 17 us, and a loop of Python alone between 7 and 14;
+the shortest of several rounds was 6.7 for `rms_norm`, 6.6 for `geglu` and 6.8 of two tensors, 7.2 for `gate_residual`,
+7.4 for `ada_layer_norm`, 7.9 for `ada_rms_norm`, 8.1 for `add_rms_norm`, 8.3 for `rope3d` and `apply_rotary`, 9.1 for
+`gate_residual_ada_norm`, and 120 for that one in both passes, the longest. Of these the launch alone takes 3.2, and
+Torch's allocation of each result 1.1: those above 8 have two results.
 
 All figures are of bfloat16. In the backward pass of `adaln` some rows take a general kernel: those of float16 and
 float32 that do not divide into vectors, those that begin in the middle of one, and those beyond 8192; on GPUs of other
