@@ -841,6 +841,24 @@ def test_large(hidden):
 
 
 @gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape", [(2, 40, 2048), (2, 700, 1024), (1, 1400, 1536), (2, 1024, 2048), (1, 6700, 2048), (2, 4500, 1152)]
+)
+def test_backward_of_more_and_more_to_read(shape, dtype):
+    """Of which blocks take fewer rows at a time, or more, and begin with more of them or fewer on their way."""
+    x, branch, grad, grad_sum = (random(*shape, dtype=dtype) for _ in range(4))
+    for modulation_dtype in {dtype, torch.float32}:
+        gate, scale, shift = leaves(*modulations("[B, C]", *shape, modulation_dtype, 3))
+        weight = random(shape[-1], dtype=modulation_dtype, requires_grad=True)
+        functions = [lambda *a, f=f: f(*a, None, EPS, False) for f in (ada_norm, eager, exact)]
+        assert_gradients(*functions, [*leaves(x), scale, shift, weight], [grad])
+        references = (fused(f, g, "layer") for f, g in ((eager, eager_gated), (exact, exact_gated)))
+        inputs = [*leaves(x, branch), gate, scale, shift, weight]
+        assert_gradients(kernel.gate_residual_ada_norm, *references, inputs, [grad_sum, grad])
+
+
+@gpu
 def test_more_elements_than_32_bits_count():
     hidden, rows = 4096, 2**19 + 3
     if torch.cuda.mem_get_info()[0] < 4 * 2 * hidden * rows:
