@@ -51,18 +51,18 @@ begins before the call in front of it has ended.
 
 MISSED = """\
 What is missed is the cost for the host of calls with two results. The host's processors go back and forth between two
-speeds, in which the same call takes 1.0 and 1.3 to 1.6, and the tables below have rows of each. In runs for tuning,
+speeds, in which the same call takes 1.0 and 1.3 to 1.8, and the tables below have rows of each. In runs for tuning,
 which are not among the results, `F.rms_norm` took between 10.0 and 17 us, and a loop of Python alone between 7 and 14;
 the shortest of several rounds was 6.7 for `rms_norm`, 6.6 for `geglu` and 6.8 of two tensors, 7.2 for `gate_residual`,
 7.4 for `ada_layer_norm`, 7.9 for `ada_rms_norm`, 8.1 for `add_rms_norm`, 8.3 for `rope3d` and `apply_rotary`, 9.1 for
 `gate_residual_ada_norm`, and 120 for that one in both passes, the longest. Of these the launch alone takes 3.2, and
 Torch's allocation of each result 1.1: those above 8 have two results.
 
-All figures are of bfloat16. In the backward pass of `adaln` some rows take a general kernel: those of float16 and
-float32 that do not divide into vectors, those that begin in the middle of one, and those beyond 8192; on GPUs of other
-capabilities than 9.0 and 10.0 all rows of odd lengths, and short rows of float16 and float32. In runs for tuning, of an
-earlier form of it and of bfloat16, it reached between 0.04 and 0.31 of a copy's speed on an H100. With the fast kernels
-for all of these the package would be too large.
+All figures of the GPU are of bfloat16. In the backward pass of `adaln` some rows take a general kernel: those of
+float16 and float32 that do not divide into vectors, those that begin in the middle of one, and those beyond 8192; on
+GPUs of other capabilities than 9.0 and 10.0 all rows of odd lengths, and short rows of float16 and float32. In runs for
+tuning, of an earlier form of it and of bfloat16, it reached between 0.04 and 0.31 of a copy's speed on an H100. With
+the fast kernels for all of these the package would be too large.
 
 A package with all capabilities is to be of at most 3 MB on disk (`du -sb`), and 1 MB compressed (`tar | zstd -19`):
 `rmsnorm` is of 1.13 and 0.98 MB, `geglu` of 0.56 and 0.36, `rope3d` of 0.46 and 0.28, `adaln` of 1.18 and 0.993.

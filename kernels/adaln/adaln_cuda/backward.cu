@@ -361,8 +361,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
       }
       const int64_t index = offset + i * from_load_to_load;
       const bool written = i < kLast || whole;
-      if constexpr (kShifted) {
-        const auto write = [&](void* to) {
+      const auto write = [&](void* to) {
+        if constexpr (kShifted) {
           T* const at = static_cast<T*>(to) + index;
           const auto vector = encode_all<T>(total);
           if (i == 0 ? begins : ends) {
@@ -373,9 +373,13 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
           } else if (written) {
             store_once(at, vector);
           }
-        };
-        write(problem.grad_x);
-        if (problem.grad_branch == nullptr) continue;
+        } else {
+          if (written) store_once(static_cast<T*>(to) + index, encode_all<T>(total));
+        }
+      };
+      write(problem.grad_x);
+      if constexpr (kBranch) {
+        if (kShifted && problem.grad_branch == nullptr) continue;
         if (has(3)) {
           float branch[kWidth];
           decode_shared<T>(slot + (3 * kLoads + i) * slots, branch);
@@ -384,18 +388,6 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
         }
         multiply(factors + of_factors + i * kWidth / 4 * group * static_cast<int>(sizeof(float4)), total);
         write(problem.grad_branch);
-        continue;
-      }
-      if (written) store_once(static_cast<T*>(problem.grad_x) + index, encode_all<T>(total));
-      if constexpr (kBranch) {
-        if (has(3)) {
-          float branch[kWidth];
-          decode_shared<T>(slot + (3 * kLoads + i) * slots, branch);
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) sums[kGate][i][j] += total[j] * branch[j];
-        }
-        multiply(factors + of_factors + i * kWidth / 4 * group * static_cast<int>(sizeof(float4)), total);
-        if (written) store_once(static_cast<T*>(problem.grad_branch) + index, encode_all<T>(total));
       }
     }
     offset += static_cast<int64_t>(stride) * hidden;

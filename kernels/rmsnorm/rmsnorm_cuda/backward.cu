@@ -5,7 +5,7 @@
 // Writes:   `grad_x`; and, when the gradient of the weight is asked for, `partial` and `grad_weight`.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// The gradient of the weight takes two kernels. The first runs `parts` blocks, two or three on each processor, in which
+// The gradient of the weight takes two kernels. The first runs `parts` blocks, one to three on each processor, in which
 // several groups of threads take a row each, again and again, and add up what they meet of a column in registers; the
 // second adds up what the blocks leave, if there are several. The order of both is fixed, so that equal inputs give
 // equal bits.
@@ -353,7 +353,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   const int64_t last_turns = arguments.rows > kManyTurns * step ? 2 : 1;
   // All groups take as many turns, the first of which only fill the ring: their warps sum together.
   for (int64_t turn = -kRingSlots; turn * step < arguments.rows; ++turn, row -= step, next -= step) {
-    // The second kernel may come beside the last turns. Allowed to come earlier, it costs wide rows up to 2%, and with
+    // The second kernel may come beside the last turns. Allowed to come earlier, it costs wide rows up to a tenth, and
     // few turns up to 5%.
     if ((turn + last_turns) * step >= arguments.rows) let_next_begin();
     const int columns = turn >= 0 && row >= 0 ? end : 0;
