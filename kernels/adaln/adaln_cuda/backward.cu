@@ -22,7 +22,7 @@
 #include "adaln_cuda/backward_short.cuh"
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
-#include "kit/shifts.cuh"
+#include "kit/unaligned_rows.cuh"
 
 namespace adaln {
 namespace {
@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
     if (!kShifted && threadIdx.y == 0) {
       const auto size = [](Type type) { return type == Type::float32 ? sizeof(float) : sizeof(T); };
       const auto ask_for = [&](const void* rows, Type type, int64_t begin) {
-        if (rows != nullptr) prefetch_row(static_cast<const char*>(rows) + begin * size(type), hidden * size(type));
+        if (rows != nullptr)
+          prefetch_row_to_l2(static_cast<const char*>(rows) + begin * size(type), hidden * size(type));
       };
       ask_for(problem.scale.data, problem.scale_type, rows_group * problem.scale.span_stride);
       ask_for(problem.weight, problem.weight_type, 0);
@@ -127,13 +128,13 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
     for (uint32_t row = first_row, stage = 1; stage < problem.stages && row < problem.rows; row += stride, ++stage) {
 #pragma unroll
       for (int k = 0; k < kTensors; ++k) {
-        if (has(k)) prefetch_row(problem.lines[k].template at<T>(rows_group, row), hidden);
+        if (has(k)) prefetch_row_to_l2(problem.lines[k].template at<T>(rows_group, row), hidden);
       }
     }
   }
   for (int i = thread; i < 8 * kMostWarps; i += threads) of_warps[0][i] = float4{};
-  wait_for_previous();
-  let_next_begin();
+  grid_wait();
+  trigger_next_grid();
   const char* next[kTensors];  // what is fetched next
   uint32_t next_row = first_row;
 #pragma unroll
@@ -147,19 +148,19 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
           if (kShifted && i == kLast && next_row == last_row) continue;
-          if (i < kLast || whole) copy_word<Slot>(to + (k * kLoads + i) * slots, next[k] + i * slots);
+          if (i < kLast || whole) cp_async<Slot>(to + (k * kLoads + i) * slots, next[k] + i * slots);
         }
       }
       next[k] += problem.steps[k];
     }
     next_row += stride;
-    close_copies();
+    cp_async_commit();
   };
   const auto wait_for_oldest = [&] {  // but for the rows that are on their way behind it
     if (problem.stages == kStages) {
-      wait_for_copies<kStages - 1>();
+      cp_async_wait<kStages - 1>();
     } else {
-      wait_for_copies<kFewStages - 1>();
+      cp_async_wait<kFewStages - 1>();
     }
   };
   if constexpr (kShifted) {
@@ -199,9 +200,9 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
     const auto bring = [&](uint32_t to, const void* data, Type type, int64_t index) {
       if (data == nullptr) return;
       if (is_wide(type)) {
-        copy_word<float4>(to, static_cast<const float*>(data) + index);
+        cp_async<float4>(to, static_cast<const float*>(data) + index);
       } else {
-        copy_word<Four>(to, static_cast<const T*>(data) + index);
+        cp_async<Four>(to, static_cast<const T*>(data) + index);
       }
     };
     const auto brought = [&](uint32_t from, Type type, float (&values)[4]) {
@@ -227,7 +228,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
               rows_group * problem.gate.span_stride + column);
       }
     }
-    close_copies();
+    cp_async_commit();
     for (uint32_t stage = 1; stage < problem.stages; ++stage) fetch(ring + (stage - 1) * of_stage);
     wait_for_oldest();
 #pragma unroll 1
@@ -275,7 +276,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
 #pragma unroll 1
       for (int k = 0; k < kTensors; ++k) {
         const T* const from = problem.lines[k].template at<T>(rows_group, row) + hidden - left;
-        if (has(k)) copy_elements<Slot>(slot + (k * kLoads + kLast) * slots, from, left * static_cast<int>(sizeof(T)));
+        if (has(k))
+          copy_zero_filled<Slot>(slot + (k * kLoads + kLast) * slots, from, left * static_cast<int>(sizeof(T)));
       }
     }
     wait_for_oldest();
@@ -371,10 +373,10 @@ __global__ void __launch_bounds__(kMostThreads) backward_kernel(const __grid_con
               if (i == 0 ? first_column + j >= 0 : j < left) at[j] = vector.elements[j];
             }
           } else if (written) {
-            store_once(at, vector);
+            store_streaming(at, vector);
           }
         } else {
-          if (written) store_once(static_cast<T*>(to) + index, encode_all<T>(total));
+          if (written) store_streaming(static_cast<T*>(to) + index, encode_all<T>(total));
         }
       };
       write(problem.grad_x);
@@ -468,7 +470,7 @@ struct Layout {
 };
 
 // After how many rows shifted ones lie as before.
-int64_t period_of(const Backward& problem) { return kit::period_of(problem.hidden, kPlaces); }
+int64_t alignment_period(const Backward& problem) { return kit::alignment_period(problem.hidden, kPlaces); }
 
 Layout layout_of(const Backward& problem) {
   const int64_t hidden = problem.hidden;
@@ -508,7 +510,7 @@ Layout layout_of(const Backward& problem) {
   layout.stages = kStages;
   layout.rows = rows_in(most_bytes);
   int processors;
-  if (layout.rows <= 0 || processors_of_device(&processors) != cudaSuccess) return layout;
+  if (layout.rows <= 0 || sm_count(&processors) != cudaSuccess) return layout;
   const int64_t of_processor = (problem.rows + processors - 1) / processors;
   if (of_processor * row_bytes > kFewBytes) {
     layout.rows = std::max(1, rows_in(std::min(kManyBytes / read_bytes * row_bytes, most_bytes)));
@@ -551,8 +553,8 @@ cudaError_t launch_ring(const Ring& problem, const Layout& layout, int64_t block
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(layout.shared));
     if (error != cudaSuccess) return error;
   }
-  return launch_early(kernel, dim3(static_cast<unsigned>(blocks)), dim3(layout.group, layout.rows), layout.shared,
-                      stream, problem);
+  return launch_with_pdl(kernel, dim3(static_cast<unsigned>(blocks)), dim3(layout.group, layout.rows), layout.shared,
+                         stream, problem);
 }
 
 template <typename T, bool kBranch>
@@ -580,8 +582,11 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
   const Layout layout = layout_of(problem);
   const int64_t rows = problem.rows / problem.sums.groups;
   // Rows of a block begin alike, in all tensors.
-  const auto alike = [&](const Rows& tensor) { return lies_like(tensor, problem.grad_x, problem.hidden, sizeof(T)); };
-  const bool shifted = layout.shifted && (rows <= problem.sums.parts || problem.sums.parts % period_of(problem) == 0) &&
+  const auto alike = [&](const Rows& tensor) {
+    return same_alignment(tensor, problem.grad_x, problem.hidden, sizeof(T));
+  };
+  const bool shifted = layout.shifted &&
+                       (rows <= problem.sums.parts || problem.sums.parts % alignment_period(problem) == 0) &&
                        alike(problem.grad) && alike(problem.x) && alike(problem.grad_sum) && alike(problem.branch) &&
                        aligned(problem.grad_x) && aligned(problem.grad_branch);
   Lines x, grad, grad_sum, added_branch, scale, gate;
@@ -668,7 +673,7 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
 
 int partial_sums(const Backward& problem, int64_t* parts) {
   int processors;
-  const cudaError_t error = processors_of_device(&processors);
+  const cudaError_t error = sm_count(&processors);
   if (error != cudaSuccess) return error;
   const Layout layout = layout_of(problem);
   int64_t at_once = layout.rows;
@@ -683,7 +688,7 @@ int partial_sums(const Backward& problem, int64_t* parts) {
   const int64_t groups = problem.sums.groups, most = (problem.rows / groups + at_once - 1) / at_once;
   *parts = std::max<int64_t>(1, std::min(processors / groups, most));
   if (layout.rows > 0 && layout.shifted) {
-    const int64_t period = period_of(problem);
+    const int64_t period = alignment_period(problem);
     const auto periods = [&](int64_t count) { return std::max<int64_t>(count / period, 1) * period; };
     *parts = std::min({periods(processors / groups), periods(most + period - 1), problem.rows / groups});
   }
@@ -693,7 +698,8 @@ int partial_sums(const Backward& problem, int64_t* parts) {
 int backward(const Backward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   cudaError_t error = cudaSuccess;
-  with_type(problem.type, [&](auto tag) { error = launch<typename decltype(tag)::Element>(problem, cuda_stream); });
+  dispatch_dtype(problem.type,
+                 [&](auto tag) { error = launch<typename decltype(tag)::Element>(problem, cuda_stream); });
   if (error != cudaSuccess || problem.sums.partial == nullptr || problem.rows == 1) return error;
   Reduction reduction{};
   reduction.hidden = problem.hidden;

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "adaln_cuda/device.cuh"
-#include "kit/shifts.cuh"
+#include "kit/unaligned_rows.cuh"
 
 namespace adaln {
 namespace {
@@ -73,21 +73,21 @@ struct AnyBackward {
 // The first `left` bytes of a word, and zeros behind them.
 __device__ __forceinline__ void copy_part(uint32_t to, const char* from, int64_t left) {
   if (left >= kVectorBytes) {
-    copy_word<uint4>(to, from);
+    cp_async<uint4>(to, from);
   } else if (left <= 0) {
     store_shared(to, uint4{});
   } else {
-    copy_elements<uint4>(to, from, static_cast<uint32_t>(left));
+    copy_zero_filled<uint4>(to, from, static_cast<uint32_t>(left));
   }
 }
 
 __device__ __forceinline__ void wait_for_all_but(int pending) {
   if (pending >= 2) {
-    wait_for_copies<2>();
+    cp_async_wait<2>();
   } else if (pending == 1) {
-    wait_for_copies<1>();
+    cp_async_wait<1>();
   } else {
-    wait_for_copies<0>();
+    cp_async_wait<0>();
   }
 }
 
@@ -145,8 +145,8 @@ __global__ void __launch_bounds__(kAnyThreads) backward_any_kernel(const __grid_
       if (own && words > 1) store_shared(to + place + kVectorBytes, more);
     }
   };
-  let_next_begin();
-  wait_for_previous();
+  trigger_next_grid();
+  grid_wait();
 
   int64_t next_turn = first;
   int next_piece = 0, next_pass = 0;
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(kAnyThreads) backward_any_kernel(const __grid_
         copy_part(to + offset, from + offset, left - offset);
       }
     }
-    close_copies();
+    cp_async_commit();
     next_stage = next_stage + 1 == layout.stages ? 0 : next_stage + 1;
     if (++next_piece < pieces) return;
     next_piece = 0;
@@ -361,8 +361,8 @@ __global__ void __launch_bounds__(kAnyThreads) backward_any_kernel(const __grid_
 #pragma unroll 1
           for (int begin = thread * kVectorBytes - shift; begin < bytes; begin += group * kVectorBytes) {
             if (begin >= 0 && begin + kVectorBytes <= bytes) {
-              store_word_once(reinterpret_cast<uint4*>(to + begin),
-                              word_at(from + begin / kVectorBytes * kVectorBytes, begin % kVectorBytes));
+              store_word_streaming(reinterpret_cast<uint4*>(to + begin),
+                                   word_at(from + begin / kVectorBytes * kVectorBytes, begin % kVectorBytes));
               continue;
             }
 #pragma unroll 1
@@ -447,7 +447,7 @@ inline AnyLayout any_layout(const Backward& problem, bool shifted, Source (&sour
   }
   const bool whole = static_cast<int64_t>(layout.loads) * layout.group >= vectors;
   int processors = 1;
-  processors_of_device(&processors);
+  sm_count(&processors);
   const int64_t groups = problem.sums.groups, each = std::max<int64_t>(1, processors / groups);
   const int64_t useful = (problem.rows / groups + each - 1) / each;  // rows of a block at a time, if there are few
   int rows = static_cast<int>(std::min<int64_t>(kAnyThreads / layout.group, (useful + step - 1) / step * step));
@@ -506,8 +506,8 @@ inline cudaError_t launch_any(const Backward& problem, cudaStream_t stream) {
                                                    static_cast<int>(any.layout.bytes));
     if (error != cudaSuccess) return error;
   }
-  return launch_early(backward_any_kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
-                      dim3(any.layout.group, any.layout.rows), any.layout.bytes, stream, any);
+  return launch_with_pdl(backward_any_kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
+                         dim3(any.layout.group, any.layout.rows), any.layout.bytes, stream, any);
 }
 
 }  // namespace

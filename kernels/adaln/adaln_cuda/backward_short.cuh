@@ -64,12 +64,12 @@ __device__ __forceinline__ void short_rows(const Short& problem) {
 #pragma unroll
     for (int k = 0; k < kStreams; ++k) {
       if (has(k)) {
-        prefetch(address_of(k, first_row), static_cast<uint32_t>(hidden) * kind_of_stream(k).bytes());
+        prefetch_to_l2(address_of(k, first_row), static_cast<uint32_t>(hidden) * kind_of_stream(k).bytes());
       }
     }
   }
-  wait_for_previous();
-  let_next_begin();
+  grid_wait();
+  trigger_next_grid();
 
   uint32_t next_row = first_row, next_slot = own;
   const auto fetch = [&] {
@@ -79,13 +79,13 @@ __device__ __forceinline__ void short_rows(const Short& problem) {
       for (int k = 0; k < kStreams; ++k) {
         if (has(k)) {
           const char* const from = address_of(k, next_row) + column * kind_of_stream(k).bytes();
-          copy_word<uint4>(to, from);
-          if (kind_of_stream(k).wide) copy_word<uint4>(to += of_slot, from + kVectorBytes);
+          cp_async<uint4>(to, from);
+          if (kind_of_stream(k).wide) cp_async<uint4>(to += of_slot, from + kVectorBytes);
           to += of_slot;
         }
       }
     }
-    close_copies();
+    cp_async_commit();
     next_row += stride;
     next_slot = next_slot + of_stage < end ? next_slot + of_stage : own;
   };
@@ -123,7 +123,7 @@ __device__ __forceinline__ void short_rows(const Short& problem) {
   for (uint32_t turn = part * blockDim.y; turn < problem.rows; turn += stride) {
     const uint32_t row = turn + threadIdx.y;
     const bool written = inside && row < problem.rows;
-    wait_for_copies<kShortStages - 2>();
+    cp_async_wait<kShortStages - 2>();
     if (problem.stages > 1) fetch();
     float x[kWidth], grad[kWidth], slope[kWidth], more[kWidth];
     uint32_t stream = slot;  // the next one
@@ -235,7 +235,7 @@ __device__ __forceinline__ void short_rows(const Short& problem) {
     }
     return;
   }
-  wait_for_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
 #pragma unroll
   for (int k = 0; k < kKinds; ++k) {
@@ -287,7 +287,7 @@ inline ShortShape short_shape(const Backward& problem) {
     shape.group = static_cast<int>((vectors + kWarp - 1) / kWarp * kWarp);
   }
   int processors = 1;
-  processors_of_device(&processors);
+  sm_count(&processors);
   const int64_t blocks = std::max<int64_t>(1, processors / problem.sums.groups);
   const int64_t useful = (problem.rows / problem.sums.groups + blocks - 1) / blocks;  // if there are few
   shape.rows = static_cast<int>(std::min<int64_t>(kShortThreads / shape.group, (useful + step - 1) / step * step));
@@ -307,8 +307,8 @@ inline cudaError_t launch_short(const Backward& problem, Short& of_rows, const S
     const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (error != cudaSuccess) return error;
   }
-  return launch_early(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
-                      dim3(shape.group, shape.rows), bytes, stream, of_rows);
+  return launch_with_pdl(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
+                         dim3(shape.group, shape.rows), bytes, stream, of_rows);
 }
 
 }  // namespace

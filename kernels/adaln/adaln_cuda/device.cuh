@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "adaln/problem.h"
-#include "kit/copies.cuh"
+#include "kit/async_copy.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
 
@@ -205,8 +205,8 @@ __device__ __forceinline__ void store_words(void* data, int64_t index, Kind kind
   auto* const to = reinterpret_cast<uint4*>(static_cast<char*>(data) + index * kind.bytes());
   uint4 words[2];
   encode_words(values, kind, words);
-  store_word_once(to, words[0]);
-  if (kind.wide) store_word_once(to + 1, words[1]);
+  store_word_streaming(to, words[0]);
+  if (kind.wide) store_word_streaming(to + 1, words[1]);
 }
 
 // To T and back.
@@ -399,7 +399,7 @@ constexpr bool kAllKernels = false;
 
 // Whether such is the code that runs on the current device.
 inline bool has_all_kernels(const void* kernel) {
-  const int architecture = architecture_of(kernel);
+  const int architecture = compiled_capability(kernel);
   return architecture >= 90 && architecture < 110;
 }
 

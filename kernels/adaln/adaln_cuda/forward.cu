@@ -106,8 +106,8 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
   const auto ask_for = [&](uint32_t set) {
     if (threadIdx.x != 0 || set >= problem.sets) return;
     const int64_t index = static_cast<int64_t>(set) * (kRows * hidden);
-    prefetch_row(static_cast<const T*>(problem.x.data) + index, kRows * hidden);
-    if (kBranch) prefetch_row(static_cast<const T*>(problem.branch.data) + index, kRows * hidden);
+    prefetch_row_to_l2(static_cast<const T*>(problem.x.data) + index, kRows * hidden);
+    if (kBranch) prefetch_row_to_l2(static_cast<const T*>(problem.branch.data) + index, kRows * hidden);
   };
   if (blockIdx.x < problem.ahead) ask_for(blockIdx.x);
   // Of the first spans, what their rows share.
@@ -115,13 +115,13 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
       static_cast<uint64_t>(blockIdx.x) * problem.sets_of_span < problem.sets) {
     const int64_t bytes = kSmall && !problem.wide ? sizeof(T) : sizeof(float);
     const auto ask_for_shared = [&](const Shared& shared) {
-      prefetch_row(static_cast<const char*>(shared.data) + blockIdx.x * shared.stride * bytes, hidden * bytes);
+      prefetch_row_to_l2(static_cast<const char*>(shared.data) + blockIdx.x * shared.stride * bytes, hidden * bytes);
     };
     if (kBranch) ask_for_shared(problem.gate);
 #pragma unroll 1
     for (int k = 0; k < problem.staged; ++k) ask_for_shared(problem.shared[k]);
   }
-  wait_for_previous();
+  grid_wait();
   // A thread without rows still takes part in the sums of its warp: with the last ones, which it does not write.
   const uint32_t own_set = blockIdx.x * blockDim.y + threadIdx.y, set = min(own_set, problem.sets - 1);
   const uint32_t span = problem.spans(set), first = (set - span * problem.sets_of_span) * kRows;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
   };
   const auto write = [&](void* to, int r, int i, uint4 word) {
     if (there && (r == 0 || second) && has(i)) {
-      store_word_once(reinterpret_cast<uint4*>(static_cast<T*>(to) + written + (r * hidden + i * step)), word);
+      store_word_streaming(reinterpret_cast<uint4*>(static_cast<T*>(to) + written + (r * hidden + i * step)), word);
     }
   };
   uint4 words[kRows][kLoads];
@@ -158,7 +158,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
   float first_of_wide_gate;
   read(problem.x, words);
   if (problem.centered) read_first(problem.x, first_of_x);
-  let_next_begin();  // behind the first loads, so as not to stand in their way
+  trigger_next_grid();  // behind the first loads, so as not to stand in their way
   // Scale, shift, weight and bias, on their way into shared memory, where each thread finds its own: in registers they
   // would keep rows from the processor.
   const int threads = group * blockDim.y, own = threadIdx.y * group + threadIdx.x;
@@ -172,7 +172,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
         const T* from = static_cast<const T*>(problem.shared[k].data) + (span * problem.shared[k].stride + own_column);
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
-          if (has(i)) copy_word<true>(only_slot_of(k, i), from + i * step);
+          if (has(i)) cp_async<true>(only_slot_of(k, i), from + i * step);
         }
       };
       stage(0);
@@ -187,12 +187,12 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
 #pragma unroll 1
         for (int i = 0; i < kLoads; ++i) {
           for (int word = 0; word < words_each && has(i); ++word) {
-            copy_word<true>(slot_of(k, i) + word * threads, from + i * step * bytes + word * kVectorBytes);
+            cp_async<true>(slot_of(k, i) + word * threads, from + i * step * bytes + word * kVectorBytes);
           }
         }
       }
     }
-    close_copies();
+    cp_async_commit();
   };
   // A pair of what was read into shared memory.
   const auto shared_pair = [&](int k, int i, int pair) {
@@ -320,7 +320,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks) forward_kernel(const __
 #pragma unroll
   for (int r = 0; r < kRows; ++r) rstds[r] = rsqrtf(variance_of(sums[2 * r], sums[2 * r + 1]) + problem.eps);
 
-  wait_for_copies<0>();
+  cp_async_wait<0>();
   if (problem.only_shared) {
     const auto norm = [&](auto weighted) {
 #pragma unroll
@@ -402,7 +402,7 @@ Sets sets_for(int vectors, int words_staged) {
 template <typename T, int kRows, bool kBranch>
 cudaError_t launch_rows(RowsForward& problem, int64_t rows, const Sets& sets, cudaStream_t stream) {
   int processors;
-  cudaError_t error = processors_of_device(&processors);
+  cudaError_t error = sm_count(&processors);
   if (error != cudaSuccess) return error;
   problem.sets_of_span = (problem.span + kRows - 1) / kRows;
   problem.sets = static_cast<uint32_t>(rows / problem.span) * problem.sets_of_span;
@@ -422,8 +422,8 @@ cudaError_t launch_rows(RowsForward& problem, int64_t rows, const Sets& sets, cu
     error = cudaFuncSetAttribute(kernel, attribute, static_cast<int>(sets.bytes));
     if (error != cudaSuccess) return error;
   }
-  return launch_early(kernel, dim3((problem.sets + sets.side - 1) / sets.side), dim3(sets.group, sets.side), sets.bytes,
-                      stream, problem);
+  return launch_with_pdl(kernel, dim3((problem.sets + sets.side - 1) / sets.side), dim3(sets.group, sets.side),
+                         sets.bytes, stream, problem);
 }
 
 template <typename T>
@@ -486,7 +486,7 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
 
 int forward(const Forward& problem, void* stream) {
   cudaError_t error = cudaSuccess;
-  with_type(problem.type, [&](auto tag) {
+  dispatch_dtype(problem.type, [&](auto tag) {
     error = launch<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));
   });
   return error;

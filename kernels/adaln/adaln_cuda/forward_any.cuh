@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks)
     if (data != nullptr) {
       data += read.rows.offset(read.of_span ? problem.first.span + problem.first.spans(blockIdx.x) : row) *
               static_cast<int64_t>(read.wide ? sizeof(float) : sizeof(T));
-      if (thread <= kBranch) prefetch_row(reinterpret_cast<const T*>(data), hidden);
+      if (thread <= kBranch) prefetch_row_to_l2(reinterpret_cast<const T*>(data), hidden);
     }
     reads[thread] = {data, read.wide};
   }
@@ -174,19 +174,19 @@ __global__ void __launch_bounds__(kMostThreads, kBlocks)
   const int64_t single = thread < first ? thread : behind + thread - first;
   const bool has_single = thread < kWarp && single < hidden;
   const AnyRow gate_row = reads[kGate];
-  let_next_begin();
-  wait_for_previous();
+  trigger_next_grid();
+  grid_wait();
   if (slots > 0) {
     const auto fetch = [&](const AnyRow& from, uint4* to) {
 #pragma unroll 1
       for (int64_t vector = thread; vector < vectors; vector += threads) {
-        copy_word(to + vector, from.data + first * sizeof(T) + vector * kVectorBytes);
+        cp_async(to + vector, from.data + first * sizeof(T) + vector * kVectorBytes);
       }
     };
     if (x_whole) fetch(reads[kX], memory);
     if (branched && branch_whole) fetch(reads[kBranch], memory + slots);
-    close_copies();
-    wait_for_copies<0>();
+    cp_async_commit();
+    cp_async_wait<0>();
   }
   float only[1] = {};
   const auto load_row = [&](int index, int64_t column, auto& values) {
@@ -362,7 +362,7 @@ cudaError_t launch_any(const Forward& problem, cudaStream_t stream) {
   if (!all_aligned) any.margin = kWidth;
   return launch_in_parts(problem.rows, problem.span, [&](unsigned rows, const First& first) {
     any.first = first;
-    return launch_early(forward_any_kernel<T>, dim3(rows), dim3(threads), held ? bytes : 0, stream, any);
+    return launch_with_pdl(forward_any_kernel<T>, dim3(rows), dim3(threads), held ? bytes : 0, stream, any);
   });
 }
 

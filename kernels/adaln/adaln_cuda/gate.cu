@@ -140,19 +140,19 @@ __global__ void __launch_bounds__(kThreads) gate_kernel(const __grid_constant__ 
   if (there && own == 0) {
     const int64_t elements = min(static_cast<int64_t>(tiles.columns) * kWidth, problem.hidden - column);
     if (problem.early) {
-      prefetch_row(residual_at, elements);
-      prefetch_row(branch_at, elements);
+      prefetch_row_to_l2(residual_at, elements);
+      prefetch_row_to_l2(branch_at, elements);
     }
     if (row_of_span == 0) {
       if (sizeof(T) == sizeof(float) || problem.gate_type == Type::float32) {
-        prefetch_row(static_cast<const float*>(problem.gate.data) + gate_at, elements);
+        prefetch_row_to_l2(static_cast<const float*>(problem.gate.data) + gate_at, elements);
       } else {
-        prefetch_row(static_cast<const T*>(problem.gate.data) + gate_at, elements);
+        prefetch_row_to_l2(static_cast<const T*>(problem.gate.data) + gate_at, elements);
       }
     }
   }
-  let_next_begin();
-  wait_for_previous();
+  trigger_next_grid();
+  grid_wait();
   if (!there) return;
   const auto residual = load<T, kWidth>(residual_at), branch = load<T, kWidth>(branch_at);
   float sum[kWidth], product[kWidth], gate[kWidth];
@@ -172,13 +172,13 @@ __global__ void __launch_bounds__(kThreads) gate_any_kernel(const __grid_constan
   const int64_t hidden = problem.hidden, row = first.row + blockIdx.x;
   const Rows& rows = lane == 0 ? problem.residual : lane == 1 ? problem.branch : problem.gate.rows;
   const int64_t offset = rows.offset(lane < 2 ? row : first.span + first.spans(blockIdx.x));
-  if (threadIdx.x < 2) prefetch_row(static_cast<const T*>(rows.data) + offset, hidden);
+  if (threadIdx.x < 2) prefetch_row_to_l2(static_cast<const T*>(rows.data) + offset, hidden);
   const T* residual_row = static_cast<const T*>(problem.residual.data) + __shfl_sync(kAllLanes, offset, 0);
   const T* branch_row = static_cast<const T*>(problem.branch.data) + __shfl_sync(kAllLanes, offset, 1);
   const EitherRow gate_row(problem.gate.rows.data, problem.gate.type, __shfl_sync(kAllLanes, offset, 2));
   T* sum_row = static_cast<T*>(problem.sum) + row * hidden;
-  let_next_begin();
-  wait_for_previous();
+  trigger_next_grid();
+  grid_wait();
   for (int64_t column = static_cast<int64_t>(threadIdx.x) * kWidth - before<kWidth>(sum_row); column < hidden;
        column += blockDim.x * kWidth) {
     const Part<kWidth> part(column, hidden);
@@ -210,12 +210,12 @@ __global__ void __launch_bounds__(kBackwardThreads, kBackwardBlocks)
   if (own == 0) {
     const int64_t elements = min(static_cast<int64_t>(tiles.columns) * kWidth, problem.hidden - column);
     for (uint32_t row = first_row; row < min(end, first_row + kBackwardRows * step); row += step) {
-      prefetch_row(problem.grad.at<T>(group, row) + column, elements);
-      if (problem.branch.data != nullptr) prefetch_row(problem.branch.at<T>(group, row) + column, elements);
+      prefetch_row_to_l2(problem.grad.at<T>(group, row) + column, elements);
+      if (problem.branch.data != nullptr) prefetch_row_to_l2(problem.branch.at<T>(group, row) + column, elements);
     }
   }
-  wait_for_previous();
-  let_next_begin();
+  grid_wait();
+  trigger_next_grid();
   if (problem.shared_gate && end > 0) read_gate(group);
   for (uint32_t first = first_row; first < end; first += step * kBackwardRows) {
     Vector<T, kWidth> grad[kBackwardRows], branch[kBackwardRows];
@@ -325,15 +325,15 @@ cudaError_t launch(const Gate& problem, cudaStream_t stream) {
                           ask_early(problem.rows * problem.hidden * int64_t{3 * sizeof(T)})};
     const Tiles tiles = tiles_of(problem.hidden, kWidth, kThreads);
     const auto blocks = static_cast<unsigned>((problem.rows + tiles.rows - 1) / tiles.rows * tiles.in_a_row);
-    return launch_early(gate_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
-                        tiles);
+    return launch_with_pdl(gate_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
+                           tiles);
   }
   // One vector more than in a row of whole ones, for the row may begin within one.
   const int64_t vectors = problem.hidden / kWidth + 2, rounds = (vectors + kThreads - 1) / kThreads;
   const int64_t threads = ((vectors + rounds - 1) / rounds + kWarp - 1) / kWarp * kWarp;
   return launch_in_parts(problem.rows, problem.span, [&](unsigned blocks, const First& first) {
-    return launch_early(gate_any_kernel<T>, dim3(blocks), dim3(static_cast<unsigned>(threads)), 0, stream, problem,
-                        first);
+    return launch_with_pdl(gate_any_kernel<T>, dim3(blocks), dim3(static_cast<unsigned>(threads)), 0, stream, problem,
+                           first);
   });
 }
 
@@ -359,8 +359,8 @@ cudaError_t launch(const GateBackward& problem, cudaStream_t stream) {
                                   problem.span > 1};
     const Tiles tiles = tiles_of(problem.hidden, kWidth, kBackwardThreads);
     const auto blocks = static_cast<unsigned>(parts * tiles.in_a_row);
-    launch_early(gate_backward_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
-                 tiles);
+    launch_with_pdl(gate_backward_kernel<T, kWidth>, dim3(blocks), dim3(tiles.columns * tiles.rows), 0, stream, lines,
+                    tiles);
   } else {
     const auto in_a_row = static_cast<unsigned>((problem.hidden + kThreads - 1) / kThreads);
     gate_backward_any_kernel<T>
@@ -373,7 +373,7 @@ cudaError_t launch(const GateBackward& problem, cudaStream_t stream) {
 
 int gate(const Gate& problem, void* stream) {
   cudaError_t error = cudaSuccess;
-  with_type(problem.type, [&](auto tag) {
+  dispatch_dtype(problem.type, [&](auto tag) {
     error = launch<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));
   });
   return error;
@@ -381,7 +381,7 @@ int gate(const Gate& problem, void* stream) {
 
 int partial_sums(const GateBackward& problem, int64_t* parts) {
   int processors;
-  const cudaError_t error = processors_of_device(&processors);
+  const cudaError_t error = sm_count(&processors);
   if (error != cudaSuccess) return error;
   const Tiles tiles =
       tiles_of(problem.hidden, kVectorBytes / static_cast<int>(bytes_of(problem.type)), kBackwardThreads);
@@ -395,7 +395,8 @@ int partial_sums(const GateBackward& problem, int64_t* parts) {
 int gate_backward(const GateBackward& problem, void* stream) {
   const auto cuda_stream = static_cast<cudaStream_t>(stream);
   cudaError_t error = cudaSuccess;
-  with_type(problem.type, [&](auto tag) { error = launch<typename decltype(tag)::Element>(problem, cuda_stream); });
+  dispatch_dtype(problem.type,
+                 [&](auto tag) { error = launch<typename decltype(tag)::Element>(problem, cuda_stream); });
   if (error != cudaSuccess || problem.sums.partial == nullptr) return error;
   Reduction reduction{};
   reduction.hidden = problem.hidden;

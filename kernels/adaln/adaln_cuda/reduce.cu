@@ -10,12 +10,12 @@
 // it has ended.
 #include "adaln_cuda/device.cuh"
 #include "adaln_cuda/reduce.cuh"
-#include "kit/parts.cuh"
+#include "kit/two_stage_reduction.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kWidth = kPartWidth, kAcross = 8,
+constexpr int kWidth = kPartialWidth, kAcross = 8,
               kColumns = kAcross * kWidth;    // of a block: threads side by side, each of a vector
 constexpr int kFewRows = 16, kManyRows = 64;  // of threads; the latter where there are more groups than the former
 constexpr int kRowsOfWarp = kWarp / kAcross;
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kAcross* kManyRows, 1) reduce_kernel(const __g
   const int rows = blockDim.x / kAcross, together = blockDim.x / kColumns;  // groups that are finished at a time
   float (*const of_rows)[kColumns] = reinterpret_cast<float (*)[kColumns]>(memory);
   float (*const of_groups)[kColumns] = of_rows + rows, (*const of_all)[kColumns] = of_groups + rows;
-  let_next_begin();
+  trigger_next_grid();
   const Reduction& reduction = problem.reduction;
   const Sums& sums = reduction.sums;
   const Family& family = problem.families[blockIdx.y];
@@ -101,13 +101,13 @@ __global__ void __launch_bounds__(kAcross* kManyRows, 1) reduce_kernel(const __g
   uint32_t scale = scale_of(begin + first_group);
   float result = 0.0f;
   asm volatile("" : "+l"(from), "+l"(row_step));  // known before the wait
-  wait_for_previous();
+  grid_wait();
 
 #pragma unroll 1
   for (int term = 0;;) {
     float own_sums[kWidth] = {};
     if (own_group < groups && left > 0) {
-      add_parts<kBatch>(from, row_step, first_part, of_group, parts, hidden, left, own_sums);
+      add_partials<kBatch>(from, row_step, first_part, of_group, parts, hidden, left, own_sums);
     }
     // Of a group, the first row of each warp gets the sums over its rows.
 #pragma unroll 1
@@ -181,8 +181,8 @@ cudaError_t reduce(const Reduction& reduction, cudaStream_t stream) {
     (total.of_all_groups ? family->all : family->each) = i;
   }
   const auto rounds = static_cast<unsigned>((groups + rows - 1) / rows);
-  return launch_early(reduce_kernel, dim3(problem.blocks_in_a_row * rounds, families), dim3(kAcross * rows),
-                      3 * rows * kColumns * sizeof(float), stream, problem);
+  return launch_with_pdl(reduce_kernel, dim3(problem.blocks_in_a_row * rounds, families), dim3(kAcross * rows),
+                         3 * rows * kColumns * sizeof(float), stream, problem);
 }
 
 }  // namespace adaln

@@ -19,8 +19,8 @@ template <typename T, int kWidth, int kLoads, bool kEven, class G>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(const __grid_constant__ Tensors<T, kWidth, kEven> tensors, const __grid_constant__ Piece piece) {
   const uint32_t first = blockIdx.x * (kThreads * kLoads) + threadIdx.x;
-  let_next_begin();
-  wait_for_previous();
+  trigger_next_grid();
+  grid_wait();
   Vector<T, kWidth> grad[kLoads], gate[kLoads], up[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
@@ -66,7 +66,7 @@ void launch(Backward problem, cudaStream_t stream) {
                                                    {problem.up, piece},
                                                    {problem.grad_gate, problem.stride, piece},
                                                    {problem.grad_up, problem.stride, piece}};
-      launch_early(backward_kernel<T, width(), loads(), is_even(), G>, blocks, kThreads, 0, stream, tensors, piece);
+      launch_with_pdl(backward_kernel<T, width(), loads(), is_even(), G>, blocks, kThreads, 0, stream, tensors, piece);
     });
   });
 }
@@ -74,7 +74,7 @@ void launch(Backward problem, cudaStream_t stream) {
 }  // namespace
 
 int backward(const Backward& problem, void* stream) {
-  return with_type(problem.type, [&](auto type) {
+  return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     with_gelu<T>(problem.approximate, [&](auto gelu) {
       launch<T, typename decltype(gelu)::Element>(problem, static_cast<cudaStream_t>(stream));

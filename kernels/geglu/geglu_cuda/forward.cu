@@ -24,8 +24,8 @@ template <typename T, int kWidth, int kLoads, bool kEven, class G>
 __global__ void __launch_bounds__(kThreads)
     forward_kernel(const __grid_constant__ Tensors<T, kWidth, kEven> tensors, const __grid_constant__ Piece piece) {
   const uint32_t first = blockIdx.x * (kThreads * kLoads) + threadIdx.x;
-  let_next_begin();
-  wait_for_previous();
+  trigger_next_grid();
+  grid_wait();
   Vector<T, kWidth> gate[kLoads], up[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
@@ -87,8 +87,8 @@ __global__ void __launch_bounds__(kThreads)
   const uint32_t first = (blockIdx.x * kThreads + threadIdx.x) * kWidth, row = piece.row(first);
   const int left = static_cast<int>(min((row + 1) * piece.columns - first, static_cast<uint32_t>(kWidth)));
   const int all = static_cast<int>(min(piece.count - first, static_cast<uint32_t>(kWidth)));
-  let_next_begin();
-  wait_for_previous();
+  trigger_next_grid();
+  grid_wait();
   if (first >= piece.count) return;
   Anywhere<T, kWidth> gate, up, next_gate, next_up;
   gate.read(tensors.gate.at(first, row), 0, left - 1);
@@ -134,8 +134,8 @@ void launch_anywhere(const Forward& problem, cudaStream_t stream) {
     const Piece piece{row, 0, count, hidden, Divider(hidden)};
     T* out = static_cast<T*>(problem.out) + row * problem.hidden;
     const Tensors<T, 1, true> tensors{{problem.gate, piece}, {problem.up, piece}, out};
-    launch_early(forward_anywhere_kernel<T, G>, static_cast<unsigned>((count + kTile - 1) / kTile), kThreads, 0, stream,
-                 tensors, piece);
+    launch_with_pdl(forward_anywhere_kernel<T, G>, static_cast<unsigned>((count + kTile - 1) / kTile), kThreads, 0,
+                    stream, tensors, piece);
   }
 }
 
@@ -154,7 +154,7 @@ void launch(Forward problem, cudaStream_t stream) {
     for_each_piece<width(), loads()>(problem.rows, problem.hidden, [&](const Piece& piece, unsigned blocks) {
       T* out = static_cast<T*>(problem.out) + piece.first_row * problem.hidden + piece.first_column;
       const Tensors<T, width(), is_even()> tensors{{problem.gate, piece}, {problem.up, piece}, out};
-      launch_early(forward_kernel<T, width(), loads(), is_even(), G>, blocks, kThreads, 0, stream, tensors, piece);
+      launch_with_pdl(forward_kernel<T, width(), loads(), is_even(), G>, blocks, kThreads, 0, stream, tensors, piece);
     });
   });
 }
@@ -162,7 +162,7 @@ void launch(Forward problem, cudaStream_t stream) {
 }  // namespace
 
 int forward(const Forward& problem, void* stream) {
-  return with_type(problem.type, [&](auto type) {
+  return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     with_gelu<T>(problem.approximate, [&](auto gelu) {
       launch<T, typename decltype(gelu)::Element>(problem, static_cast<cudaStream_t>(stream));

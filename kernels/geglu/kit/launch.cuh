@@ -22,7 +22,7 @@ struct Tag {
 
 // Calls `launch` with a Tag of the element type, and returns the error of what it launched.
 template <typename Launch>
-cudaError_t with_type(Type type, Launch&& launch) {
+cudaError_t dispatch_dtype(Type type, Launch&& launch) {
   switch (type) {
     case Type::float32:
       launch(Tag<float>{});
@@ -47,24 +47,24 @@ inline cudaError_t current_device(int* device) {
   return only_one ? cudaSuccess : cudaGetDevice(device);
 }
 
-inline cudaError_t processors_of_device(int* processors) {
+inline cudaError_t sm_count(int* processors) {
   int device;
   const cudaError_t error = current_device(&device);
   return error != cudaSuccess ? error : cudaDeviceGetAttribute(processors, cudaDevAttrMultiProcessorCount, device);
 }
 
-// From capability 9.0 on, the blocks of a kernel that `launch_early` started may begin while the kernel in front of it
-// in the stream ends, which hides the time that a launch takes. Every thread must call `wait_for_previous` before it
-// reads or writes global memory; it returns when that kernel is done and its results are visible. Once all blocks have
-// called `let_next_begin`, or ended, the next kernel may begin in turn, and it waits by itself.
+// From capability 9.0 on, the blocks of a kernel that `launch_with_pdl` started may begin while the kernel in front of
+// it in the stream ends, which hides the time that a launch takes. Every thread must call `grid_wait` before it reads
+// or writes global memory; it returns when that kernel is done and its results are visible. Once all blocks have called
+// `trigger_next_grid`, or ended, the next kernel may begin in turn, and it waits by itself.
 
-__device__ __forceinline__ void wait_for_previous() {
+__device__ __forceinline__ void grid_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-__device__ __forceinline__ void let_next_begin() {
+__device__ __forceinline__ void trigger_next_grid() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
@@ -73,7 +73,7 @@ __device__ __forceinline__ void let_next_begin() {
 // The architecture that the code on the current device was compiled for, such as 90: that of PTX, where it comes from
 // PTX for an older one. 0 if that cannot be told. All kernels of a library are compiled for the same ones, so that one
 // of them speaks for all.
-inline int architecture_of(const void* kernel) {
+inline int compiled_capability(const void* kernel) {
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices];  // 0: not yet known
   int device;
@@ -88,10 +88,10 @@ inline int architecture_of(const void* kernel) {
   return architecture;
 }
 
-// Launches a kernel that calls `wait_for_previous`. An error is what cudaGetLastError returns afterwards, too.
+// Launches a kernel that calls `grid_wait`. An error is what cudaGetLastError returns afterwards, too.
 template <typename... Parameters>
-cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
-                         cudaStream_t stream, Parameters... parameters) {
+cudaError_t launch_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
+                            cudaStream_t stream, Parameters... parameters) {
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
@@ -101,7 +101,7 @@ cudaError_t launch_early(void (*kernel)(Parameters...), dim3 blocks, dim3 thread
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = architecture_of(reinterpret_cast<const void*>(kernel)) >= 90 ? 1 : 0;  // else it does not wait
+  config.numAttrs = compiled_capability(reinterpret_cast<const void*>(kernel)) >= 90 ? 1 : 0;  // else it does not wait
   void* arguments[] = {&parameters...};
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }

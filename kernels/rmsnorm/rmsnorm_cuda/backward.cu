@@ -12,8 +12,8 @@
 #include <atomic>
 
 #include "kit/launch.cuh"
-#include "kit/parts.cuh"
-#include "kit/shifts.cuh"
+#include "kit/two_stage_reduction.cuh"
+#include "kit/unaligned_rows.cuh"
 #include "rmsnorm_cuda/device.cuh"
 #include "rmsnorm_cuda/rmsnorm.h"
 
@@ -212,8 +212,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_scalar_kernel(const __g
   const int group = arguments.group, groups = blockDim.x / group, index = threadIdx.x / group;
   const int first_column = threadIdx.x - index * group, hidden = arguments.hidden;
   GroupSums sum_over_group(scratch, group, index);
-  wait_for_previous();
-  let_next_begin();
+  grid_wait();
+  trigger_next_grid();
   float weight_sums[kScalarLoads][1] = {};
   for (int64_t base = arguments.rows - 1 - static_cast<int64_t>(blockIdx.x) * groups; base >= 0;
        base -= static_cast<int64_t>(gridDim.x) * groups) {
@@ -306,24 +306,24 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   if (thread == 0 && next >= 0) {
     const Offsets offsets(arguments, next);
     if constexpr (!kPlain) {
-      prefetch_row(static_cast<const T*>(arguments.x) + offsets.x, hidden);
-      prefetch_row(static_cast<const T*>(arguments.grad) + offsets.grad, hidden);
-      if (add) prefetch_row(static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, hidden);
+      prefetch_row_to_l2(static_cast<const T*>(arguments.x) + offsets.x, hidden);
+      prefetch_row_to_l2(static_cast<const T*>(arguments.grad) + offsets.grad, hidden);
+      if (add) prefetch_row_to_l2(static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, hidden);
     } else {
       const int64_t bytes = hidden * sizeof(T);
-      prefetch(static_cast<const T*>(arguments.x) + offsets.x, bytes);
-      prefetch(static_cast<const T*>(arguments.grad) + offsets.grad, bytes);
-      if (add) prefetch(static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, bytes);
+      prefetch_to_l2(static_cast<const T*>(arguments.x) + offsets.x, bytes);
+      prefetch_to_l2(static_cast<const T*>(arguments.grad) + offsets.grad, bytes);
+      if (add) prefetch_to_l2(static_cast<const T*>(arguments.grad_sum) + offsets.grad_sum, bytes);
     }
   }
   if (blockIdx.x == 0 && threadIdx.x == 0 && arguments.weight.data != nullptr) {
     if (!kPlain && arguments.weight.type == Type::float32) {
-      prefetch_row(static_cast<const float*>(arguments.weight.data), hidden);
+      prefetch_row_to_l2(static_cast<const float*>(arguments.weight.data), hidden);
     } else {
-      prefetch_row(static_cast<const T*>(arguments.weight.data), hidden);
+      prefetch_row_to_l2(static_cast<const T*>(arguments.weight.data), hidden);
     }
   }
-  wait_for_previous();
+  grid_wait();
   Factors<T, kWidth> factors[kRingLoads];
   float whole_factors[kRingLoads][kWidth];
 #pragma unroll
@@ -355,9 +355,9 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
   for (int64_t turn = -kRingSlots; turn * step < arguments.rows; ++turn, row -= step, next -= step) {
     // The second kernel may come beside the last turns. Allowed to come earlier, it costs wide rows up to a tenth, and
     // few turns up to 5%.
-    if ((turn + last_turns) * step >= arguments.rows) let_next_begin();
+    if ((turn + last_turns) * step >= arguments.rows) trigger_next_grid();
     const int columns = turn >= 0 && row >= 0 ? end : 0;
-    wait_for_copies<kRingSlots - 1>();
+    cp_async_wait<kRingSlots - 1>();
     float sums[2] = {0.0f, 0.0f};
     Vector<T, 1> edge_x, edge_grad, edge_sum{};
     const bool at_edge = !kPlain && turn >= 0 && row >= 0 && edge.column >= 0;
@@ -404,9 +404,9 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
 #pragma unroll
       for (int i = 0; i < kRingLoads; ++i) {
         if (first_column + i * column_step < end) {
-          copy_word(reinterpret_cast<uint4*>(place(0, i)), x + i * column_step);
-          copy_word(reinterpret_cast<uint4*>(place(1, i)), grad + i * column_step);
-          if (add) copy_word(reinterpret_cast<uint4*>(place(2, i)), grad_sum + i * column_step);
+          cp_async(reinterpret_cast<uint4*>(place(0, i)), x + i * column_step);
+          cp_async(reinterpret_cast<uint4*>(place(1, i)), grad + i * column_step);
+          if (add) cp_async(reinterpret_cast<uint4*>(place(2, i)), grad_sum + i * column_step);
         }
       }
       if constexpr (!kPlain) {
@@ -415,8 +415,8 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
             // Behind the last row there may be nothing to read.
             if (edge.column >= 0) edges(tensor)[thread] = from[edge.column - first_column];
           } else if (thread < kEdges && (thread == 0 ? before > 0 : end < hidden)) {
-            copy_word(reinterpret_cast<uint4*>(edges(tensor) + thread * kWidth),
-                      from - first_column + (thread == 0 ? -shift : end));
+            cp_async(reinterpret_cast<uint4*>(edges(tensor) + thread * kWidth),
+                     from - first_column + (thread == 0 ? -shift : end));
           }
         };
         bring(0, x);
@@ -424,7 +424,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
         if (add) bring(2, grad_sum);
       }
     }
-    close_copies();
+    cp_async_commit();
     own += tensors * kRingLoads * blockDim.x;
     if (++slot == kRingSlots) {
       slot = 0;
@@ -432,7 +432,7 @@ __global__ void __launch_bounds__(kMostThreads) backward_ring_kernel(const __gri
     }
   }
   if (arguments.partial == nullptr) return;
-  wait_for_copies<0>();
+  cp_async_wait<0>();
   write_partial<T, !kPlain>(arguments, reinterpret_cast<float*>(ring), index, first_column, column_step, end,
                             weight_sums, shift, edge);
 }
@@ -444,8 +444,8 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
   const int64_t hidden = arguments.long_hidden, step = kLongBlock * kWidth;
   const int64_t first_column = static_cast<int64_t>(threadIdx.x) * kWidth;
   float* partial = arguments.partial == nullptr ? nullptr : arguments.partial + blockIdx.x * hidden;
-  wait_for_previous();
-  let_next_begin();
+  grid_wait();
+  trigger_next_grid();
   for (int64_t row = blockIdx.x; row < arguments.rows; row += gridDim.x) {
     const Offsets offsets(arguments, row);
     const T* x = static_cast<const T*>(arguments.x) + offsets.x;
@@ -479,8 +479,8 @@ __global__ void __launch_bounds__(kLongBlock) backward_long_kernel(const __grid_
   }
 }
 
-constexpr int kReduceAcross = 8, kReduceRows = 32;          // threads of a block, side by side and below each other
-constexpr int kReduceColumns = kReduceAcross * kPartWidth;  // of a block
+constexpr int kReduceAcross = 8, kReduceRows = 32;             // threads of a block, side by side and below each other
+constexpr int kReduceColumns = kReduceAcross * kPartialWidth;  // of a block
 constexpr int kReduceThreads = kReduceAcross * kReduceRows;
 // Parts that a thread asks for together: all of its own, where they come from two blocks on each of 144 processors.
 constexpr int kReduceBatch = 9;
@@ -491,21 +491,21 @@ template <typename W>
 __global__ void __launch_bounds__(kReduceThreads, 1)
     reduce_kernel(const float* partial, int64_t parts, int64_t hidden, W* out) {
   __shared__ float of_warps[kReduceThreads / kWarp][kReduceColumns];
-  const int across = threadIdx.x % kReduceAcross * kPartWidth, row = threadIdx.x / kReduceAcross;
+  const int across = threadIdx.x % kReduceAcross * kPartialWidth, row = threadIdx.x / kReduceAcross;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kReduceColumns, left = hidden - first_column - across;
   const float* from = partial + row * hidden + first_column + across;
   int64_t step = kReduceRows * hidden;
-  let_next_begin();
+  trigger_next_grid();
   asm volatile("" : "+l"(from), "+l"(step));  // known before the wait
-  wait_for_previous();
-  float sums[kPartWidth] = {};
+  grid_wait();
+  float sums[kPartialWidth] = {};
   if (left > 0) {
-    add_parts<kReduceBatch>(from, step, row, kReduceRows, static_cast<int>(parts), hidden, left, sums);
+    add_partials<kReduceBatch>(from, step, row, kReduceRows, static_cast<int>(parts), hidden, left, sums);
   }
 #pragma unroll
   for (int far = kReduceAcross; far < kWarp; far *= 2) {
 #pragma unroll
-    for (int j = 0; j < kPartWidth; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], far);
+    for (int j = 0; j < kPartialWidth; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], far);
   }
   if (threadIdx.x % kWarp < kReduceAcross) memcpy(&of_warps[threadIdx.x / kWarp][across], sums, sizeof(sums));
   __syncthreads();
@@ -571,7 +571,7 @@ Plan plan_of(int64_t rows, int64_t hidden, int width, const Device& device) {
     const int64_t threads = std::max(std::min<int64_t>(hidden, kWarp), (hidden + kScalarLoads - 1) / kScalarLoads);
     return plan_of_groups(rows, 1, group_of(threads), 2 * kMostThreads, device);
   }
-  const int64_t vectors = hidden / width, period = period_of(hidden, width);
+  const int64_t vectors = hidden / width, period = alignment_period(hidden, width);
   const int bytes = kRingBytes + (period > 1 ? kRingSlots * 3 * kVectorBytes / width : 0);
   const int room = std::min((device.shared - 2 * kReservedBytes) / bytes / kWarp * kWarp, kMostThreads);
   // More threads than that need them read a short row in fewer pieces of a line, and one that is alone sooner.
@@ -586,8 +586,8 @@ Plan plan_of(int64_t rows, int64_t hidden, int width, const Device& device) {
 template <typename T>
 void launch_scalar(const Arguments& arguments, const Plan& plan, cudaStream_t stream) {
   const size_t shared = arguments.partial != nullptr ? plan.groups * arguments.hidden * sizeof(float) : 0;
-  launch_early(backward_scalar_kernel<T>, static_cast<unsigned>(plan.blocks),
-               static_cast<unsigned>(plan.group * plan.groups), shared, stream, arguments);
+  launch_with_pdl(backward_scalar_kernel<T>, static_cast<unsigned>(plan.blocks),
+                  static_cast<unsigned>(plan.group * plan.groups), shared, stream, arguments);
 }
 
 template <typename T, bool kPlain>
@@ -603,8 +603,8 @@ void launch_ring(const Arguments& arguments, const Plan& plan, const Device& dev
   }
   const bool edges = arguments.hidden % (kVectorBytes / static_cast<int>(sizeof(T))) != 0;
   const int bytes = threads * kSlotBytes + (edges ? plan.groups * kEdges * kVectorBytes : 0);
-  launch_early(kernel, static_cast<unsigned>(plan.blocks), static_cast<unsigned>(threads),
-               static_cast<size_t>(kRingSlots) * (arguments.grad_sum != nullptr ? 3 : 2) * bytes, stream, arguments);
+  launch_with_pdl(kernel, static_cast<unsigned>(plan.blocks), static_cast<unsigned>(threads),
+                  static_cast<size_t>(kRingSlots) * (arguments.grad_sum != nullptr ? 3 : 2) * bytes, stream, arguments);
 }
 
 Arguments arguments_of(const Backward& problem) {
@@ -634,9 +634,9 @@ Arguments arguments_of(const Backward& problem) {
 
 template <typename W>
 void launch_reduce(const Backward& problem, cudaStream_t stream) {
-  launch_early(reduce_kernel<W>, static_cast<unsigned>((problem.hidden + kReduceColumns - 1) / kReduceColumns),
-               kReduceThreads, 0, stream, static_cast<const float*>(problem.partial), problem.parts, problem.hidden,
-               static_cast<W*>(problem.grad_weight));
+  launch_with_pdl(reduce_kernel<W>, static_cast<unsigned>((problem.hidden + kReduceColumns - 1) / kReduceColumns),
+                  kReduceThreads, 0, stream, static_cast<const float*>(problem.partial), problem.parts, problem.hidden,
+                  static_cast<W*>(problem.grad_weight));
 }
 
 template <typename T>
@@ -645,7 +645,7 @@ void launch(const Backward& problem, const Device& device, cudaStream_t stream) 
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.x, sizeof(T)) &&
                        aligned(problem.grad, sizeof(T)) && aligned(problem.grad_sum, sizeof(T)) &&
                        aligned(problem.grad_x);
-  const auto alike = [&](const Rows& rows) { return lies_like(rows, problem.grad_x, problem.hidden, sizeof(T)); };
+  const auto alike = [&](const Rows& rows) { return same_alignment(rows, problem.grad_x, problem.hidden, sizeof(T)); };
   // With a row for each processor, what a block of the ring prepares for other rows takes longer than it saves.
   const bool ring = vectors || (problem.hidden % kWidth != 0 && problem.rows > device.processors && alike(problem.x) &&
                                 alike(problem.grad) && alike(problem.grad_sum));
@@ -658,7 +658,7 @@ void launch(const Backward& problem, const Device& device, cudaStream_t stream) 
   arguments.group = plan.group;
   if (plan.group == 0) {
     const auto kernel = vectors && weight_vectors ? backward_long_kernel<T, kWidth> : backward_long_kernel<T, 1>;
-    launch_early(kernel, static_cast<unsigned>(plan.blocks), kLongBlock, 0, stream, arguments);
+    launch_with_pdl(kernel, static_cast<unsigned>(plan.blocks), kLongBlock, 0, stream, arguments);
   } else if (!ring) {
     launch_scalar<T>(arguments, plan, stream);
   } else if (vectors && weight_vectors && like_rows) {
@@ -691,8 +691,8 @@ int backward(const Backward& problem, void* stream) {
   Device device;
   const cudaError_t error = current_device(&device);
   if (error != cudaSuccess) return error;
-  return with_type(problem.type,
-                   [&](auto type) { launch<typename decltype(type)::Element>(problem, device, cuda_stream); });
+  return dispatch_dtype(problem.type,
+                        [&](auto type) { launch<typename decltype(type)::Element>(problem, device, cuda_stream); });
 }
 
 }  // namespace rmsnorm

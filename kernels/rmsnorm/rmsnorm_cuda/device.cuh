@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "kit/copies.cuh"
+#include "kit/async_copy.cuh"
 #include "kit/elements.cuh"
 #include "rmsnorm/problem.h"
 

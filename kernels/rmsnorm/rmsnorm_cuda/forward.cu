@@ -114,7 +114,7 @@ __device__ __forceinline__ void put(const Plain& arguments, T* to, const Vector<
   if (arguments.streams) {
     store(to, vector);
   } else {
-    store_once(to, vector);
+    store_streaming(to, vector);
   }
 }
 
@@ -162,14 +162,14 @@ __global__ void __launch_bounds__(!kBlock       ? kSharedBlock
       if (column < columns) factors.start(arguments.weight, column);
     }
   };
-  if (gridDim.x >= kManyBlocks) let_next_begin();
+  if (gridDim.x >= kManyBlocks) trigger_next_grid();
   const bool ahead = arguments.streams || blockIdx.x < kFirstBlocks;
   if (ahead && (kBlock ? threadIdx.x == 0 : lane == 0 && columns > 0)) {
-    prefetch(static_cast<const T*>(arguments.x) + offsets.x, columns * sizeof(T));
-    if (kAdd) prefetch(static_cast<const T*>(arguments.residual) + offsets.residual, columns * sizeof(T));
+    prefetch_to_l2(static_cast<const T*>(arguments.x) + offsets.x, columns * sizeof(T));
+    if (kAdd) prefetch_to_l2(static_cast<const T*>(arguments.residual) + offsets.residual, columns * sizeof(T));
   }
-  wait_for_previous();
-  if (gridDim.x < kManyBlocks) let_next_begin();
+  grid_wait();
+  if (gridDim.x < kManyBlocks) trigger_next_grid();
   Vector<T, kWidth> x[kLoads], residual[kAdd ? kLoads : 1];
   Factors<T, kWidth> factors[kLoads];
 #pragma unroll
@@ -276,13 +276,14 @@ __global__ void __launch_bounds__(kMostThreads) forward_shifted_kernel(const __g
   const auto address = reinterpret_cast<uintptr_t>(static_cast<const T*>(arguments.x) + offsets.x) / sizeof(T);
   const int before = static_cast<int>(-address % kWidth);
   const int vectors = (hidden - before) / kWidth, behind = before + vectors * kWidth;
-  if (gridDim.x >= kManyBlocks) let_next_begin();
+  if (gridDim.x >= kManyBlocks) trigger_next_grid();
   if (thread == 0 && (arguments.streams || blockIdx.x < kFirstBlocks)) {
-    prefetch(static_cast<const T*>(arguments.x) + offsets.x + before, vectors * kVectorBytes);
-    if (kAdd) prefetch(static_cast<const T*>(arguments.residual) + offsets.residual + before, vectors * kVectorBytes);
+    prefetch_to_l2(static_cast<const T*>(arguments.x) + offsets.x + before, vectors * kVectorBytes);
+    if (kAdd)
+      prefetch_to_l2(static_cast<const T*>(arguments.residual) + offsets.residual + before, vectors * kVectorBytes);
   }
-  wait_for_previous();
-  if (gridDim.x < kManyBlocks) let_next_begin();
+  grid_wait();
+  if (gridDim.x < kManyBlocks) trigger_next_grid();
   Piece<T, kWidth, kAdd> pieces[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
@@ -323,8 +324,8 @@ __global__ void __launch_bounds__(kLongBlock) forward_twice_kernel(const __grid_
   const int64_t first_column = static_cast<int64_t>(block ? threadIdx.x : threadIdx.x & (lanes - 1)) * kWidth;
   const Offsets<kAdd> offsets(arguments, row);
   const T* x = static_cast<const T*>(arguments.x) + offsets.x;
-  wait_for_previous();
-  let_next_begin();
+  grid_wait();
+  trigger_next_grid();
   float squares = 0.0f;
   if (kAdd) {
     const T* residual = static_cast<const T*>(arguments.residual) + offsets.residual;
@@ -388,8 +389,8 @@ unsigned threads_for(int64_t vectors, int loads) {
 
 template <typename T, int kWidth, int kLoads, bool kAdd>
 void launch_block(const Plain& arguments, int64_t vectors, cudaStream_t stream) {
-  launch_early(forward_kernel<Plain, T, kWidth, kLoads, kAdd, true>, static_cast<unsigned>(arguments.rows),
-               threads_for(vectors, kLoads), 0, stream, arguments);
+  launch_with_pdl(forward_kernel<Plain, T, kWidth, kLoads, kAdd, true>, static_cast<unsigned>(arguments.rows),
+                  threads_for(vectors, kLoads), 0, stream, arguments);
 }
 
 template <typename T, int kWidth, int kLoads, bool kAdd>
@@ -398,10 +399,11 @@ void launch_shared(Arguments& arguments, int64_t lanes, cudaStream_t stream) {
   const int64_t rows_of_block = kSharedBlock >> arguments.shift;
   const auto blocks = static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block);
   if (arguments.plain) {
-    launch_early(forward_kernel<Plain, T, kWidth, kLoads, kAdd, false>, blocks, kSharedBlock, 0, stream,
-                 static_cast<const Plain&>(arguments));
+    launch_with_pdl(forward_kernel<Plain, T, kWidth, kLoads, kAdd, false>, blocks, kSharedBlock, 0, stream,
+                    static_cast<const Plain&>(arguments));
   } else {
-    launch_early(forward_kernel<Arguments, T, kWidth, kLoads, kAdd, false>, blocks, kSharedBlock, 0, stream, arguments);
+    launch_with_pdl(forward_kernel<Arguments, T, kWidth, kLoads, kAdd, false>, blocks, kSharedBlock, 0, stream,
+                    arguments);
   }
 }
 
@@ -416,7 +418,7 @@ void launch_twice(Arguments& arguments, int64_t vectors, cudaStream_t stream) {
     blocks = static_cast<unsigned>((arguments.rows + rows_of_block - 1) / rows_of_block);
     threads = kSharedBlock;
   }
-  launch_early(forward_twice_kernel<T, kWidth, kAdd>, blocks, threads, 0, stream, arguments);
+  launch_with_pdl(forward_twice_kernel<T, kWidth, kAdd>, blocks, threads, 0, stream, arguments);
 }
 
 // As many threads as share a row well: too many rows at a time on a processor, and memory finds their addresses too far
@@ -455,9 +457,9 @@ void launch(Arguments& arguments, const Forward& problem, cudaStream_t stream) {
   if (shifted && whole_vectors > kWarp && whole_vectors <= kMostThreads * kShiftedLoads) {
     // Of short rows a thread takes less: a block of a warp or two keeps too little under way.
     const int loads = whole_vectors <= 8 * kWarp ? 2 : kShiftedLoads;
-    launch_early(forward_shifted_kernel<T, kWidth, kShiftedLoads, kAdd>, static_cast<unsigned>(arguments.rows),
-                 std::max(2u * kWarp, threads_for(whole_vectors, loads)), 0, stream,
-                 static_cast<const Plain&>(arguments));
+    launch_with_pdl(forward_shifted_kernel<T, kWidth, kShiftedLoads, kAdd>, static_cast<unsigned>(arguments.rows),
+                    std::max(2u * kWarp, threads_for(whole_vectors, loads)), 0, stream,
+                    static_cast<const Plain&>(arguments));
   } else {
     launch_twice<T, 1, kAdd>(arguments, problem.hidden, stream);
   }
@@ -498,7 +500,7 @@ Arguments arguments_of(const Forward& problem) {
 
 int forward(const Forward& problem, void* stream) {
   Arguments arguments = arguments_of(problem);
-  return with_type(problem.type, [&](auto type) {
+  return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
     const auto cuda_stream = static_cast<cudaStream_t>(stream);
     return problem.residual.data == nullptr ? launch<T, false>(arguments, problem, cuda_stream)

@@ -16,7 +16,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kit/copies.cuh"
+#include "kit/async_copy.cuh"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
 #include "rope3d_cuda/rope3d.h"
@@ -278,7 +278,7 @@ __device__ __forceinline__ void turn(T& a, T& b, float cos, float sin) {
 template <typename T, int kWidth, bool kApart, Source kSource, typename Index>
 __global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_constant__ Params<Index> params) {
   constexpr int kPairs = kApart ? kWidth : kWidth / 2;
-  if (params.very_few) let_next_begin();
+  if (params.very_few) trigger_next_grid();
   const uint32_t column = blockIdx.y * blockDim.x + threadIdx.x;
   uint32_t x = blockIdx.x, z = blockIdx.z, only = 0;
   if (kSource == Source::tokens && params.in_chunks) {
@@ -339,12 +339,12 @@ __global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_cons
         const Place<Index>& place = params.places[side_of(i)];
         const Index at = sequence * place.from_batch + token * place.from_token + head * place.from_head;
         const uint32_t pieces = tokens.in_y ? min(tokens.in_block, params.tokens_of_sequence - token) : 1;
-        prefetch(static_cast<const Unit*>(place.from) + at, pieces * bytes);
+        prefetch_to_l2(static_cast<const Unit*>(place.from) + at, pieces * bytes);
       }
     }
   }
 #endif
-  wait_for_previous();
+  grid_wait();
   Vector<T, kWidth> a[kHeads], b[kHeads];
 #pragma unroll
   for (int i = 0; i < kHeads; ++i) {
@@ -357,7 +357,7 @@ __global__ void __launch_bounds__(kMost<kApart>) rotate_kernel(const __grid_cons
       if (kApart) b[i] = load<T, kWidth>(reinterpret_cast<const T*>(from + (at + b_at)));
     }
   }
-  let_next_begin();
+  trigger_next_grid();
   constexpr uint32_t kAll = (1u << kPairs) - 1;
   if (token < params.prefix) {
     angles.staying = kAll;
@@ -526,7 +526,7 @@ void launch(const Rotation& problem, cudaStream_t stream) {
   params.very_few = along_x * along_y * along_z <= kVeryFew;
   const dim3 block(number(x), number(y), number(z));
   const dim3 blocks(number(along_x), number(along_y), number(along_z));
-  launch_early(rotate_kernel<T, kWidth, kApart, kSource, Index>, blocks, block, 0, stream, params);
+  launch_with_pdl(rotate_kernel<T, kWidth, kApart, kSource, Index>, blocks, block, 0, stream, params);
 }
 
 template <typename T, int kWidth, bool kApart, typename Index>
@@ -563,7 +563,7 @@ void launch_typed(const Rotation& problem, cudaStream_t stream) {
 }  // namespace
 
 int rotate(const Rotation& problem, void* stream) {
-  return with_type(problem.type, [&](auto tag) {
+  return dispatch_dtype(problem.type, [&](auto tag) {
     launch_typed<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));
   });
 }

@@ -12,17 +12,17 @@
 #include <cstdint>
 #include <numeric>
 
-#include "kit/copies.cuh"
+#include "kit/async_copy.cuh"
 #include "kit/rows.h"
 
 namespace kit {
 
 // After how many rows vectors of `width` elements lie as before. A power of two.
-inline int64_t period_of(int64_t hidden, int width) { return width / std::gcd(hidden, int64_t{width}); }
+inline int64_t alignment_period(int64_t hidden, int width) { return width / std::gcd(hidden, int64_t{width}); }
 
 // Whether each row begins at the same place of a vector as the row of `like`, rows one behind the other. True when
 // there is no such tensor.
-inline bool lies_like(const Rows& rows, const void* like, int64_t hidden, int64_t element) {
+inline bool same_alignment(const Rows& rows, const void* like, int64_t hidden, int64_t element) {
   const auto distance = reinterpret_cast<uintptr_t>(rows.data) - reinterpret_cast<uintptr_t>(like);
   if (rows.data == nullptr) return true;
   const bool steps_alike = rows.dims == 0 || (rows.strides[0] - hidden) * element % kVectorBytes == 0;
@@ -32,7 +32,7 @@ inline bool lies_like(const Rows& rows, const void* like, int64_t hidden, int64_
 // Puts the first `bytes` of a word, an even number, into shared memory, and zeros behind them, where the word itself
 // may not be read: at the end of a tensor.
 template <typename Word>
-__device__ __forceinline__ void copy_elements(uint32_t to, const void* from, uint32_t bytes) {
+__device__ __forceinline__ void copy_zero_filled(uint32_t to, const void* from, uint32_t bytes) {
   auto* const halves = static_cast<uint16_t*>(__cvta_shared_to_generic(to));
 #pragma unroll 1
   for (uint32_t i = 0; i < sizeof(Word) / 2; ++i) {

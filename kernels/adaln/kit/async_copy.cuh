@@ -15,7 +15,7 @@ namespace kit {
 // Begins to bring what is going to be read from memory into the last cache, also while the kernel in front may still
 // run: that is where other processors write to, so that nothing old is read there later. Of a large tensor it is 1% of
 // the time, and of a small one up to a fifth. `bytes` and the address are multiples of 16.
-__device__ __forceinline__ void prefetch([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
+__device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
@@ -23,10 +23,10 @@ __device__ __forceinline__ void prefetch([[maybe_unused]] const void* from, [[ma
 
 // Of a row that may lie anywhere, with what it shares a vector with.
 template <typename T>
-__device__ __forceinline__ void prefetch_row(const T* row, int64_t elements) {
+__device__ __forceinline__ void prefetch_row_to_l2(const T* row, int64_t elements) {
   const auto from = reinterpret_cast<uintptr_t>(row) / kVectorBytes * kVectorBytes;
   const auto end = (reinterpret_cast<uintptr_t>(row + elements) + kVectorBytes - 1) / kVectorBytes * kVectorBytes;
-  prefetch(reinterpret_cast<const void*>(from), static_cast<uint32_t>(end - from));
+  prefetch_to_l2(reinterpret_cast<const void*>(from), static_cast<uint32_t>(end - from));
 }
 
 // Shared memory by its own addresses, which take half the registers.
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint32_t shared_address(const void* shared) {
 // waits knows of its own copies only. Before capability 8.0 they are there at once.
 // kKept: what others read, too, by way of the processor's cache.
 template <typename Word, bool kKept = false>
-__device__ __forceinline__ void copy_word(uint32_t to, const void* from) {
+__device__ __forceinline__ void cp_async(uint32_t to, const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   if constexpr (sizeof(Word) == 16 && !kKept) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -51,12 +51,12 @@ __device__ __forceinline__ void copy_word(uint32_t to, const void* from) {
 }
 
 template <bool kKept = false, typename Word>
-__device__ __forceinline__ void copy_word(Word* to, const void* from) {
-  copy_word<Word, kKept>(shared_address(to), from);
+__device__ __forceinline__ void cp_async(Word* to, const void* from) {
+  cp_async<Word, kKept>(shared_address(to), from);
 }
 
 // Closes a group of copies: those since the last call.
-__device__ __forceinline__ void close_copies() {
+__device__ __forceinline__ void cp_async_commit() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
@@ -64,34 +64,34 @@ __device__ __forceinline__ void close_copies() {
 
 // Waits for all groups of copies but the last kPending.
 template <int kPending>
-__device__ __forceinline__ void wait_for_copies() {
+__device__ __forceinline__ void cp_async_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 #endif
 }
 
 // Words that are the first to leave the last cache again, where they are not in the way of what is read.
-__device__ __forceinline__ void store_word_once(uint16_t* to, uint16_t word) {
+__device__ __forceinline__ void store_word_streaming(uint16_t* to, uint16_t word) {
   asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
 }
-__device__ __forceinline__ void store_word_once(uint32_t* to, uint32_t word) {
+__device__ __forceinline__ void store_word_streaming(uint32_t* to, uint32_t word) {
   asm volatile("st.global.cs.u32 [%0], %1;" ::"l"(to), "r"(word) : "memory");
 }
-__device__ __forceinline__ void store_word_once(uint2* to, uint2 word) {
+__device__ __forceinline__ void store_word_streaming(uint2* to, uint2 word) {
   asm volatile("st.global.cs.v2.u32 [%0], {%1, %2};" ::"l"(to), "r"(word.x), "r"(word.y) : "memory");
 }
-__device__ __forceinline__ void store_word_once(uint4* to, uint4 word) {
+__device__ __forceinline__ void store_word_streaming(uint4* to, uint4 word) {
   asm volatile("st.global.cs.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word.x), "r"(word.y), "r"(word.z),
                "r"(word.w)
                : "memory");
 }
 
 template <typename T, int kWidth>
-__device__ __forceinline__ void store_once(T* to, const Vector<T, kWidth>& vector) {
+__device__ __forceinline__ void store_streaming(T* to, const Vector<T, kWidth>& vector) {
   using Whole = typename Word<sizeof(T) * kWidth>::Type;
   Whole whole;
   memcpy(&whole, &vector, sizeof(whole));
-  store_word_once(reinterpret_cast<Whole*>(to), whole);
+  store_word_streaming(reinterpret_cast<Whole*>(to), whole);
 }
 
 }  // namespace kit

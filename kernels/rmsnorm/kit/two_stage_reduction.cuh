@@ -10,10 +10,10 @@
 
 namespace kit {
 
-constexpr int kPartWidth = 4;  // columns of a thread
+constexpr int kPartialWidth = 4;  // columns of a thread
 
 // What is there. Volatile, so that all are on their way before the first is used.
-__device__ __forceinline__ void load_if(bool there, const float* from, float& value) {
+__device__ __forceinline__ void load_predicated(bool there, const float* from, float& value) {
   asm volatile(
       "{\n"
       ".reg .pred there;\n"
@@ -24,7 +24,7 @@ __device__ __forceinline__ void load_if(bool there, const float* from, float& va
       : "l"(from), "r"(static_cast<int>(there))
       : "memory");
 }
-__device__ __forceinline__ void load_if(bool there, const float* from, float (&values)[kPartWidth]) {
+__device__ __forceinline__ void load_predicated(bool there, const float* from, float (&values)[kPartialWidth]) {
   asm volatile(
       "{\n"
       ".reg .pred there;\n"
@@ -40,11 +40,11 @@ __device__ __forceinline__ void load_if(bool there, const float* from, float (&v
 // kernel must have the registers. Parts are of `hidden` columns, of which `left` are behind `from`, and the next part
 // to be added is `step` elements further.
 template <int kBatch>
-__device__ __forceinline__ void add_parts(const float* from, int64_t step, int first, int stride, int parts,
-                                          int64_t hidden, int64_t left, float (&sums)[kPartWidth]) {
+__device__ __forceinline__ void add_partials(const float* from, int64_t step, int first, int stride, int parts,
+                                             int64_t hidden, int64_t left, float (&sums)[kPartialWidth]) {
 #pragma unroll 1
   for (int part = first; part < parts; part += kBatch * stride) {
-    float more[kBatch][kPartWidth] = {};
+    float more[kBatch][kPartialWidth] = {};
     const auto load_all = [&](auto&& load) {
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -53,18 +53,18 @@ __device__ __forceinline__ void add_parts(const float* from, int64_t step, int f
         asm volatile("" : "+l"(from));  // else it is a multiplication for each
       }
     };
-    if (hidden % kPartWidth == 0) {
-      load_all([&](bool there, float (&values)[kPartWidth]) { load_if(there, from, values); });
+    if (hidden % kPartialWidth == 0) {
+      load_all([&](bool there, float (&values)[kPartialWidth]) { load_predicated(there, from, values); });
     } else {
-      load_all([&](bool there, float (&values)[kPartWidth]) {
+      load_all([&](bool there, float (&values)[kPartialWidth]) {
 #pragma unroll
-        for (int j = 0; j < kPartWidth; ++j) load_if(there && j < left, from + j, values[j]);
+        for (int j = 0; j < kPartialWidth; ++j) load_predicated(there && j < left, from + j, values[j]);
       });
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
 #pragma unroll
-      for (int j = 0; j < kPartWidth; ++j) sums[j] += more[i][j];
+      for (int j = 0; j < kPartialWidth; ++j) sums[j] += more[i][j];
     }
   }
 }
