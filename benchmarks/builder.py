@@ -38,13 +38,14 @@ from figures import ROOT, Figure, children_cpu_seconds, machine, measure, option
 from pypi_simple import PYPI_SIMPLE_ENDPOINT, ProjectPage
 
 import kernel_builder
-from kernel_builder import matrix, package
-from kernel_builder import project as projects
-from kernel_builder.project import Project, TorchFramework
-from kernel_builder.sources import HEADER_SUFFIXES
+from kernel_builder.build.include_scan import HEADER_SUFFIXES
+from kernel_builder.config import matrix, offered
+from kernel_builder.config import project as projects
+from kernel_builder.config.project import Project, TorchFramework
+from kernel_builder.config.variant import Release, Variant, this_platform
+from kernel_builder.package import assembly
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.index import configured_url
-from kernel_builder.variant import Release, Variant, this_platform
 
 COMMAND = ".venv/bin/python benchmarks/builder.py --json benchmarks/results/builder.json --markdown docs/figures.md"
 COMMANDS = (
@@ -508,7 +509,7 @@ def cpp_extension(workshop: Workshop) -> Figure:
             wanted = TorchBuild(
                 sources=tuple(str(root / source) for source in sources_of(project, "cuda")),
                 include=(*include, str(root), str(Path(kernel_builder.__file__).parent / "templates")),
-                cuda_flags=tuple(map(_gencode, matrix.archs(project.kernels, CUDA, this_platform()))),
+                cuda_flags=tuple(map(_gencode, offered.archs(project.kernels, CUDA, this_platform()))),
                 cuda_home=toolkit,
                 directory=str(workshop.root / "torch" / label),
             )
@@ -568,7 +569,7 @@ def equal_bytes(workshop: Workshop) -> Figure:
         jobs=4 * JOBS,
         environment={"TZ": "Asia/Tokyo", "LC_ALL": "C"},
     )
-    trees = [package.hash_tree(root / "build").files for root in (first, second)]
+    trees = [assembly.hash_tree(root / "build").files for root in (first, second)]
     names = sorted(trees[0].keys() & trees[1].keys())
     only_one = sorted(trees[0].keys() ^ trees[1].keys())
     differ = {

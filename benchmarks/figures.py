@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 import kernel_builder
-from kernel_builder import package
+from kernel_builder.package import assembly
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -59,7 +59,7 @@ class Figure:
 
 def builder_commit() -> str:
     """Which commit of the builder is measured."""
-    state = package.git_state(ROOT)
+    state = assembly.git_state(ROOT)
     return f"{state.commit}{' with changes' if state.dirty else ''}" if state else kernel_builder.__version__
 
 

@@ -19,19 +19,21 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import __version__, build_toml, ninja, plan
-from kernel_builder import project as projects
+from kernel_builder import __version__
+from kernel_builder.build import ninja_run, plan
+from kernel_builder.config import build_toml
+from kernel_builder.config import project as projects
+from kernel_builder.config.variant import Variant
 from kernel_builder.errors import BuildError, FetchError, KernelBuilderError, PackageError
-from kernel_builder.toolchain import Toolchains, lock, trees
+from kernel_builder.toolchain import Toolchains, lock, wheel_trees
 from kernel_builder.toolchain.wheels import CorruptWheel
-from kernel_builder.variant import Variant
 
 Spec = Mapping[str, Any]
 
 
 def _jobs() -> int:
     """Processors that Nix lets a derivation use."""
-    return int(os.environ.get("NIX_BUILD_CORES") or 0) or ninja.default_jobs()
+    return int(os.environ.get("NIX_BUILD_CORES") or 0) or ninja_run.default_jobs()
 
 
 def fetch(spec: Spec, out: Path) -> None:
@@ -61,13 +63,13 @@ def unpack(spec: Spec, out: Path) -> None:
     tree = next(tree for tree in _toolchains(spec).pinned() if tree.kind == spec["kind"])
     out.mkdir()
     for wheel, fetched in zip(tree.wheels, spec["fetched"], strict=True):
-        data = trees.map_file(Path(fetched))
+        data = wheel_trees.map_file(Path(fetched))
         slices, position = [], 0
         for start, stop in wheel.ranges:
             slices.append(data[position : position + stop - start])
             position += stop - start
         try:
-            trees.unpack(tree, wheel, slices, out)
+            wheel_trees.unpack(tree, wheel, slices, out)
         except CorruptWheel as error:
             raise FetchError(f"is not what the lock pins: {error}", where=wheel.file) from error
 
@@ -87,7 +89,7 @@ def compile_source(spec: Spec, out: Path) -> None:
     """The object of one source, as `$out/KEY.o`, or none where it cannot be made before the op namespace is known.
 
     Raises:
-        KernelBuilderError: As `plan.compiles` and `ninja.compile_alone`.
+        KernelBuilderError: As `plan.compiles` and `ninja_run.compile_alone`.
     """
     tables = build_toml.validate(spec["build"], "build.toml")
     project = projects.from_tables(Path(os.path.realpath(spec["source"])), tables)
@@ -97,7 +99,7 @@ def compile_source(spec: Spec, out: Path) -> None:
     if not plan.needs_namespace(step):
         work = Path("work").absolute()
         work.mkdir()
-        ninja.compile_alone(step, work, out / f"{step.key}.o", _jobs())
+        ninja_run.compile_alone(step, work, out / f"{step.key}.o", _jobs())
         sys.stderr.write((work / step.key / "log").read_text(errors="replace"))
 
 
@@ -108,9 +110,9 @@ def package(spec: Spec, out: Path) -> None:
 
     Raises:
         PackageError: If an object given is none of the plan's: flake and builder disagree on what to compile.
-        KernelBuilderError: As `build.build`.
+        KernelBuilderError: As `pipeline.build`.
     """
-    from kernel_builder import build
+    from kernel_builder import pipeline
 
     toolchains = _toolchains(spec)
     directory = Path(spec["source"])
@@ -128,14 +130,14 @@ def package(spec: Spec, out: Path) -> None:
             hint="this is a fault of the builder: nix/sources.nix does not see what sources.py sees",
         )
     for key, path in given.items():
-        target = ninja.object_path(toolchains.cache, wanted[key])
+        target = ninja_run.object_path(toolchains.cache, wanted[key])
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
     provenance = {"kernel-builder": {"version": __version__, **spec["builder"]}}
     if spec["commit"]:
         provenance["kernel"] = spec["commit"]
-    summary = build.build(
-        build.Request(
+    summary = pipeline.build(
+        pipeline.Request(
             directories=(directory,),
             variants=(variant.name,),
             out=Path("packages").absolute(),
@@ -156,7 +158,7 @@ def copy(bundle: Path, destination: Path) -> None:
     Raises:
         PackageError: If the directory cannot be written.
     """
-    from kernel_builder.package import publish, staging
+    from kernel_builder.package.assembly import publish, staging
 
     with staging(Path(os.path.realpath(destination))) as staged:
         for result in bundle.iterdir():

@@ -13,11 +13,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from kernel_builder.build_toml import NAME, REPO_ID
+from kernel_builder.config.build_toml import NAME, REPO_ID
+from kernel_builder.config.project import python_name
+from kernel_builder.config.toml_schema import nearest
+from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import ConfigError
-from kernel_builder.project import python_name
-from kernel_builder.schema import nearest
-from kernel_builder.variant import BACKENDS
 
 _TEMPLATES = Path(__file__).parent / "templates" / "init"
 _COMMON = "common"

@@ -1,4 +1,4 @@
-# build.toml -> the variants that it offers on one system, by the rules of kernel_builder/matrix.py; a test holds them
+# build.toml -> the variants that it offers on one system, by the rules of kernel_builder/config/offered.py; a test holds them
 # equal. Plain data: which compilers a variant gets is for steps.nix to say.
 { matrix, system }: build: with builtins;
 let

@@ -1,4 +1,4 @@
-# What a source can reach through its includes: at least what kernel_builder/sources.py finds, which looks again in the
+# What a source can reach through its includes: at least what kernel_builder/build/include_scan.py finds, which looks again in the
 # step. Comments and conditions are not read: a file too many costs a needless compilation when it changes, and one too
 # few is an error of the compile step.
 root: { include, listed }: source: with builtins;

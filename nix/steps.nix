@@ -4,7 +4,7 @@
 let
   lock = fromJSON (readFile ../kernel_builder/toolchain/lock.json);
   wheels = fromJSON (readFile ./python.json);
-  variantsOf = import ./matrix.nix { inherit system; matrix = fromTOML (readFile ../kernel_builder/matrix.toml); };
+  variantsOf = import ./matrix.nix { inherit system; matrix = fromTOML (readFile ../kernel_builder/config/matrix.toml); };
   # What only some releases of nixpkgs have; what one had is an error in the next.
   optional = name: let found = tryEval (pkgs.${name} or null); in if found.success then found.value else null;
   stdenv = if optional "gcc13Stdenv" == null then pkgs.stdenv else pkgs.gcc13Stdenv; # the newest that nvcc 12.6 takes
@@ -29,8 +29,8 @@ let
     in path { inherit name; path = root; filter = file: keep (substring start (stringLength file) file); };
   # Of the builder, what decides on an object; a change to the rest recompiles nothing.
   planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") ([
-    "__init__.py" "build_toml.py" "errors.py" "matrix.py" "matrix.toml" "ninja.py" "nix.py" "plan.py" "project.py"
-    "schema.py" "sources.py" "templates/compat.cpp" "templates/registration.h" "variant.py"
+    "__init__.py" "build" "config" "elf.py" "errors.py" "nix.py" "progress.py" "templates/compat.cpp"
+    "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
   builder = "${subset "kernel-builder" ../. [ "kernel_builder" ]}:${dependencies}";

@@ -10,9 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 from kernels._rust import Build
 
-from kernel_builder import project, scaffold
+from kernel_builder import scaffold
 from kernel_builder.cli import main
-from kernel_builder.variant import Release, this_platform
+from kernel_builder.config import project
+from kernel_builder.config.variant import Release, this_platform
 
 
 def init(*args: str | Path) -> Result:
@@ -135,6 +136,6 @@ def test_a_directory_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_there_is_a_template_for_each_backend_that_is_built() -> None:
-    from kernel_builder.matrix import COMPILED_BACKENDS
+    from kernel_builder.config.offered import COMPILED_BACKENDS
 
     assert set(scaffold.backends()) == set(COMPILED_BACKENDS)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import matrix
+from kernel_builder.config import offered
+from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, read
+from kernel_builder.config.variant import Release, Variant
 from kernel_builder.errors import VariantError
-from kernel_builder.project import Kernel, Project, TorchFramework, TorchNoarch, read
-from kernel_builder.variant import Release, Variant
 
 from .conftest import PROJECTS
 
@@ -19,7 +19,7 @@ X86_64 = "x86_64-linux"
 
 def names(project: Project, *, whole: bool = False) -> set[str]:
     return {
-        v.name.removesuffix("-x86_64-linux") for v in matrix.variants(project, whole=whole) if "aarch" not in v.name
+        v.name.removesuffix("-x86_64-linux") for v in offered.variants(project, whole=whole) if "aarch" not in v.name
     }
 
 
@@ -61,7 +61,7 @@ def test_python_only_projects_have_one_variant_a_backend() -> None:
 
 
 def test_both_platforms_are_asked_for(stable: Project) -> None:
-    assert {v.platform for v in matrix.variants(stable)} == {"x86_64-linux", "aarch64-linux"}
+    assert {v.platform for v in offered.variants(stable)} == {"x86_64-linux", "aarch64-linux"}
 
 
 def test_ranges_narrow_the_matrix(full: Project) -> None:
@@ -74,35 +74,35 @@ def test_ranges_narrow_the_matrix(full: Project) -> None:
 
 def test_a_range_with_nothing_left_names_the_keys(full: Project) -> None:
     with pytest.raises(VariantError, match="no cuda variant") as caught:
-        matrix.variants(replace(full, cuda_minver=Release(14, 0)))
+        offered.variants(replace(full, cuda_minver=Release(14, 0)))
     assert "[general.cuda] minver" in str(caught.value.where)
     with pytest.raises(VariantError, match="no cpu variant"):
-        matrix.variants(with_torch(full, minver=Release(3, 0)))
+        offered.variants(with_torch(full, minver=Release(3, 0)))
 
 
 def test_capabilities_are_intersected_and_keep_their_suffixes() -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "5.0", "10.0f"))
-    assert matrix.capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
-    assert matrix.capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
+    assert offered.capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
+    assert offered.capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
 
 
 def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("5.0", "8.7"))
-    assert matrix.capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
+    assert offered.capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
     with pytest.raises(VariantError, match=r"CUDA 13\.0 compiles for none of 5\.0, 8\.7"):
-        matrix.capabilities(kernel, Release(13, 0), X86_64)
+        offered.capabilities(kernel, Release(13, 0), X86_64)
 
 
 def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
     kernel = Kernel("k", "cuda", (), ())
-    every = matrix.capabilities(kernel, Release(13, 0), X86_64)
+    every = offered.capabilities(kernel, Release(13, 0), X86_64)
     assert every[0] == "7.5"
     assert every[-1] == "12.1+PTX"
     assert sum("PTX" in capability for capability in every) == 1
     # A toolkit that the matrix does not list knows what the release before it knows.
-    assert matrix.capabilities(kernel, Release(13, 1), X86_64) == every
+    assert offered.capabilities(kernel, Release(13, 1), X86_64) == every
     # Only ARM machines have what is in a Jetson.
-    assert set(matrix.capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
+    assert set(offered.capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
 
 
 @pytest.mark.parametrize(
@@ -118,15 +118,15 @@ def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
 )
 def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str, words: str) -> None:
     with pytest.raises(VariantError, match=words):
-        matrix.check_offered(read(PROJECTS / project), Variant.parse(name))
+        offered.check_offered(read(PROJECTS / project), Variant.parse(name))
 
 
 def test_variants_outside_the_matrix_can_be_asked_for(full: Project, stable: Project) -> None:
-    matrix.check_offered(full, Variant.parse("torch29-cxx11-cu129-x86_64-linux"))
-    matrix.check_offered(stable, Variant.parse("torch211-cxx11-cu130-x86_64-linux"))
+    offered.check_offered(full, Variant.parse("torch29-cxx11-cu129-x86_64-linux"))
+    offered.check_offered(stable, Variant.parse("torch211-cxx11-cu130-x86_64-linux"))
 
 
 def test_backends_that_are_not_built_are_named(tmp_path: Path) -> None:
     project = replace(read(PROJECTS / "stable-scale"), backends=("cpu", "rocm"))
-    assert matrix.skipped_backends(project) == ("rocm",)
-    assert not matrix.skipped_backends(replace(project, framework=TorchNoarch()))
+    assert offered.skipped_backends(project) == ("rocm",)
+    assert not offered.skipped_backends(replace(project, framework=TorchNoarch()))

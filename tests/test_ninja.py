@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import ninja, project
+from kernel_builder.build import ninja_run
+from kernel_builder.build.plan import Graph, plan
+from kernel_builder.config import project
+from kernel_builder.config.variant import Variant
 from kernel_builder.errors import BuildError, StoreError
-from kernel_builder.plan import Graph, plan
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.variant import Variant
 from tests.conftest import CPU
 
 Copy = Callable[..., Path]
@@ -37,20 +38,20 @@ def test_only_what_is_missing_is_made(directory: Path, new_cache: NewCache) -> N
 
     def run() -> tuple[int, int]:
         titles.clear()
-        outcome = ninja.run(graph, cache, jobs=1, progress=lambda done, total, title: titles.append(title))
+        outcome = ninja_run.run(graph, cache, jobs=1, progress=lambda done, total, title: titles.append(title))
         assert not (cache / "work").exists()
         return outcome.compiles, outcome.steps
 
     assert run() == (2, 3)
     assert titles[-1] == "link stable-scale cpu"
     assert run() == (0, 0)
-    whole = ninja.binary_path(cache, binary).read_bytes()
-    ninja.binary_path(cache, binary).unlink()
+    whole = ninja_run.binary_path(cache, binary).read_bytes()
+    ninja_run.binary_path(cache, binary).unlink()
     assert run() == (0, 1)
-    ninja.binary_path(cache, binary).unlink()
-    ninja.object_path(cache, binary.objects[1]).unlink()
+    ninja_run.binary_path(cache, binary).unlink()
+    ninja_run.object_path(cache, binary.objects[1]).unlink()
     assert run() == (1, 2)
-    assert ninja.binary_path(cache, binary).read_bytes() == whole
+    assert ninja_run.binary_path(cache, binary).read_bytes() == whole
 
 
 def test_files_that_changed_since_the_plan_are_refused(directory: Path, new_cache: NewCache) -> None:
@@ -59,11 +60,11 @@ def test_files_that_changed_since_the_plan_are_refused(directory: Path, new_cach
     source = directory / "scale" / "scale_cpu.cpp"
     source.write_text(source.read_text() + "\n")
     with pytest.raises(BuildError, match="changed while it was being built") as caught:
-        ninja.run(graph, cache, jobs=1)
+        ninja_run.run(graph, cache, jobs=1)
     assert caught.value.where == str(source)
     source.unlink()
     with pytest.raises(BuildError, match="changed while it was being built"):
-        ninja.run(graph, cache, jobs=1)
+        ninja_run.run(graph, cache, jobs=1)
     assert not list(cache.glob("objects/*/*"))
 
 
@@ -73,9 +74,9 @@ def test_a_failed_step_keeps_the_results_of_others(directory: Path, new_cache: N
     source.write_text(right.replace("in[i]", "[i]"))
     cache = new_cache("cache")
     with pytest.raises(BuildError):
-        ninja.run(planned(directory), cache, jobs=2)
+        ninja_run.run(planned(directory), cache, jobs=2)
     source.write_text(right)
-    assert ninja.run(planned(directory), cache, jobs=2).compiles == 1
+    assert ninja_run.run(planned(directory), cache, jobs=2).compiles == 1
 
 
 def test_one_build_at_a_time_uses_a_cache(directory: Path, new_cache: NewCache) -> None:
@@ -83,7 +84,7 @@ def test_one_build_at_a_time_uses_a_cache(directory: Path, new_cache: NewCache) 
     waiting, done = threading.Event(), threading.Event()
 
     def build() -> None:
-        ninja.run(graph, cache, jobs=1, waiting=waiting.set)
+        ninja_run.run(graph, cache, jobs=1, waiting=waiting.set)
         done.set()
 
     thread = threading.Thread(target=build)
@@ -100,10 +101,10 @@ def test_one_build_at_a_time_uses_a_cache(directory: Path, new_cache: NewCache) 
 @pytest.mark.parametrize("name", ["my cache", "one,two", "it's", "$HOME", "a:b"])
 def test_paths_that_compilers_take_apart_are_refused(directory: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="white space, quotes, commas") as caught:
-        ninja.run(planned(directory), tmp_path / name, jobs=1)
+        ninja_run.run(planned(directory), tmp_path / name, jobs=1)
     assert caught.value.where == str(tmp_path / name)
     assert not (tmp_path / name).exists()
 
 
 def test_jobs_are_at_most_the_processors() -> None:
-    assert 1 <= ninja.default_jobs() <= len(os.sched_getaffinity(0))
+    assert 1 <= ninja_run.default_jobs() <= len(os.sched_getaffinity(0))

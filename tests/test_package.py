@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import package
 from kernel_builder.errors import PackageError
+from kernel_builder.package import assembly
 
 
 def write(directory: Path, **packages: str) -> None:
@@ -37,11 +37,11 @@ def build(tmp_path: Path) -> Path:
 def test_all_packages_change_in_one_step(build: Path) -> None:
     """Someone who has the old directory open goes on seeing all of the old packages."""
     before = os.open(build, os.O_RDONLY)
-    with package.staging(build) as staged:
+    with assembly.staging(build) as staged:
         write(staged, one="new", four="new")
         seen = Path(f"/proc/self/fd/{before}")
         assert read(build) == {"one": "old", "two": "old", "three": "old"}
-        package.publish(staged, build, replace_all=["three"])
+        assembly.publish(staged, build, replace_all=["three"])
         assert read(build) == {"one": "new", "two": "old", "four": "new"}
         assert read(seen) == {"one": "old", "two": "old", "three": "old"}
     os.close(before)
@@ -51,15 +51,15 @@ def test_all_packages_change_in_one_step(build: Path) -> None:
 
 def test_a_directory_that_someone_is_in_stays(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(build)
-    with package.staging(build) as staged:
+    with assembly.staging(build) as staged:
         write(staged, one="new", four="new")
-        package.publish(staged, build, replace_all=["three"])
+        assembly.publish(staged, build, replace_all=["three"])
     assert read(Path()) == {"one": "new", "two": "old", "four": "new"}
     assert names(Path()) == ["four", "mine.txt", "one", "two"]
 
 
 def test_what_fails_changes_nothing(build: Path) -> None:
-    with pytest.raises(PackageError) as caught, package.staging(build) as staged:
+    with pytest.raises(PackageError) as caught, assembly.staging(build) as staged:
         write(staged, one="new")
         raise OSError(28, "No space left on device", str(staged / "one"))
     assert "No space left on device" in caught.value.message
@@ -80,7 +80,7 @@ def test_what_killed_builds_left_is_taken_back(build: Path, monkeypatch: pytest.
         home, cut_off = build.parent, build
         write(home, **{f".{build.name}.staging-killed": "half", ".other.previous": "not ours"})
     cut_off.rename(cut_off.with_name(f".{cut_off.name}.previous"))
-    with package.staging(build) as staged:
+    with assembly.staging(build) as staged:
         assert names(staged) == []
         assert read(build) == {"one": "old", "two": "old", "three": "old"}
     assert names(build) == ["mine.txt", "one", "three", "two"]
@@ -90,13 +90,13 @@ def test_what_killed_builds_left_is_taken_back(build: Path, monkeypatch: pytest.
 def test_a_file_system_that_cannot_swap(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In two steps; if the second one fails, the first is undone."""
     # No file system here refuses RENAME_EXCHANGE, but every one refuses a flag that does not exist.
-    monkeypatch.setattr(package, "_RENAME_EXCHANGE", 1 << 20)
-    with package.staging(build) as staged:
+    monkeypatch.setattr(assembly, "_RENAME_EXCHANGE", 1 << 20)
+    with assembly.staging(build) as staged:
         write(staged, one="new")
-        package.publish(staged, build, replace_all=[])
+        assembly.publish(staged, build, replace_all=[])
     assert read(build) == {"one": "new", "two": "old", "three": "old"}
     with pytest.raises(FileNotFoundError):
-        package._exchange(build.parent / "nothing", build)
+        assembly._exchange(build.parent / "nothing", build)
     assert read(build)["one"] == "new"
     assert names(build.parent) == ["build"]
 
@@ -106,11 +106,11 @@ def test_one_build_at_a_time_has_a_staging_directory(build: Path) -> None:
     entered = threading.Event()
 
     def second() -> None:
-        with package.staging(build):
+        with assembly.staging(build):
             entered.set()
 
     thread = threading.Thread(target=second)
-    with package.staging(build) as staged:
+    with assembly.staging(build) as staged:
         thread.start()
         assert not entered.wait(0.3)
         assert staged.exists()

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import project
-from kernel_builder.plan import PLACEHOLDER, Binary, Graph, plan
+from kernel_builder.build.plan import PLACEHOLDER, Binary, Graph, plan
+from kernel_builder.config import project
+from kernel_builder.config.variant import Variant
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.variant import Variant
 from tests.conftest import CPU
 
 Copy = Callable[..., Path]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import project
+from kernel_builder.config import project
+from kernel_builder.config.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.variant import Release
 from kernel_builder.errors import ConfigError
-from kernel_builder.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
-from kernel_builder.variant import Release
 
 MINIMAL = """\
 [general]

@@ -18,9 +18,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernels._rust import Backend, Build, KernelVersion
 
-from kernel_builder import build_toml, project
+from kernel_builder.config import build_toml, project
+from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import ConfigError
-from kernel_builder.variant import BACKENDS
 
 GENERAL = {
     "name": '"a-b"',

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.sources import Scan, scan
+from kernel_builder.build.include_scan import Scan, scan
 
 
 @pytest.fixture

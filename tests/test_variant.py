@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from kernels.variants import parse_variant
 
-from kernel_builder import matrix
+from kernel_builder.config import matrix
+from kernel_builder.config.variant import Noarch, Release, StableAbi, Torch, Variant
 from kernel_builder.errors import VariantError
-from kernel_builder.variant import Noarch, Release, StableAbi, Torch, Variant
 
 
 @pytest.mark.parametrize(

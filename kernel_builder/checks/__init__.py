@@ -27,9 +27,9 @@ from kernel_builder.checks import (
     torch_stable_abi,
     undefined,
 )
-from kernel_builder.checks.model import AbiPolicy, Finding, NotApplicable, Package, Report
+from kernel_builder.checks.findings import AbiPolicy, Finding, NotApplicable, Package, Report
+from kernel_builder.config.variant import Variant
 from kernel_builder.errors import VariantError
-from kernel_builder.variant import Variant
 
 __all__ = ["ABI_CHECKS", "CHECKS", "AbiPolicy", "Finding", "Package", "Report", "read", "run"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_builder.checks import elf
-from kernel_builder.checks.model import Finding, NotApplicable, Package
+from kernel_builder import elf
+from kernel_builder.checks.findings import Finding, NotApplicable, Package
 
 NAME = "binary"
 

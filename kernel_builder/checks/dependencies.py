@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from kernel_builder.checks.model import Finding, Package
+from kernel_builder.checks.findings import Finding, Package
 
 NAME = "dependencies"
 

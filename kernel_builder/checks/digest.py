@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_builder.checks.model import Finding, NotApplicable, Package
+from kernel_builder.checks.findings import Finding, NotApplicable, Package
 
 NAME = "digest"
 _HINT = "build the package again: files of a package are not edited by hand"

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.checks.model import Finding, Package
-from kernel_builder.variant import Noarch, Variant
+from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.config.variant import Noarch, Variant
 
 NAME = "layout"
 _REBUILD = "build the package again"

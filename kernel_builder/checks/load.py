@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.checks.model import Finding, NotApplicable, Package
+from kernel_builder.checks.findings import Finding, NotApplicable, Package
+from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import VariantError
-from kernel_builder.variant import Variant, this_platform
 
 NAME = "load"
 _SECONDS = 300

@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from kernel_builder.checks.demangle import demangle
-from kernel_builder.checks.model import Finding, NotApplicable, Package
+from kernel_builder.checks.findings import Finding, NotApplicable, Package
 
 NAME = "manylinux"
 

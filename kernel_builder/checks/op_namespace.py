@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from kernel_builder.checks.model import Finding, Package
+from kernel_builder.checks.findings import Finding, Package
 
 NAME = "op-namespace"
 

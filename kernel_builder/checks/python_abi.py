@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_builder.checks.elf import SharedObject
-from kernel_builder.checks.model import Finding, Package
-from kernel_builder.variant import Release
+from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.config.variant import Release
+from kernel_builder.elf import SharedObject
 
 NAME = "python-abi"
 _SUFFIX = ".abi3.so"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from kernel_builder.checks.model import Finding, Package
+from kernel_builder.checks.findings import Finding, Package
 
 NAME = "python-imports"
 

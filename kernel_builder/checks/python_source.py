@@ -6,9 +6,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from kernel_builder.checks.model import Finding, Package
-from kernel_builder.checks.sources import Source
-from kernel_builder.variant import Release
+from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.checks.python_files import Source
+from kernel_builder.config.variant import Release
 
 NAME = "python-source"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_builder.checks.model import Finding, Package
+from kernel_builder.checks.findings import Finding, Package
 
 NAME = "run-path"
 

@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 
 from kernel_builder.checks.demangle import demangle
-from kernel_builder.checks.model import Finding, NotApplicable, Package
-from kernel_builder.variant import Release, StableAbi
+from kernel_builder.checks.findings import Finding, NotApplicable, Package
+from kernel_builder.config.variant import Release, StableAbi
 
 if sys.version_info >= (3, 11):
     import tomllib

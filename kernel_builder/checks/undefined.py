@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from kernel_builder.checks.demangle import demangle
-from kernel_builder.checks.elf import SharedObject
-from kernel_builder.checks.model import Finding, Package
+from kernel_builder.checks.findings import Finding, Package
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
+from kernel_builder.elf import SharedObject
 
 NAME = "undefined"
 

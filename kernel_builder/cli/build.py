@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kernel_builder.build import Listener, Request, Summary
-from kernel_builder.build import build as run_build
+from kernel_builder.pipeline import Listener, Request, Summary
+from kernel_builder.pipeline import build as run_build
 
 if TYPE_CHECKING:
     from rich.progress import TaskID

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from kernel_builder import checks
+from kernel_builder.config.variant import Release
 from kernel_builder.errors import CheckError
-from kernel_builder.variant import Release
 
 _DIRECTORY = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]"
@@ -40,7 +40,7 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @_JSON
 def check_config(directory: Path, as_json: bool) -> None:
     """Read DIR/build.toml and say what it means."""
-    from kernel_builder import project
+    from kernel_builder.config import project
 
     read = project.read(directory)
     if as_json:
@@ -109,7 +109,7 @@ def hash_builds(directory: Path, as_json: bool) -> None:
 
     With --json, also the SHA-256 of every file.
     """
-    from kernel_builder.package import hash_tree
+    from kernel_builder.package.assembly import hash_tree
 
     digests = {package.name: hash_tree(package) for package in packages_of(directory)}
     if as_json:

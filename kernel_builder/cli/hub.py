@@ -15,7 +15,7 @@ import click
 from kernel_builder.errors import ConfigError, HubError, KernelBuilderError
 
 if TYPE_CHECKING:
-    from kernel_builder.hub.carry import Carried
+    from kernel_builder.hub.transfer import Carried
 
 PUBLIC_HUB = "https://huggingface.co"
 
@@ -120,8 +120,8 @@ def serve(
     when the Hub listens; the log goes to stderr.
     """
     _installed()
-    from kernel_builder.hub.server.serve import serve as run
-    from kernel_builder.hub.server.settings import Limits, Settings
+    from kernel_builder.server.serve import serve as run
+    from kernel_builder.server.settings import Limits, Settings
 
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
@@ -149,9 +149,9 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
     Servers may go on running. The exit code is 0 when all is as it should be in the end, else 9.
     """
     _installed()
-    from kernel_builder.hub.server.hub import Hub
-    from kernel_builder.hub.server.mend import check as look
-    from kernel_builder.hub.server.settings import Settings
+    from kernel_builder.server.hub_service import Hub
+    from kernel_builder.server.mend import check as look
+    from kernel_builder.server.settings import Settings
 
     if not (root / "repositories").is_dir():
         raise ConfigError("there is no Hub", where=str(root), hint="kernel-builder hub serve --root ROOT makes one")
@@ -181,7 +181,7 @@ def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str
 
     Every file is compared with what the Hub says it is, and every variant with its own digest.
     """
-    from kernel_builder.hub.carry import export_kernel
+    from kernel_builder.hub.transfer import export_kernel
 
     done = export_kernel(repo_id, archive, endpoint=endpoint, branches=branches, progress=_say)
     _carried(done, f"{archive}: {repo_id}", as_json)
@@ -204,7 +204,7 @@ def import_(
     """
     import tempfile
 
-    from kernel_builder.hub.carry import export_kernel, import_kernel
+    from kernel_builder.hub.transfer import export_kernel, import_kernel
 
     endpoint = endpoint or os.environ.get("HF_ENDPOINT")
     if not endpoint:
@@ -267,7 +267,7 @@ def token() -> None:
 def add(name: str, read: tuple[str, ...], write: tuple[str, ...], token_file: Path | None, as_json: bool) -> None:
     """Add a token, and print it: this is the only time it can be seen."""
     _installed()
-    from kernel_builder.hub.server import tokens
+    from kernel_builder.server import tokens
 
     secret = tokens.add(_token_file(token_file), name, read=read, write=write)
     click.echo(json.dumps({"name": name, "token": secret}) if as_json else secret)
@@ -279,7 +279,7 @@ def add(name: str, read: tuple[str, ...], write: tuple[str, ...], token_file: Pa
 def remove(name: str, token_file: Path | None) -> None:
     """Remove a token; running servers refuse it from then on."""
     _installed()
-    from kernel_builder.hub.server import tokens
+    from kernel_builder.server import tokens
 
     tokens.remove(_token_file(token_file), name)
 
@@ -290,7 +290,7 @@ def remove(name: str, token_file: Path | None) -> None:
 def list_tokens(token_file: Path | None, as_json: bool) -> None:
     """List the tokens and their scopes."""
     _installed()
-    from kernel_builder.hub.server import tokens
+    from kernel_builder.server import tokens
 
     found = tokens.TokenFile(_token_file(token_file)).tokens()
     if as_json:

@@ -25,7 +25,7 @@ def sign(directory: Path, identity_token: str | None, as_json: bool) -> None:
     entered into a public log for good.
     """
     from kernel_builder.cli.check import packages_of
-    from kernel_builder.hub.sign import sign as write_signatures
+    from kernel_builder.hub.signing import sign as write_signatures
 
     signed = write_signatures(packages_of(directory), identity_token=identity_token)
     if as_json:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.errors import ToolchainError
-from kernel_builder.variant import PLATFORMS, Release
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain.toolchains import Toolchains
-    from kernel_builder.toolchain.trees import Tree
+    from kernel_builder.toolchain.wheel_trees import Tree
 
 
 class ReleaseType(click.ParamType[Release]):
@@ -203,7 +203,7 @@ def lock(
     index_url: str | None,
 ) -> None:
     """Write the lock afresh from the index: the newest patch of every release in the matrix."""
-    from kernel_builder import matrix
+    from kernel_builder.config import matrix
     from kernel_builder.toolchain import lock as locks
     from kernel_builder.toolchain import shown
     from kernel_builder.toolchain.index import Index

@@ -15,7 +15,7 @@ from kernel_builder.hub.publish import publish
 _OPTIONS = (
     click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path)),
     click.option(
-        "--repo-id", metavar="ORG/NAME", help="The repository. [default: [general.hub] repo-id of build.toml]"
+        "--repo-id", metavar="ORG/NAME", help="The repository. [default: [general.hub] repo-id of pipeline.toml]"
     ),
     click.option("--branch", metavar="NAME", help="The branch for the builds. [default: v<version>]"),
     click.option("--private", is_flag=True, help="Make the repository a private one, if it is new."),
@@ -81,12 +81,12 @@ def build_and_upload(
 
     What DIR/build holds besides, such as the variants of another machine, is published too.
     """
-    from kernel_builder import build
+    from kernel_builder import pipeline
     from kernel_builder.cli.build import print_summary, run
     from kernel_builder.toolchain import Toolchains, compiler_cache
 
     summary = run(
-        build.Request(
+        pipeline.Request(
             directories=(directory,),
             variants=variants,
             backends=backends,

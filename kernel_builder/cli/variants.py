@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
-from kernel_builder import matrix
-from kernel_builder import project as projects
-from kernel_builder.build import obstacle
-from kernel_builder.variant import this_platform
+from kernel_builder.config import offered
+from kernel_builder.config import project as projects
+from kernel_builder.config.variant import this_platform
+from kernel_builder.pipeline import obstacle
 
 
 @click.command()
@@ -33,13 +33,13 @@ def list_variants(
 
     found = [(directory, projects.read(directory)) for directory in directories or (Path(),)]
     if runners:
-        parts = [part for directory, project in found for part in matrix.shares(str(directory), project, whole=whole)]
+        parts = [part for directory, project in found for part in offered.shares(str(directory), project, whole=whole)]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
         return
     toolchains = Toolchains(cuda_home=cuda_home)
     rows = []
     for _, project in found:
-        for variant in matrix.variants(project, whole=whole):
+        for variant in offered.variants(project, whole=whole):
             if arch and variant.platform not in {None, this_platform()}:
                 continue
             missing = obstacle(variant, toolchains)
@@ -64,5 +64,5 @@ def list_variants(
         if not row["buildable"]:
             click.secho(f"  (not here: {row['reason']}; {row['hint']})", fg="yellow")
     for _, project in found:
-        for backend in matrix.skipped_backends(project):
+        for backend in offered.skipped_backends(project):
             click.secho(f"{project.name}: {backend}: not built by this builder", fg="yellow", err=True)

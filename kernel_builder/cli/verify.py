@@ -13,7 +13,7 @@ import click
 from kernel_builder.errors import VerificationError
 
 if TYPE_CHECKING:
-    from kernel_builder.hub.verify import Verdict
+    from kernel_builder.hub.verification import Verdict
 
 
 @click.command()
@@ -44,7 +44,7 @@ def verify(name: str, source: Path | None, signers: tuple[str, ...], require_sig
     kernel-builder verify kernels-community/rmsnorm@v1
     kernel-builder verify kernels-community/rmsnorm@v1 --source kernels/rmsnorm
     """
-    from kernel_builder.hub.verify import verify as check
+    from kernel_builder.hub.verification import verify as check
     from kernel_builder.toolchain import shown
 
     with shown(sys.stderr) as progress:

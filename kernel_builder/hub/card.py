@@ -9,13 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kernel_builder import __version__
+from kernel_builder.config.project import Project
+from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import ConfigError, VariantError
-from kernel_builder.hub import measurements
-from kernel_builder.hub.api import Api
-from kernel_builder.hub.measurements import RESULTS, Measurement
+from kernel_builder.hub import card_figures
+from kernel_builder.hub.card_figures import RESULTS, Measurement
+from kernel_builder.hub.package_api import Api
 from kernel_builder.hub.packages import Package
-from kernel_builder.project import Project
-from kernel_builder.variant import Noarch, StableAbi, Variant
 
 # Parts the author's words from ours, so that a card that was published once can be published again.
 _MARK = "<!-- What follows is written by kernel-builder. -->"
@@ -61,7 +61,7 @@ def render(
         *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
         _api(api),
         _variants(packages),
-        *_speed(measurements.find(project)),
+        *_speed(card_figures.find(project)),
         _build(project, repo_id, packages),
     ]
     return "\n\n".join(parts) + "\n"

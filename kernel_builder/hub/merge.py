@@ -5,7 +5,7 @@ from __future__ import annotations
 import requests
 
 from kernel_builder.errors import HubError
-from kernel_builder.hub.repository import Repository
+from kernel_builder.hub.remote_repository import Repository
 
 
 def merge_pull_request(repo_id: str, number: int, *, endpoint: str | None = None) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import checks
+from kernel_builder.config.project import Project
+from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import CheckError, PackageError
-from kernel_builder.hub import api
-from kernel_builder.project import Project
-from kernel_builder.variant import BACKENDS
+from kernel_builder.hub import package_api
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _VERSION = re.compile(r"[\w.+!-]{1,80}")
@@ -96,9 +96,9 @@ class Package:
         return sum(path.stat().st_size for path in self.files.values())
 
     @cached_property
-    def api(self) -> api.Api:
+    def api(self) -> package_api.Api:
         """What it offers its users."""
-        return api.read(self.directory)
+        return package_api.read(self.directory)
 
     def differences(self, newer: Package) -> tuple[str, ...]:
         """How the API of another package differs.
@@ -130,10 +130,10 @@ class Package:
         return None
 
 
-def spoken_api(packages: Mapping[str, Package]) -> api.Api:
+def spoken_api(packages: Mapping[str, Package]) -> package_api.Api:
     """The API as the module itself tells it, where this machine can load a package, or else as its files do."""
     loads = next((package for package in packages.values() if package.loads), None)
-    told = api.loaded(loads.directory) if loads else None
+    told = package_api.loaded(loads.directory) if loads else None
     return told or next(iter(packages.values())).api
 
 

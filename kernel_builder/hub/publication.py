@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.hub.repository import Content
+from kernel_builder.hub.remote_repository import Content
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kernel_builder import project as projects
+from kernel_builder.config import project as projects
+from kernel_builder.config.project import Project
 from kernel_builder.errors import ConfigError, HubError
-from kernel_builder.hub import card, measurements, sources
+from kernel_builder.hub import card, card_figures, project_sources
 from kernel_builder.hub.packages import Package, checked, spoken_api
 from kernel_builder.hub.publication import Change, Listener, Published, Request, Written
-from kernel_builder.hub.repository import Commit, Conflict, Content, RemoteFile, Repository
-from kernel_builder.package import SIGNATURE
-from kernel_builder.project import Project
+from kernel_builder.hub.remote_repository import Commit, Conflict, Content, RemoteFile, Repository
+from kernel_builder.package.assembly import SIGNATURE
 
 _ATTEMPTS = 5
 # What Hubs put into a repository themselves.
@@ -177,10 +177,10 @@ def _write_main(work: _Work) -> tuple[Written | None, Mapping[str, Package], str
     if newest > project.version:
         return None, kept, f"main is left as it is: it is of version {newest}"
     text = card.render(project, repository.repo_id, {**work.packages, **kept}, spoken_api(work.packages))
-    runs = {path: Content(file) for run in measurements.find(project) for path, file in run.files.items()}
-    wanted = {**sources.of(project.root), **runs, "README.md": Content(text.encode())}
+    runs = {path: Content(file) for run in card_figures.find(project) for path, file in run.files.items()}
+    wanted = {**project_sources.of(project.root), **runs, "README.md": Content(text.encode())}
     on_main = repository.files(heads["main"]) if "main" in heads else {}
-    change = _change(wanted, on_main, sources.outdated(on_main, wanted))
+    change = _change(wanted, on_main, project_sources.outdated(on_main, wanted))
     message = f"Sources and card of {project.name} {project.version}"
     return _write_branch(work, "main", heads.get("main"), change, message), kept, None
 

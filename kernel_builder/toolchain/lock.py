@@ -15,9 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain.model import Subset
-from kernel_builder.variant import Release
+from kernel_builder.toolchain.tools import Subset
 
 SCHEMA = 2
 

@@ -17,13 +17,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name, parse_wheel_filename
 from packaging.version import InvalidVersion, Version
 
+from kernel_builder.config.variant import Release
 from kernel_builder.errors import FetchError, ToolchainError
-from kernel_builder.toolchain import trees, wheels
+from kernel_builder.progress import Progress
+from kernel_builder.toolchain import wheel_trees, wheels
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import Cuda, Lock, Torch, Wheel
-from kernel_builder.toolchain.model import Subset
-from kernel_builder.toolchain.progress import Progress
-from kernel_builder.variant import Release
+from kernel_builder.toolchain.tools import Subset
 
 if TYPE_CHECKING:
     from pypi_simple import DistributionPackage
@@ -85,7 +85,9 @@ def _cuda(index: Index, release: Release, platforms: Sequence[str]) -> Cuda | No
             ]
             if not offered:
                 raise _lacks(f"{project}{versions} for {platform}", index)
-            parts.append(_pin(index, max(offered, key=_preference), trees.cuda_prefix(release), [trees.keep_cuda])[0])
+            parts.append(
+                _pin(index, max(offered, key=_preference), wheel_trees.cuda_prefix(release), [wheel_trees.keep_cuda])[0]
+            )
         pinned[platform] = tuple(parts)
     return Cuda(release, str(_version(chosen)), pinned)
 
@@ -98,7 +100,9 @@ def _torch(index: Index, release: Release, platforms: Sequence[str]) -> Torch:
         offered = [p for p in _for_platform(index.packages("torch"), platform) if _version(p) == newest]
         if not offered:
             raise _lacks(f"torch {release} for {platform}", index)
-        parts = _pin(index, max(offered, key=_preference), trees.TORCH_PREFIX, map(trees.keep_torch, subsets))
+        parts = _pin(
+            index, max(offered, key=_preference), wheel_trees.TORCH_PREFIX, map(wheel_trees.keep_torch, subsets)
+        )
         pinned[platform] = dict(zip(subsets, parts, strict=True))
     return Torch(release, str(newest), pinned)
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_builder.errors import StoreError
-from kernel_builder.toolchain.progress import Progress
+from kernel_builder.progress import Progress
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _MANIFEST = "manifest.json"

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain import compiler_cache, system
-from kernel_builder.toolchain.facts import Facts
+from kernel_builder.toolchain import compiler_cache, system_cuda
+from kernel_builder.toolchain.probe_cache import Facts
 from kernel_builder.toolchain.toolchains import Toolchains
-from kernel_builder.variant import PLATFORMS, this_platform
 
 CPU, CUDA, LOAD = "cpu", "cuda", "load checks"
 BUILDS = (CPU, CUDA)
@@ -101,7 +101,7 @@ def _cuda(toolchains: Toolchains) -> Iterator[Finding]:
             named = f"{toolkit.version} at {toolkit.root}"
             yield Finding("CUDA toolkit", named)
         elif (_USUAL_CUDA / "bin/nvcc").exists():
-            version, _ = system.ask(Facts(toolchains.store.root / "facts"), _USUAL_CUDA / "bin/nvcc")
+            version, _ = system_cuda.ask(Facts(toolchains.store.root / "facts"), _USUAL_CUDA / "bin/nvcc")
             yield Finding("CUDA toolkit", f"{version}, used when asked for by `--cuda-home {_USUAL_CUDA}`")
         else:
             yield Finding("CUDA toolkit", None, (), "only needed for CUDA releases that are not pinned")

@@ -21,7 +21,7 @@ from importlib import resources
 from pathlib import Path
 
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain import host
+from kernel_builder.toolchain import host_compiler
 
 # The newest versions allowed: manylinux_2_28, which the Hub asks for.
 CEILINGS: Mapping[str, tuple[int, ...]] = {
@@ -188,7 +188,9 @@ def stand_in_source(symbols: Iterable[Symbol]) -> tuple[str, str]:
 
 
 def _run(command: list[str], cwd: Path) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, env=host.environment())
+    done = subprocess.run(
+        command, cwd=cwd, capture_output=True, text=True, check=False, env=host_compiler.environment()
+    )
     if done.returncode:
         raise ToolchainError(
             f"the C++ compiler could not make a library to link against: {done.stderr.strip()}",

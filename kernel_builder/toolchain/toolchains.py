@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 
+from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, ToolchainError
-from kernel_builder.toolchain import host, lock, sysroot, system, trees
-from kernel_builder.toolchain.facts import Facts
-from kernel_builder.toolchain.model import CudaToolkit, HostCompiler, Obstacle, Subset, TorchHeaders
-from kernel_builder.toolchain.progress import Progress, Silent
+from kernel_builder.progress import Progress, Silent
+from kernel_builder.toolchain import host_compiler, lock, sysroot, system_cuda, wheel_trees
+from kernel_builder.toolchain.probe_cache import Facts
 from kernel_builder.toolchain.store import Store
-from kernel_builder.variant import Release, this_platform
+from kernel_builder.toolchain.tools import CudaToolkit, HostCompiler, Obstacle, Subset, TorchHeaders
 
 
 def default_cache() -> Path:
@@ -77,7 +77,7 @@ class Toolchains:
         Raises:
             ToolchainError: If there is none, or it is not usable.
         """
-        return host.find(self._facts, self._cxx)
+        return host_compiler.find(self._facts, self._cxx)
 
     def system_cuda(self) -> CudaToolkit | None:
         """The toolkit that the user named, if any.
@@ -85,7 +85,7 @@ class Toolchains:
         Raises:
             ToolchainError: If what was named is not a toolkit.
         """
-        return system.find(self._facts, self._cuda_home)
+        return system_cuda.find(self._facts, self._cuda_home)
 
     def cuda(self, release: Release) -> CudaToolkit:
         """The toolkit of a CUDA release: the user's where it is of this release, else the pinned one.
@@ -99,16 +99,16 @@ class Toolchains:
             return found
         if obstacle := self.cuda_obstacle(release, this_platform()):
             raise ToolchainError(obstacle.reason, where=f"CUDA {release}", hint=obstacle.hint)
-        tree = trees.cuda_tree(self.lock.cuda[release], this_platform())
+        tree = wheel_trees.cuda_tree(self.lock.cuda[release], this_platform())
         root = self.fetch(tree)
         nvcc = root / "bin/nvcc"
-        version, capabilities = system.ask(self._facts, nvcc)
+        version, capabilities = system_cuda.ask(self._facts, nvcc)
         return CudaToolkit(
             root=root,
             release=release,
             version=version,
             nvcc=nvcc,
-            include=system.include_directories(root),
+            include=system_cuda.include_directories(root),
             lib=root / "lib",
             identity=tree.identity,
             origin="index",
@@ -131,7 +131,7 @@ class Toolchains:
                 hint="a newer kernel-builder may have it; or add it to `matrix.toml` and run `kernel-builder toolchain "
                 "lock`",
             )
-        tree = trees.torch_tree(pinned, this_platform(), subset)
+        tree = wheel_trees.torch_tree(pinned, this_platform(), subset)
         root = self.fetch(tree)
         include = (root,) if subset == "stable" else (root, root / "torch/csrc/api/include")
         return TorchHeaders(release, pinned.version, subset, include, tree.identity)
@@ -175,20 +175,20 @@ class Toolchains:
             f"install the CUDA toolkit {release} and give its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
         )
 
-    def pinned(self) -> list[trees.Tree]:
+    def pinned(self) -> list[wheel_trees.Tree]:
         """Every tree that the lock has for this platform."""
         here = this_platform()
-        found = [trees.cuda_tree(cuda, here) for cuda in self.lock.cuda.values() if here in cuda.platforms]
+        found = [wheel_trees.cuda_tree(cuda, here) for cuda in self.lock.cuda.values() if here in cuda.platforms]
         subsets: tuple[Subset, ...] = ("stable", "full")
         found += [
-            trees.torch_tree(torch, here, subset)
+            wheel_trees.torch_tree(torch, here, subset)
             for torch in self.lock.torch.values()
             if here in torch.platforms
             for subset in subsets
         ]
         return found
 
-    def fetch(self, tree: trees.Tree) -> Path:
+    def fetch(self, tree: wheel_trees.Tree) -> Path:
         """The files of a pinned tree, downloaded now if they are not in the store.
 
         Raises:
@@ -205,6 +205,6 @@ class Toolchains:
         from kernel_builder.toolchain.index import Index
 
         def make(scratch: Path, directory: Path) -> None:
-            trees.fill(tree, Index(self._index_url), scratch, directory, self._progress)
+            wheel_trees.fill(tree, Index(self._index_url), scratch, directory, self._progress)
 
         return self.store.obtain(tree.name, tree.title, tree.download + tree.unpacked, make)

@@ -10,7 +10,7 @@ import torch
 from kernels_data import Digest, DigestAlgorithm
 
 from kernel_builder.checks import CHECKS, Finding, run
-from kernel_builder.variant import Variant, this_platform
+from kernel_builder.config.variant import Variant, this_platform
 
 TORCH = Path(torch.__file__).parent
 STABLE_CPU = f"torch-stable-abi210-cpu-{this_platform()}"

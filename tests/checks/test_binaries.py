@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.checks import ABI_CHECKS, AbiPolicy, run
-from kernel_builder.variant import Release, this_platform
+from kernel_builder.config.variant import Release, this_platform
 
 from .sample import STABLE_CPU, STABLE_CUDA, Compile, Make, findings, identity
 

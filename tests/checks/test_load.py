@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kernel_builder.checks import Report, run
-from kernel_builder.variant import Release, Torch, this_platform
+from kernel_builder.config.variant import Release, Torch, this_platform
 
 from .sample import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
 

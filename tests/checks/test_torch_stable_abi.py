@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kernel_builder.checks.torch_stable_abi import shims
-from kernel_builder.variant import Release
+from kernel_builder.config.variant import Release
 
 from .sample import TORCH
 

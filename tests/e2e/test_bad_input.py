@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.toolchain import lock
-from kernel_builder.variant import Release, this_platform
 from tests.conftest import CPU, CUDA
 from tests.e2e.conftest import BUILDER, Done, Run, environment
 from tests.toolchain.index_server import Fault, IndexServer

@@ -234,8 +234,8 @@ def test_several_projects_are_one_graph(
 
 def test_a_system_toolkit_stands_in(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
     """The pinned toolkit, given as if it were the user's own."""
+    from kernel_builder.config.variant import Release
     from kernel_builder.toolchain import Toolchains
-    from kernel_builder.variant import Release
 
     toolkit = Toolchains().cuda(Release(13, 0)).root
     project = copy_project("stable-scale")

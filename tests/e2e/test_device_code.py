@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.variant import Release
 from tests.conftest import ROOT
 
 CLANG = shutil.which("clang-22")

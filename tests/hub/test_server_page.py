@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import CommitOperationAdd
 
-from kernel_builder.hub.server import tokens
+from kernel_builder.server import tokens
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import write_kernel
 

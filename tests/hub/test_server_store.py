@@ -24,10 +24,10 @@ from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
 from kernel_builder.errors import ConfigError, HubError, VerificationError
-from kernel_builder.hub.carry import export_kernel, import_kernel
-from kernel_builder.hub.server import locks, mend, tokens
-from kernel_builder.hub.server.hub import Hub
-from kernel_builder.hub.server.settings import Settings
+from kernel_builder.hub.transfer import export_kernel, import_kernel
+from kernel_builder.server import locks, mend, tokens
+from kernel_builder.server.hub_service import Hub
+from kernel_builder.server.settings import Settings
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import VARIANT, write_kernel
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.package import hash_tree
+from kernel_builder.package.assembly import hash_tree
 from tests.conftest import CPU, CUDA, PROJECTS, ROOT
 from tests.nix.conftest import Nix
 

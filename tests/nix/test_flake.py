@@ -11,9 +11,10 @@ import tomli
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
-from kernel_builder import build_toml, matrix, project, sources
+from kernel_builder.build import include_scan
+from kernel_builder.config import build_toml, offered, project
+from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.errors import VariantError
-from kernel_builder.variant import PLATFORMS
 from tests.conftest import CPU, CUDA, PROJECTS, ROOT
 from tests.nix.conftest import Nix
 
@@ -48,7 +49,7 @@ def names_by_python(text: str, system: str) -> list[str] | None:
     """The names of the variants on one system; None where the builder refuses the version ranges."""
     tables = build_toml.validate(tomli.loads(text), "build.toml")
     try:
-        found = matrix.variants(project.from_tables(Path("/"), tables))
+        found = offered.variants(project.from_tables(Path("/"), tables))
     except VariantError:
         return None
     return sorted(variant.name for variant in found if variant.platform in {None, system})
@@ -61,7 +62,7 @@ def test_variants_are_those_of_the_builder(nix: Nix, tmp_path: Path, system: str
     got = nix.eval(
         f"""
         let
-          matrix = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/matrix.toml);
+          matrix = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/config/matrix.toml);
           variants = import {ROOT}/nix/matrix.nix {{ inherit matrix; system = "{system}"; }};
           names = text: map (variant: variant.name) (variants (builtins.fromTOML text));
           tried = text: let all = names text; in builtins.tryEval (builtins.deepSeq all all);
@@ -80,7 +81,7 @@ def test_a_source_reaches_at_least_what_the_builder_finds(nix: Nix, directory: P
         (source, list(part.include), list(part.src))
         for part in parts
         for source in getattr(part, "src", ())
-        if Path(source).suffix not in sources.HEADER_SUFFIXES
+        if Path(source).suffix not in include_scan.HEADER_SUFFIXES
     ]
     expressions = [
         f"scan {{ include = builtins.fromJSON ''{json.dumps(include)}''; "
@@ -92,7 +93,7 @@ def test_a_source_reaches_at_least_what_the_builder_finds(nix: Nix, directory: P
     )
     assert isinstance(got, list)
     for (source, include, listed), reached in zip(asked, got, strict=True):
-        scanned = sources.scan(directory, source, include, listed, {"registration.h": ""})
+        scanned = include_scan.scan(directory, source, include, listed, {"registration.h": ""})
         assert {name for name, _ in scanned.files} == set(reached["files"])
         assert scanned.torch == reached["torch"]
 
@@ -117,7 +118,7 @@ def test_includes_that_are_hard_to_find(nix: Nix, tmp_path: Path) -> None:
     assert isinstance(got, dict)
     assert sorted(got["files"]) == ["c.h", "inc/deep/b.h", "inc/deep/beside.h", "inc/up.h", "src/a.cpp"]
     assert got["computed"]
-    found = {name for name, _ in sources.scan(tmp_path, "src/a.cpp", ["inc", "."], listed).files}
+    found = {name for name, _ in include_scan.scan(tmp_path, "src/a.cpp", ["inc", "."], listed).files}
     assert found == set(got["files"])
 
 

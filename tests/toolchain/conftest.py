@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.config.variant import PLATFORMS, Release
+from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains, lock
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.progress import Silent
 from kernel_builder.toolchain.resolve import resolve
-from kernel_builder.variant import PLATFORMS, Release
 
 from .index_server import IndexServer, build_wheels
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, StoreError
 from kernel_builder.toolchain import Toolchains, lock
-from kernel_builder.variant import Release, this_platform
 
 from .index_server import Fault, IndexServer
 

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import matrix
+from kernel_builder.config import matrix
+from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.errors import FetchError, ToolchainError
-from kernel_builder.toolchain import lock, trees
+from kernel_builder.progress import Silent
+from kernel_builder.toolchain import lock, wheel_trees
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.progress import Silent
 from kernel_builder.toolchain.resolve import resolve
-from kernel_builder.variant import PLATFORMS, Release
 
 from .index_server import IndexServer
 
@@ -80,8 +80,8 @@ def test_the_shipped_lock_covers_the_matrix_within_its_budget() -> None:
     assert set(shipped.cuda) == {release for release in matrix.cuda_releases() if release.major >= 13}
     for platform in PLATFORMS:
         assert all(platform in entry.platforms for entry in [*shipped.cuda.values(), *shipped.torch.values()])
-    compiler = trees.cuda_tree(shipped.cuda[Release(13, 0)], "x86_64-linux")
-    headers = trees.torch_tree(shipped.torch[Release(2, 10)], "x86_64-linux", "stable")
+    compiler = wheel_trees.cuda_tree(shipped.cuda[Release(13, 0)], "x86_64-linux")
+    headers = wheel_trees.torch_tree(shipped.torch[Release(2, 10)], "x86_64-linux", "stable")
     assert compiler.download + headers.download < 80_000_000
 
 

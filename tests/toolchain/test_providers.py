@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.config.variant import PLATFORMS, Release, this_platform
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.variant import PLATFORMS, Release, this_platform
 
 from .index_server import NVCC
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.config.variant import Release
 from kernel_builder.errors import FetchError
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.variant import Release
 
 SOURCE = """
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.variant import Release
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -12,7 +12,7 @@ import kernels_data
 import pytest
 from sigstore.models import ClientTrustConfig
 
-from kernel_builder.build import Request, build
+from kernel_builder.pipeline import Request, build
 from kernel_builder.toolchain import Toolchains
 
 from ...conftest import CPU, PROJECTS

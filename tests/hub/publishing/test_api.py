@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.hub import api
+from kernel_builder.hub import package_api
 
 MODULE = """
 from typing import Optional
@@ -66,7 +66,7 @@ def package(root: Path, ops: str = OPS, module: str = MODULE) -> Path:
 
 
 def test_names_and_how_they_are_called(tmp_path: Path) -> None:
-    read = api.read(package(tmp_path / "torch-cuda"))
+    read = package_api.read(package(tmp_path / "torch-cuda"))
     calls = {name: (member.kind, member.call) for name, member in read.members.items()}
     assert calls == {
         "EPSILON": ("attribute", ""),
@@ -93,24 +93,24 @@ def test_names_and_how_they_are_called(tmp_path: Path) -> None:
 def test_differences_are_what_a_caller_can_tell(
     tmp_path: Path, before: str, after: str, told: list[str] | None
 ) -> None:
-    older = api.read(package(tmp_path / "older"))
-    newer = api.read(package(tmp_path / "newer", OPS.replace(before, after)))
+    older = package_api.read(package(tmp_path / "older"))
+    newer = package_api.read(package(tmp_path / "newer", OPS.replace(before, after)))
     differences = older.differences(newer)
     assert list(differences) == told if told is not None else len(differences) == 1
     assert not older.differences(older)
 
 
 def test_a_name_that_goes_and_one_that_comes(tmp_path: Path) -> None:
-    older = api.read(package(tmp_path / "older"))
-    newer = api.read(package(tmp_path / "newer", module=MODULE.replace('"EPSILON"', '"EPS"')))
+    older = package_api.read(package(tmp_path / "older"))
+    newer = package_api.read(package(tmp_path / "newer", module=MODULE.replace('"EPSILON"', '"EPS"')))
     assert set(older.differences(newer)) == {"attribute EPS is new", "attribute EPSILON is gone"}
 
 
 def test_packages_of_older_builders_have_a_directory_with_everything(tmp_path: Path) -> None:
-    flat = api.read(package(tmp_path / "flat" / "torch-cuda"))
+    flat = package_api.read(package(tmp_path / "flat" / "torch-cuda"))
     nested = tmp_path / "nested" / "torch-cuda"
     package(nested / "my_kernel")
-    assert api.read(nested) == flat
+    assert package_api.read(nested) == flat
 
 
 IN_PYTHON = """
@@ -139,7 +139,7 @@ def _schemed(x):
 
 
 def test_operators_that_are_defined_in_python(tmp_path: Path) -> None:
-    older = api.read(package(tmp_path / "older", ops=OPS + IN_PYTHON))
+    older = package_api.read(package(tmp_path / "older", ops=OPS + IN_PYTHON))
     assert older.ops == {
         "scaled": "scaled(Tensor x, float factor=2.) -> Tensor",
         "shifted": "shifted(Tensor x, int by) -> Tensor",
@@ -148,7 +148,7 @@ def test_operators_that_are_defined_in_python(tmp_path: Path) -> None:
         "schemed": "schemed(Tensor x) -> Tensor",
     }
     changed = IN_PYTHON.replace("y: torch.Tensor", "y: float").replace("int by", "int by, int of=0")
-    assert older.differences(api.read(package(tmp_path / "newer", ops=OPS + changed))) == (
+    assert older.differences(package_api.read(package(tmp_path / "newer", ops=OPS + changed))) == (
         "operator added(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor becomes "
         "added(x: torch.Tensor, y: float) -> torch.Tensor",
         "operator shifted(Tensor x, int by) -> Tensor becomes shifted(Tensor x, int by, int of=0) -> Tensor",
@@ -157,7 +157,7 @@ def test_operators_that_are_defined_in_python(tmp_path: Path) -> None:
 
 def test_the_files_tell_what_the_loaded_module_tells(scale: Path) -> None:
     (built,) = (scale / "build").iterdir()
-    read, loaded = api.read(built), api.loaded(built)
+    read, loaded = package_api.read(built), package_api.loaded(built)
     assert loaded is not None
     assert read.ops == loaded.ops == {"scaled": "scaled(Tensor input, float factor) -> Tensor"}
     assert list(read.members) == list(loaded.members) == ["scaled"]

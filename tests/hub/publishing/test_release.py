@@ -14,9 +14,9 @@ from typing import Any
 
 import yaml
 
-from kernel_builder.hub.verify import verify
+from kernel_builder.config.variant import this_platform
+from kernel_builder.hub.verification import verify
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.variant import this_platform
 
 from ...conftest import CPU, PROJECTS, ROOT
 from ..conftest import RunningHub

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.errors import CheckError, VerificationError
-from kernel_builder.hub.sign import sign
-from kernel_builder.hub.verify import verify
+from kernel_builder.hub.signing import sign
+from kernel_builder.hub.verification import verify
 
 from ..conftest import RunningHub
 from . import sigstore_instance

@@ -1,0 +1,1 @@
+"""(Projects, variants, toolchains) -> binaries: include scan, plan, ninja and the cache of their outputs."""

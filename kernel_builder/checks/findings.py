@@ -1,0 +1,134 @@
+"""What a check is asked about, and what it answers with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from kernel_builder.config.variant import Release, Variant
+
+if TYPE_CHECKING:
+    from kernel_builder.checks.python_files import Source
+    from kernel_builder.elf import SharedObject
+
+
+_SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
+_OLDEST_PYTHON = Release(3, 9)
+
+
+class NotApplicable(Exception):
+    """Raised by a check that has no question for this package. The text says why, for the report."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with one file, and what to do about it.
+
+    `path` is relative to the package, with `/`.
+    """
+
+    check: str
+    path: str
+    message: str
+    hint: str
+    severity: Literal["error", "warning"] = "error"
+
+
+@dataclass(frozen=True)
+class AbiPolicy:
+    """The oldest systems that a binary must load on.
+
+    `torch_stable` is the Torch release whose stable ABI a binary may use; None means what the variant's name claims.
+    """
+
+    manylinux: str = "manylinux_2_28"
+    python: Release = _OLDEST_PYTHON
+    torch_stable: Release | None = None
+
+
+@dataclass(frozen=True)
+class Package:
+    """A `build/<variant>/` directory.
+
+    `variant` is None where the directory's name is not a variant's, `metadata` where there is no `metadata.json` that
+    holds a JSON object.
+    """
+
+    directory: Path
+    variant: Variant | None
+    metadata: Mapping[str, Any] | None
+    policy: AbiPolicy = field(default_factory=AbiPolicy)
+
+    @cached_property
+    def binaries(self) -> tuple[SharedObject, ...]:
+        """The shared objects at the top of the package.
+
+        Raises:
+            NotApplicable: If there is none, or if one is not an ELF shared object; the check `binary` has the finding.
+        """
+        from kernel_builder import elf
+
+        if not self.binary_paths:
+            raise NotApplicable("the package has no binary")
+        try:
+            return tuple(elf.read(path) for path in self.binary_paths)
+        except elf.Unreadable as error:
+            raise NotApplicable(str(error)) from error
+
+    @property
+    def binary_paths(self) -> list[Path]:
+        """The files at the top of the package that are named like shared objects, sorted."""
+        return sorted(path for path in self.directory.iterdir() if _SHARED_OBJECT.search(path.name) and path.is_file())
+
+    @cached_property
+    def sources(self) -> tuple[Source, ...]:
+        """The Python files of the package, sorted."""
+        from kernel_builder.checks import python_files
+
+        return python_files.read(self.directory, self.policy.python)
+
+    @property
+    def known_metadata(self) -> Mapping[str, Any]:
+        """`metadata`, for checks that cannot do without.
+
+        Raises:
+            NotApplicable: If there is none; the check `layout` has the finding.
+        """
+        if self.metadata is None:
+            raise NotApplicable("metadata.json is missing or not a JSON object")
+        return self.metadata
+
+    @property
+    def may_use_cuda(self) -> bool:
+        """Whether the package is for CUDA, or for nobody knows what."""
+        return self.variant is None or self.variant.backend == "cuda"
+
+
+@dataclass(frozen=True)
+class Report:
+    """The answers of all checks to one package. `skipped` has the reason for each check that had no question."""
+
+    package: Package
+    passed: tuple[str, ...]
+    skipped: Mapping[str, str]
+    findings: tuple[Finding, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing but warnings was found."""
+        return not any(finding.severity == "error" for finding in self.findings)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as `--json` prints it."""
+        return {
+            "variant": self.package.directory.name,
+            "directory": str(self.package.directory),
+            "ok": self.ok,
+            "passed": list(self.passed),
+            "skipped": dict(self.skipped),
+            "findings": [asdict(finding) for finding in self.findings],
+        }

@@ -1,0 +1,65 @@
+"""The measurements of a kernel that its card shows: `NAME.json` of `kernel-builder benchmark`, and its plot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.config.project import Project
+
+# Where a project has its measurements, and where the card's repository has them.
+RESULTS = "benchmarks/results"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One run. It has `data`, or `plot`, or both, which have the same name."""
+
+    name: str
+    data: Path | None
+    plot: Path | None
+
+    @property
+    def files(self) -> Mapping[str, Path]:
+        """Its files by their path in a published repository."""
+        return {f"{RESULTS}/{path.name}": path for path in (self.data, self.plot) if path}
+
+    def told(self, key: str) -> str | None:
+        """What the data says of itself, such as the `command` that made it."""
+        try:
+            document: Any = json.loads(self.data.read_bytes()) if self.data else None
+        except (OSError, ValueError):
+            return None
+        value = document.get(key) if isinstance(document, dict) else None
+        return value if isinstance(value, str) else None
+
+
+def find(project: Project) -> tuple[Measurement, ...]:
+    """The measurements of a project, sorted by name.
+
+    They are in its `benchmarks/results`; or in that of the git repository that it is in, there named
+    `<project>.<machine>`, with the plot beside them or among the documentation.
+    """
+    found: dict[str, Measurement] = {}
+    for directory, pattern in _places(project):
+        names = {path.stem for path in directory.glob(f"{RESULTS}/{pattern}") if path.suffix in (".json", ".svg")}
+        for name in names - found.keys():
+            data = directory / RESULTS / f"{name}.json"
+            plot = directory / RESULTS / f"{name}.svg"
+            if not plot.is_file():
+                plot = next(iter(sorted(directory.glob(f"docs/**/{name}.svg"))), plot)
+            found[name] = Measurement(name, data if data.is_file() else None, plot if plot.is_file() else None)
+    return tuple(found[name] for name in sorted(found))
+
+
+def _places(project: Project) -> Iterator[tuple[Path, str]]:
+    """Where to look, and for files of which names."""
+    yield project.root, "*"
+    for parent in [project.root, *project.root.parents]:
+        if (parent / ".git").exists():
+            if parent != project.root:
+                yield parent, f"{project.name}.*"
+            return

@@ -1,0 +1,1 @@
+"""Binaries -> `build/<variant>/`: metadata, digest, and the swap into place."""

@@ -1,0 +1,155 @@
+"""The application: routes, refusals, logs and measures around one Hub."""
+
+from __future__ import annotations
+
+import errno
+import time
+import uuid
+
+import pygit2
+import structlog
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kernel_builder import __version__
+from kernel_builder.server.hub_service import Hub
+from kernel_builder.server.metrics import Measures
+from kernel_builder.server.receive import Bodies, Slots
+from kernel_builder.server.refusals import Refusal, bad_request, no_space
+from kernel_builder.server.routes import ROUTERS, pages
+from kernel_builder.server.settings import Settings
+
+log = structlog.stdlib.get_logger("kernel_builder.server")
+
+_LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+_OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """The application that serves one Hub."""
+    app = FastAPI(
+        title="A Hub for kernels",
+        version=__version__,
+        description="What `huggingface_hub` and `kernels` use of a Hub, for repositories of type `kernel`.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        responses={"4XX": {"description": "A refusal; `X-Error-Code` and `X-Error-Message` say which"}},
+    )
+    hub = Hub(settings)
+    app.state.hub = hub
+    app.state.measures = Measures()
+    app.state.upload_slots = Slots(settings.limits.uploads)
+    app.state.commit_slots = Slots(settings.limits.commits)
+    for router in ROUTERS:
+        app.include_router(router)
+
+    @app.get("/health")
+    def health() -> dict[str, str]:
+        """Whether this server can read its root."""
+        hub.repositories.root.stat()
+        return {"status": "ok", "version": __version__}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    def metrics() -> Response:
+        """What this server counted."""
+        return Response(app.state.measures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    app.add_exception_handler(HTTPException, _refuse)
+    app.add_exception_handler(RequestValidationError, _refuse_invalid)
+    app.add_exception_handler(ClientDisconnect, _gone)
+    app.add_exception_handler(OSError, _fail)
+    app.add_exception_handler(pygit2.GitError, _fail)
+    app.add_exception_handler(Exception, _fail)
+    app.add_middleware(Bodies, limits=settings.limits, is_known=hub.is_known)
+    if settings.token_file is None:
+        # Any token may write, so nothing but this machine's own names may lead here: not a page in somebody's browser.
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
+    app.add_middleware(Observed, measures=app.state.measures)
+    return app
+
+
+def _answer(refusal: Refusal) -> Response:
+    message = refusal.message.encode("latin-1", "replace").decode("latin-1").replace("\n", " ").replace("\r", " ")
+    headers = {**(refusal.headers or {}), "X-Error-Code": refusal.code, "X-Error-Message": message}
+    if refusal.status_code in {408, 413, 503}:  # the rest of the body is not waited for
+        headers["Connection"] = "close"
+    body = {"error": refusal.message}
+    if refusal.url:
+        body["url"] = refusal.url
+    return JSONResponse(body, status_code=refusal.status_code, headers=headers)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, Refusal):
+        read_by_people = "text/html" in request.headers.get("accept", "")
+        return pages.refusal_page(request, error) if read_by_people else _answer(error)
+    assert isinstance(error, HTTPException)
+    return _answer(Refusal(error.status_code, str(error.detail), code="Http", headers=dict(error.headers or {})))
+
+
+async def _refuse_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return _answer(bad_request(f"{where}: {first['msg']}"))
+
+
+async def _gone(request: Request, error: Exception) -> Response:
+    return _answer(bad_request("the connection was cut before the end of the body"))  # for the log; nobody reads it
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
+    if full or "No space left" in str(error):
+        # Xet's client would try a 5xx again for minutes; there it must be an error of the request.
+        return _answer(no_space(413 if request.url.path.startswith("/xet/") else 507))
+    log.error("request failed", path=request.url.path, exc_info=error)
+    return _answer(Refusal(500, "the Hub failed; its log says why", code="InternalError"))
+
+
+class Observed:
+    """Middleware: each request gets an id, a line in the log, and its place in the measures."""
+
+    def __init__(self, app: ASGIApp, measures: Measures) -> None:
+        self._app = app
+        self._measures = measures
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.perf_counter()
+        request_id = uuid.uuid4().hex
+        scope.setdefault("state", {})
+        status = 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        self._measures.began()
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            seconds = time.perf_counter() - began
+            route = getattr(scope.get("route"), "path", "none")
+            self._measures.ended(scope["method"], route, status, seconds)
+            log.info(
+                "request",
+                id=request_id,
+                method=scope["method"],
+                path=scope["path"],
+                status=status,
+                ms=round(seconds * 1000, 1),
+                caller=scope["state"].get("caller") or None,
+                client=(scope.get("client") or (None,))[0],
+            )

@@ -1,0 +1,102 @@
+"""The bytes of a file as an answer: whole or a range, with the headers that the clients read."""
+
+from __future__ import annotations
+
+import mimetypes
+import re
+from collections.abc import AsyncIterator
+from pathlib import PurePosixPath
+from typing import IO, Any
+from urllib.parse import quote
+
+from anyio import to_thread
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from kernel_builder.server.git_repository import Entry, Repository
+from kernel_builder.server.hub_service import Hub
+from kernel_builder.server.refusals import Refusal, no_entry
+
+BLOCK = 256 << 10
+
+# What a repository holds was written by others: nothing of it may run in a reader's browser.
+_SANDBOX = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
+
+
+def content_response(request: Request, hub: Hub, repository: Repository, entry: Entry, commit: str) -> Response:
+    """Answer with a file, or with the range of it that was asked for."""
+    size = entry.content_size
+    etag = f'"{entry.large.sha256 if entry.large else entry.oid}"'
+    name = PurePosixPath(entry.path).name
+    headers = {
+        "Accept-Ranges": "bytes",
+        "Content-Disposition": f"inline; filename*=UTF-8''{quote(name)}",
+        "Content-Security-Policy": _SANDBOX,
+        "Content-Type": _media_type(name, large=entry.large is not None),
+        "ETag": etag,
+        "X-Content-Type-Options": "nosniff",
+        "X-Linked-Etag": etag,
+        "X-Linked-Size": str(size),
+    }
+    if commit:
+        headers["X-Repo-Commit"] = commit
+    if etag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    start, end = _range(request, size, etag)
+    status = 200
+    if (start, end) != (0, size):
+        status = 206
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
+    headers["Content-Length"] = str(end - start)
+    if entry.large is not None:
+        stored = hub.large_files.size(entry.large.sha256) if repository.owns(entry.large.sha256) else None
+        if stored != size:
+            raise no_entry(entry.path, commit)
+    if request.method == "HEAD":
+        return Response(status_code=status, headers=headers)
+    request.app.state.measures.sent(end - start)
+    if entry.large is None:
+        return Response(repository.read(entry)[start:end], status_code=status, headers=headers)
+    file = hub.large_files.open(entry.large.sha256)
+    return StreamingResponse(_blocks(file, start, end), status_code=status, headers=headers)
+
+
+def _media_type(name: str, *, large: bool) -> str:
+    kind, encoding = mimetypes.guess_type(name)
+    if kind and not encoding and kind.startswith("image/"):
+        return kind
+    return "application/octet-stream" if large else "text/plain; charset=utf-8"
+
+
+def _range(request: Request, size: int, etag: str) -> tuple[int, int]:
+    """The start and end that the request asks for. Several ranges at once are answered with the whole file."""
+    asked = re.fullmatch(r"bytes=(\d{0,19})-(\d{0,19})", request.headers.get("range", "").replace(" ", ""))
+    if not asked or asked[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
+        return 0, size
+    first, last = asked[1], asked[2]
+    if first:
+        start, end = int(first), min(int(last) + 1, size) if last else size
+    else:
+        start, end = max(0, size - int(last)), size
+    if start >= end:
+        raise Refusal(
+            416,
+            f"the range {asked[0]} is outside of the file's {size} bytes",
+            code="RangeNotSatisfiable",
+            headers={"Content-Range": f"bytes */{size}"},
+        )
+    return start, end
+
+
+async def _blocks(file: IO[bytes], start: int, end: int) -> AsyncIterator[bytes]:
+    try:
+        await to_thread.run_sync(file.seek, start)
+        left = end - start
+        while left > 0:
+            block: Any = await to_thread.run_sync(file.read, min(BLOCK, left))
+            if not block:
+                raise OSError("a large file is shorter than its size; run `kernel-builder hub check`")
+            left -= len(block)
+            yield block
+    finally:
+        file.close()

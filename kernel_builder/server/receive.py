@@ -1,0 +1,185 @@
+"""Bodies as they come in: no more than allowed, and no slower than allowed."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from urllib.parse import unquote
+
+import anyio
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from kernel_builder.server.refusals import bad_request, busy, too_large, too_slow
+from kernel_builder.server.settings import Limits
+
+# Bodies that are read as they come, and counted by who reads them.
+_STREAMED = re.compile(r"/api/kernels/[^/]+/[^/]+/(commit|large)/|/xet/")
+
+
+class Bodies:
+    """Middleware: path segments stay apart though a ref holds a slash, and no body is endless or stands still.
+
+    Bodies that are not read as they come are in memory until they are whole. So they must be whole soon, and all of
+    them together have a limit: a small one of their own for those who bring no token of ours.
+    """
+
+    def __init__(self, app: ASGIApp, limits: Limits, is_known: Callable[[str], bool]) -> None:
+        self._app = app
+        self._limits = limits
+        self._is_known = is_known
+        self._held = {True: 0, False: 0}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope["path"] = _in_segments(scope)
+        if _STREAMED.match(scope["path"]):
+            await self._app(scope, self._streamed(receive), send)
+            return
+        known, held = False, 0
+
+        def hold(size: int) -> None:
+            nonlocal known, held
+            if not held:
+                known = self._is_known(Headers(scope=scope).get("authorization", ""))
+            held += size
+            self._held[known] += size
+            limit = self._limits.body_bytes if known else self._limits.strangers_body_bytes
+            if held > limit:
+                raise too_large(f"the body is larger than the {limit} bytes that this request may have")
+            if self._held[known] > (self._limits.bodies_bytes if known else self._limits.strangers_bodies_bytes):
+                raise busy("too many requests with large bodies at once; try again in a moment")
+
+        try:
+            await self._app(scope, self._whole(receive, hold), send)
+        finally:
+            self._held[known] -= held
+
+    def _streamed(self, receive: Receive) -> Receive:
+        """Each part of a body must come in time."""
+        more = True
+
+        async def limited() -> Message:
+            nonlocal more
+            message = await _in_time(receive, self._limits.idle_seconds if more else None)
+            more = _has_more(message)
+            return message
+
+        return limited
+
+    def _whole(self, receive: Receive, hold: Callable[[int], None]) -> Receive:
+        """All of a body must come in time, and is held."""
+        until: float | None = None
+        more = True
+
+        async def limited() -> Message:
+            nonlocal more, until
+            now = time.monotonic()
+            until = until or now + self._limits.body_seconds
+            message = await _in_time(receive, min(self._limits.idle_seconds, until - now) if more else None)
+            more = _has_more(message)
+            if size := len(message.get("body", b"")):
+                hold(size)
+            return message
+
+        return limited
+
+
+async def _in_time(receive: Receive, seconds: float | None) -> Message:
+    """The next part of a body. After its end `receive` waits for the client to go, which may take any time: None."""
+    try:
+        with anyio.fail_after(seconds):
+            return await receive()
+    except TimeoutError:
+        raise too_slow() from None
+
+
+def _has_more(message: Message) -> bool:
+    return message["type"] == "http.request" and bool(message.get("more_body"))
+
+
+def _in_segments(scope: Scope) -> str:
+    """The path, each segment decoded by itself, but for what would make two of it; see `segment`.
+
+    The clients send a ref such as refs/pr/1 as one segment, refs%2Fpr%2F1. Servers decode that before they route.
+    """
+    raw = scope.get("raw_path") or scope["path"].encode()
+    try:
+        parts = [unquote(part, errors="strict") for part in raw.decode("ascii").split("/")]
+    except UnicodeDecodeError:
+        parts = [""]
+    return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def segment(value: str) -> str:
+    """A path parameter as the client meant it."""
+    return unquote(value)
+
+
+class Slots:
+    """How many bodies of files and commits are received at once."""
+
+    def __init__(self, count: int) -> None:
+        self._free = count
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """Take a slot, or refuse."""
+        if self._free <= 0:
+            raise busy("too many uploads at once; try again in a moment")
+        self._free -= 1
+        try:
+            yield
+        finally:
+            self._free += 1
+
+
+async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes]:
+    """The body in blocks of about this size.
+
+    Raises:
+        Refusal: The client has gone before the end.
+    """
+    pending: list[bytes] = []
+    length = 0
+    try:
+        async for chunk in request.stream():
+            pending.append(chunk)
+            length += len(chunk)
+            if length >= size:
+                yield b"".join(pending)
+                pending, length = [], 0
+    except ClientDisconnect:
+        raise bad_request("the connection was cut before the end of the body; nothing was stored") from None
+    if pending:
+        yield b"".join(pending)
+
+
+async def lines(request: Request, *, longest: int, total: int) -> AsyncIterator[bytes]:
+    """The lines of a body.
+
+    Raises:
+        Refusal: A line, or the whole, is longer than allowed.
+    """
+    rest = bytearray()
+    received = 0
+    async for block in blocks(request):
+        received += len(block)
+        if received > total:
+            raise too_large(f"the commit is larger than {total} bytes; upload its large files first, as LFS")
+        rest += block
+        if b"\n" in block:
+            *whole, last = bytes(rest).split(b"\n")
+            rest = bytearray(last)
+            for line in whole:
+                if line.strip():
+                    yield line
+        if len(rest) > longest:
+            raise too_large(f"one line of the commit is longer than {longest} bytes; upload large files first, as LFS")
+    if rest.strip():
+        yield bytes(rest)

@@ -1,0 +1,96 @@
+"""All repositories of a Hub: where they are, and how they come and go."""
+
+from __future__ import annotations
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pygit2
+
+from kernel_builder.server import names
+from kernel_builder.server.blobs import sync_directory
+from kernel_builder.server.git_repository import Repository
+from kernel_builder.server.refusals import conflict, no_repository
+
+
+class Repositories:
+    """All repositories below a directory: `<organization>/<name>.git`.
+
+    A repository appears and disappears by a rename. Names that begin with a dot are on their way in or out.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        root.mkdir(parents=True, exist_ok=True)
+
+    def _path(self, repo_id: str) -> Path:
+        organization, _, name = repo_id.partition("/")
+        names.repo_id(organization, name)
+        return self.root / organization / f"{name}.git"
+
+    def open(self, repo_id: str) -> Repository:
+        """Open a repository. Whether the caller may is not asked here."""
+        path = self._path(repo_id)
+        if not path.is_dir():
+            raise no_repository(repo_id)
+        try:
+            return Repository(repo_id, path)
+        except pygit2.GitError:
+            if path.is_dir():
+                raise
+            raise no_repository(repo_id) from None
+
+    def __contains__(self, repo_id: str) -> bool:
+        return self._path(repo_id).is_dir()
+
+    def __iter__(self) -> Iterator[str]:
+        """The ids of all repositories, sorted."""
+        for organization in sorted(self.root.iterdir()):
+            if not organization.name.startswith(".") and organization.is_dir():
+                for path in sorted(organization.glob("*.git")):
+                    if not path.name.startswith("."):
+                        yield f"{organization.name}/{path.name.removesuffix('.git')}"
+
+    def create(self, repo_id: str, *, private: bool, author: str) -> None:
+        """Make a repository, whole or not at all."""
+        path = self._path(repo_id)
+        path.parent.mkdir(exist_ok=True)
+        sync_directory(self.root)
+        staging = path.parent / f".new-{uuid.uuid4().hex}"
+        try:
+            pygit2.init_repository(str(staging), bare=True, initial_head="main")
+            (staging / "large").mkdir()
+            repository = Repository(repo_id, staging)
+            repository.set_private(private)
+            repository.write_first_commit(author)
+            try:
+                staging.rename(path)
+            except OSError:
+                if path.is_dir():
+                    raise conflict(f"You already created this kernel repo: {repo_id} exists") from None
+                raise
+            sync_directory(path.parent)
+        finally:
+            shutil.rmtree(staging, ignore_errors=True)
+
+    def delete(self, repo_id: str) -> None:
+        """Remove a repository; large files that only it held are removed by `hub check`."""
+        path = self._path(repo_id)
+        with self.open(repo_id).locked():
+            trash = path.parent / f".deleted-{uuid.uuid4().hex}"
+            path.rename(trash)
+            sync_directory(path.parent)
+        shutil.rmtree(trash, ignore_errors=True)
+
+    def move(self, source: str, target: str) -> None:
+        """Rename a repository."""
+        new = self._path(target)
+        new.parent.mkdir(exist_ok=True)
+        with self.open(source).locked():
+            if new.exists():
+                raise conflict(f"{target} exists")
+            self._path(source).rename(new)
+            sync_directory(new.parent)
+            sync_directory(self._path(source).parent)

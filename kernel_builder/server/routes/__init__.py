@@ -1,0 +1,10 @@
+"""The routes of the Hub: those of the public clients, and the pages for people.
+
+Paths and fields have the names that `huggingface_hub` and `kernels` send and read.
+"""
+
+from __future__ import annotations
+
+from kernel_builder.server.routes import accounts, commits, lfs, pages, refs, repositories, trees, xet
+
+ROUTERS = tuple(module.router for module in (accounts, repositories, refs, trees, commits, lfs, xet, pages))

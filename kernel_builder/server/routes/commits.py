@@ -1,0 +1,215 @@
+"""Commits: what a client asks before one, and the commit itself."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import shutil
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+import yaml
+from anyio import to_thread
+from fastapi import APIRouter, Request, Response
+from pydantic import Field
+from starlette.responses import JSONResponse
+
+from kernel_builder.server import names
+from kernel_builder.server.git_repository import Change, LargeFile, Repository, read_pointer
+from kernel_builder.server.hub_service import Hub
+from kernel_builder.server.receive import Slots, lines
+from kernel_builder.server.refusals import bad_request, no_space, too_large
+from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, base_url
+
+router = APIRouter()
+
+_FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", re.DOTALL)
+
+
+class Card(Body):
+    """A `README.md` that a client is about to commit."""
+
+    content: str
+
+
+@router.post("/api/validate-yaml")
+def validate_yaml(body: Card, hub: TheHub) -> Response:
+    """Whether the front matter of a card can be read; the clients ask before they commit one."""
+    match = _FRONT_MATTER.match(body.content)
+    wrong = _wrong_with(match[1], hub.settings.limits.front_matter_bytes) if match else None
+    errors = [{"message": f"the front matter of README.md {wrong}"}] if wrong else []
+    return JSONResponse({"errors": errors, "warnings": []}, status_code=400 if wrong else 200)
+
+
+def _wrong_with(front_matter: str, limit: int) -> str | None:
+    if len(front_matter) > limit:
+        return f"has {len(front_matter)} characters; at most {limit} are read"
+    try:
+        metadata = yaml.safe_load(front_matter)
+    except (yaml.YAMLError, ValueError) as error:
+        return f"cannot be read: {error}"
+    except RecursionError:
+        return "is nested too deeply"
+    return None if isinstance(metadata, dict) else "is not a table of keys and values"
+
+
+class PreuploadFile(Body):
+    """A file that a client is going to send."""
+
+    path: str
+    size: Annotated[int, Field(ge=0)]
+    sample: str = ""
+
+
+class Preupload(Body):
+    """The body of the question how files are to be sent."""
+
+    files: Annotated[list[PreuploadFile], Field(max_length=1000)]
+
+
+@router.post("/api/kernels/{organization}/{name}/preupload/{revision}")
+def preupload(
+    repo_id: RepoId, revision: Revision, body: Preupload, hub: TheHub, caller: TheCaller
+) -> dict[str, list[dict[str, Any]]]:
+    """How each file is to be sent: in the commit itself, or as a large file before it."""
+    repository = hub.to_write(repo_id, caller)
+    commit = repository.resolve(revision)
+    limits = hub.settings.limits
+    answer = []
+    for file in body.files:
+        path = names.path(file.path)
+        if file.size > limits.file_bytes:
+            raise too_large(f"{path} has {file.size} bytes; this Hub takes files up to {limits.file_bytes}")
+        _check_metadata(path, file.size, limits.metadata_bytes)
+        try:
+            sample = base64.b64decode(file.sample, validate=True)
+        except (binascii.Error, ValueError):
+            raise bad_request(f"{path}: the sample is not base64") from None
+        large = file.size > limits.small_file_bytes or b"\0" in sample or path.endswith((".so", ".a"))
+        present = repository.find(commit, path)
+        oid = None
+        if present and not present.is_folder:
+            oid = present.large.sha256 if present.large else present.oid
+        answer.append({"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, "oid": oid})
+    if sum(file.size for file in body.files) > shutil.disk_usage(hub.root).free:
+        raise no_space()  # here, where every client shows the reason
+    return {"files": answer}
+
+
+def _check_metadata(path: str, size: int, limit: int) -> None:
+    if path.rpartition("/")[2] == "metadata.json" and size > limit:
+        raise too_large(f"{path} has {size} bytes; a metadata.json has at most {limit}: every loader parses it")
+
+
+@router.post(
+    "/api/kernels/{organization}/{name}/commit/{revision}",
+    openapi_extra={"requestBody": {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}},
+)
+async def commit(
+    repo_id: RepoId,
+    revision: Revision,
+    request: Request,
+    hub: TheHub,
+    caller: TheCaller,
+    create_pr: bool = False,
+) -> dict[str, Any]:
+    """All of a commit's changes, or none."""
+    repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
+    repository.resolve(revision)
+    slots: Slots = request.app.state.commit_slots
+    limits = hub.settings.limits
+    header: dict[str, Any] = {}
+    changes: list[Change] = []
+    with slots.one():
+        body = lines(request, longest=limits.inline_file_bytes * 4 // 3 + 8192, total=limits.commit_bytes)
+        async for key, value in _operations(body):
+            if key == "header":
+                header = value
+            else:
+                changes.append(await to_thread.run_sync(_change, hub, repository, key, value))
+            if len(changes) > limits.commit_changes:
+                raise too_large(f"more than {limits.commit_changes} changes in one commit")
+        title = header.get("summary")
+        if not isinstance(title, str) or not title.strip():
+            raise bad_request("the commit has no header line with a 'summary'")
+        names.text("the commit's summary", title)
+        description = names.text("the commit's description", header.get("description") or "")
+        parent = header.get("parentCommit")
+        if parent is not None and not (isinstance(parent, str) and re.fullmatch(r"[0-9a-f]{7,40}", parent)):
+            raise bad_request(f"parentCommit {str(parent)[:80]!a} is not a commit: expected 7 to 40 hex digits")
+
+        def write() -> tuple[str, str]:
+            return repository.commit(
+                revision,
+                changes,
+                title=title,
+                description=description,
+                author=caller.name,
+                parent=parent,
+                pull_request=create_pr,
+            )
+
+        oid, ref = await to_thread.run_sync(write)
+    base = f"{base_url(request)}/kernels/{repo_id}"
+    answer: dict[str, Any] = {
+        "success": True,
+        "commitOid": oid,
+        "commitUrl": f"{base}/commit/{oid}",
+        "hookOutput": "",
+    }
+    if create_pr:
+        answer["pullRequestUrl"] = f"{base}/discussions/{ref.rpartition('/')[2]}"
+    return answer
+
+
+async def _operations(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async for line in body:
+        try:
+            item = await to_thread.run_sync(json.loads, line) if len(line) > 65536 else json.loads(line)
+            key, value = item["key"], item["value"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}") from None
+        if not isinstance(key, str) or not isinstance(value, dict):
+            raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}")
+        yield key, value
+
+
+def _change(hub: Hub, repository: Repository, key: str, value: dict[str, Any]) -> Change:
+    """One line of a commit. What a file becomes is stored at once; nothing refers to it yet."""
+    path = value.get("path")
+    if not isinstance(path, str):
+        raise bad_request(f"{key}: expected a 'path'")
+    limits = hub.settings.limits
+    if key in {"deletedFile", "deletedFolder", "deletedEntry"}:
+        return Change(names.path(path.rstrip("/")), is_folder=key == "deletedFolder")
+    names.path(path)
+    if key == "lfsFile":
+        large = _large_file(hub, repository, path, value.get("oid"), value.get("size"))
+        _check_metadata(path, large.size, limits.metadata_bytes)
+        return Change(path, repository.write_blob(large.pointer()))
+    if key == "file":
+        content = value.get("content")
+        if not isinstance(content, str):
+            raise bad_request(f"{path}: expected 'content'")
+        try:
+            encoded = value.get("encoding", "utf-8") == "base64"
+            data = base64.b64decode(content, validate=True) if encoded else content.encode()
+        except (binascii.Error, ValueError):
+            raise bad_request(f"{path}: the content is not what its encoding says") from None
+        if len(data) > limits.inline_file_bytes:
+            raise too_large(f"{path} has {len(data)} bytes; send files above {limits.inline_file_bytes} as LFS")
+        _check_metadata(path, len(data), limits.metadata_bytes)
+        if (pointer := read_pointer(data)) is not None:  # what git itself would hold for a large file
+            _large_file(hub, repository, path, pointer.sha256, pointer.size)
+        return Change(path, repository.write_blob(data))
+    raise bad_request(f"{key[:40]!r} is not a change that this Hub knows")
+
+
+def _large_file(hub: Hub, repository: Repository, path: str, oid: object, size: object) -> LargeFile:
+    sha256 = names.sha256(oid)
+    stored = hub.large_files.size(sha256) if repository.owns(sha256) else None
+    if stored is None or (size is not None and size != stored):
+        raise bad_request(f"{path}: the large file {sha256} was not sent to {repository.repo_id}; send it first")
+    return LargeFile(sha256, stored)

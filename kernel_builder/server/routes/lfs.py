@@ -1,0 +1,150 @@
+"""Large files on their way in and out, by the LFS batch API."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+from starlette.responses import JSONResponse
+
+from kernel_builder.server import names
+from kernel_builder.server.content import content_response
+from kernel_builder.server.git_repository import Entry, LargeFile
+from kernel_builder.server.receive import Slots, blocks
+from kernel_builder.server.refusals import bad_request
+from kernel_builder.server.routes.parameters import Body, RepoId, TheCaller, TheHub, base_url, kernels_only, split
+
+router = APIRouter()
+
+
+class LargeObject(Body):
+    """A large file that a client is going to send or read."""
+
+    oid: str
+    size: Annotated[int, Field(ge=0)]
+
+
+class Batch(Body):
+    """The body of the LFS batch API."""
+
+    operation: Literal["upload", "download"]
+    objects: Annotated[list[LargeObject], Field(max_length=1000)]
+    hash_algo: str = "sha256"
+
+
+@router.post("/kernels/{organization}/{name}.git/info/lfs/objects/batch")
+def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub, caller: TheCaller) -> JSONResponse:
+    """Where to send or read large files; those that are here already need not be sent."""
+    uploading = body.operation == "upload"
+    repository = hub.to_write(repo_id, caller) if uploading else hub.to_read(repo_id, caller)
+    if body.hash_algo != "sha256":
+        raise bad_request(f"hash_algo {body.hash_algo!r} is not known; expected 'sha256'")
+    limit = hub.settings.limits.file_bytes
+    objects: list[dict[str, Any]] = []
+    for wanted in body.objects:
+        sha256 = names.sha256(wanted.oid)
+        item: dict[str, Any] = {"oid": sha256, "size": wanted.size}
+        here = repository.owns(sha256) and hub.large_files.size(sha256) == wanted.size
+        if uploading and wanted.size > limit:
+            item["error"] = {"code": 422, "message": f"{wanted.size} bytes; this Hub takes files up to {limit}"}
+        elif not uploading and not here:
+            item["error"] = {"code": 404, "message": f"{repo_id} has no large file {sha256}"}
+        elif not (uploading and here):
+            query = hub.sign(body.operation, repo_id, sha256, wanted.size)
+            href = f"{base_url(request)}/api/kernels/{repo_id}/large/{sha256}?{query}"
+            item["actions"] = {body.operation: {"href": href, "header": {}}}
+            item["authenticated"] = True
+        objects.append(item)
+    return JSONResponse(
+        {"transfer": "basic", "objects": objects, "hash_algo": "sha256"}, media_type="application/vnd.git-lfs+json"
+    )
+
+
+class SignedQuery(Body):
+    """What an address that we signed says."""
+
+    size: Annotated[int, Field(ge=0)]
+    expires: int
+    signature: str
+
+
+Signed = Annotated[SignedQuery, Query()]
+
+
+@router.put(
+    "/api/kernels/{organization}/{name}/large/{sha256}",
+    openapi_extra={"requestBody": {"content": {"application/octet-stream": {"schema": {"format": "binary"}}}}},
+)
+async def receive_large_file(
+    repo_id: RepoId,
+    sha256: str,
+    request: Request,
+    hub: TheHub,
+    signed: Signed,
+) -> Response:
+    """Take in a large file at an address that we signed."""
+    hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.signature)
+    slots: Slots = request.app.state.upload_slots
+    with slots.one():
+        repository = await to_thread.run_sync(hub.repositories.open, repo_id)
+        with hub.large_files.receive(sha256, signed.size) as incoming:
+            async for block in blocks(request):
+                await to_thread.run_sync(incoming.write, block)
+            await to_thread.run_sync(incoming.seal)
+            await to_thread.run_sync(hub.keep, repository, [incoming])
+    request.app.state.measures.received(signed.size)
+    return Response(headers={"ETag": f'"{sha256}"'})
+
+
+@router.get("/api/kernels/{organization}/{name}/large/{sha256}")
+def send_large_file(
+    repo_id: RepoId,
+    sha256: str,
+    request: Request,
+    hub: TheHub,
+    signed: Signed,
+) -> Response:
+    """A large file, at an address that we signed."""
+    hub.check_signature("download", repo_id, sha256, signed.size, signed.expires, signed.signature)
+    repository = hub.repositories.open(repo_id)
+    large = LargeFile(sha256, signed.size)
+    return content_response(request, hub, repository, Entry(sha256, sha256, False, 0, large), "")
+
+
+class DuplicateFile(Body):
+    """A large file of another repository."""
+
+    sha256: str
+
+
+class DuplicateTarget(Body):
+    """The repository that is to have it as well."""
+
+    type: str
+    name: str
+
+
+class Duplicate(Body):
+    """The body of a copy of large files between repositories."""
+
+    target: DuplicateTarget
+    files: Annotated[list[DuplicateFile], Field(max_length=1000)]
+
+
+@router.post("/api/kernels/{organization}/{name}/lfs-files/duplicate")
+def duplicate_large_files(repo_id: RepoId, body: Duplicate, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
+    """Give another repository large files of this one, without sending them."""
+    source = hub.to_read(repo_id, caller)
+    kernels_only(body.target.type)
+    target = hub.to_write(split(body.target.name), caller)
+    known = [file.sha256 for file in body.files if source.owns(file.sha256)]
+    with hub.keeping():
+        target.own(known)
+    failed = [
+        {"sha256": file.sha256, "error": f"{repo_id} has no such large file"}
+        for file in body.files
+        if file.sha256 not in known
+    ]
+    return {"success": not failed, "failed": failed}

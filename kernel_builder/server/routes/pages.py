@@ -1,0 +1,302 @@
+"""The pages for people: which kernels there are, which variant fits what, the card, and the line that loads it.
+
+They are whole without JavaScript. What a repository holds was written by others: the card's HTML is cleaned, images
+come from this Hub only, and nothing runs.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from typing import Annotated, Any
+from urllib.parse import quote, urlsplit
+
+import nh3
+from fastapi import APIRouter, Path, Request
+from jinja2 import Environment, PackageLoader, select_autoescape
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from kernel_builder.config.variant import Noarch, StableAbi, Variant
+from kernel_builder.errors import VariantError
+from kernel_builder.server.git_repository import Entry, Repository
+from kernel_builder.server.refusals import Refusal, no_token
+from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
+
+router = APIRouter(include_in_schema=False)
+
+CARD_BYTES = 128 << 10  # to make HTML of more could take seconds
+SUMMARY_CHARACTERS = 4000
+METADATA_BYTES = 1 << 20
+SHOWN_COMMITS = 10
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'self'"
+_FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.DOTALL)
+_markdown = MarkdownIt("commonmark").enable(["table", "strikethrough"])
+_templates = Environment(
+    loader=PackageLoader("kernel_builder.server"),
+    autoescape=select_autoescape(),
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A variant, and what it fits."""
+
+    name: str
+    torch: str
+    backend: str
+    platform: str
+    capabilities: str
+    size: int
+    dirty: bool
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A kernel in the list of all."""
+
+    repo_id: str
+    summary: str
+    versions: tuple[str, ...]
+    private: bool
+    changed: str
+
+
+@router.get("/")
+def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "") -> Response:
+    """All kernels that exist for the caller."""
+    kernels = [_listed(item) for item in hub.visible(caller) if search.lower() in item.repo_id.lower()]
+    return _page(
+        request,
+        "kernels.html",
+        kernels=kernels,
+        search=search,
+        trusted=hub.settings.trusted,
+        endpoint=base_url(request),
+    )
+
+
+@router.get("/login")
+def login(caller: TheCaller) -> Response:
+    """Ask the browser for a token, as the password of any name; the pages then show what it may see."""
+    if not caller.name:
+        refusal = no_token("give a token of this Hub as the password, with any name")
+        refusal.headers = {"WWW-Authenticate": 'Basic realm="Hub", charset="UTF-8"'}
+        raise refusal
+    return RedirectResponse("/", status_code=303)
+
+
+@router.get("/kernels/{organization}/{name}")
+def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCaller, version: str = "") -> Response:
+    """One kernel."""
+    repository = hub.to_read(repo_id, caller)
+    versions = _versions(repository)
+    branch = version if version in versions else (versions[-1] if versions else "main")
+    commit = repository.resolve(branch)
+    main = repository.resolve("main")
+    card, plots = _card(repository, commit, main, branch)
+    return _page(
+        request,
+        "kernel.html",
+        repo_id=repo_id,
+        name=repo_id.partition("/")[2],
+        private=repository.private,
+        trusted=repo_id.partition("/")[0] in hub.settings.trusted,
+        endpoint=base_url(request),
+        versions=versions,
+        branch=branch,
+        version=branch.removeprefix("v") if branch in versions else None,
+        commit=commit,
+        changed=timestamp(repository.last_modified(commit))[:10],
+        variants=_variants(repository, commit),
+        card=card,
+        plots=plots,
+        history=[
+            (item.oid, item.title, timestamp(item.time)[:10])
+            for item in repository.history(commit, count=SHOWN_COMMITS)
+        ],
+    )
+
+
+@router.get("/kernels/{organization}/{name}/commit/{commit}")
+def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, caller: TheCaller) -> Response:
+    """One commit: who, when, and which files."""
+    repository = hub.to_read(repo_id, caller)
+    commit = repository.resolve(commit)
+    return _page(
+        request,
+        "changes.html",
+        repo_id=repo_id,
+        commit=repository.history(commit, count=1)[0],
+        changes=repository.changes(commit),
+    )
+
+
+@router.get("/kernels/{organization}/{name}/discussions/{number}")
+def pull_request_page(
+    request: Request, repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller
+) -> Response:
+    """One pull request: what it would change, and the command that merges it."""
+    repository = hub.to_read(repo_id, caller)
+    wish = repository.pull_request(number)
+    return _page(
+        request,
+        "changes.html",
+        repo_id=repo_id,
+        wish=wish,
+        commit=repository.history(wish.head, count=1)[0],
+        changes=repository.changes(wish.head, None if wish.merged else repository.resolve(wish.base)),
+        endpoint=base_url(request),
+    )
+
+
+def refusal_page(request: Request, refusal: Refusal) -> Response:
+    """A refusal, for someone who reads it in a browser."""
+    page = _page(request, "refusal.html", status=refusal.status_code, message=refusal.message)
+    page.status_code = refusal.status_code
+    page.headers.update(refusal.headers or {})
+    return page
+
+
+def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
+    text = _templates.get_template(template).render(**values)
+    return HTMLResponse(
+        text,
+        headers={
+            "Cache-Control": "private, no-cache",
+            "Content-Security-Policy": _POLICY,
+            "Referrer-Policy": "same-origin",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        },
+    )
+
+
+def _versions(repository: Repository) -> tuple[str, ...]:
+    branches = (ref.name for ref in repository.refs() if ref.full.startswith("refs/heads/"))
+    return tuple(sorted((name for name in branches if re.fullmatch(r"v\d{1,9}", name)), key=lambda name: int(name[1:])))
+
+
+def _listed(repository: Repository) -> Listed:
+    main = repository.resolve("main")
+    versions = _versions(repository)
+    newest = repository.resolve(versions[-1]) if versions else main
+    changed = max(repository.last_modified(main), repository.last_modified(newest))
+    card = _card_source(repository, main) or _card_source(repository, newest)
+    return Listed(repository.repo_id, _summary(card), versions, repository.private, timestamp(changed)[:10])
+
+
+def _card_source(repository: Repository, commit: str) -> str:
+    entry = repository.find(commit, "README.md")
+    if entry is None or entry.is_folder:
+        return ""
+    if entry.large or entry.size > CARD_BYTES:
+        return f"The [card](README.md) has {entry.content_size / 1024:.0f} KiB, more than is shown here."
+    return _FRONT_MATTER.sub("", repository.read(entry).decode("utf-8", "replace"))
+
+
+def _summary(card: str) -> str:
+    """The first paragraph of a card."""
+    tokens = _markdown.parse(card[:SUMMARY_CHARACTERS])
+    for opening, inline in pairwise(tokens):
+        if opening.type == "paragraph_open":
+            return "".join(child.content for child in inline.children or [] if child.type in {"text", "code_inline"})
+    return ""
+
+
+@lru_cache(maxsize=32)
+def _clean_html(source: str, base: str) -> str:
+    """The HTML of a card whose relative addresses lead below `base`."""
+    tokens = _markdown.parse(source)
+    _rewrite(tokens, base)
+    html: str = _markdown.renderer.render(tokens, _markdown.options, {})
+    return nh3.clean(html, link_rel="noopener noreferrer nofollow")
+
+
+def _card(repository: Repository, commit: str, main: str, branch: str) -> tuple[str, list[str]]:
+    """The card as clean HTML, and the addresses of plots that it does not show itself."""
+    source, revision = _card_source(repository, main), "main"
+    if not source:
+        source, revision = _card_source(repository, commit), branch
+    base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
+    html = _clean_html(source, base)
+    plots = []
+    if source:
+        for entry in repository.entries(repository.resolve(revision), recursive=True):
+            if re.fullmatch(r"benchmarks/(.+/)?[^/]+\.svg", entry.path):
+                address = base + quote(entry.path)
+                if address not in html:
+                    plots.append(address)
+    return html, plots
+
+
+def _rewrite(tokens: list[Token], base: str) -> None:
+    """Let relative addresses lead to the repository's files, and no image to anywhere else."""
+    for token in tokens:
+        if token.type == "image":
+            source = str(token.attrs.get("src", ""))
+            token.attrs["src"] = _inside(source, base) if _is_relative(source) else ""
+        elif token.type == "link_open" and _is_relative(target := str(token.attrs.get("href", ""))):
+            token.attrs["href"] = _inside(target, base)
+        _rewrite(token.children or [], base)
+
+
+def _is_relative(address: str) -> bool:
+    parts = urlsplit(address)
+    return bool(parts.path) and not parts.scheme and not parts.netloc and not address.startswith("/")
+
+
+def _inside(address: str, base: str) -> str:
+    """The address of a file of the repository; what would lead out of it leads to the repository's root."""
+    return base + posixpath.normpath(f"/{address}").lstrip("/")
+
+
+def _variants(repository: Repository, commit: str) -> list[Fit]:
+    sizes: dict[str, int] = {}
+    described: dict[str, Entry] = {}
+    for entry in repository.entries(commit, recursive=True):
+        parts = entry.path.split("/")
+        if entry.is_folder or len(parts) < 3 or parts[0] != "build":
+            continue
+        sizes[parts[1]] = sizes.get(parts[1], 0) + entry.content_size
+        if parts[2:] == ["metadata.json"] and not entry.large and entry.size <= METADATA_BYTES:
+            described[parts[1]] = entry
+    return [_fit(name, size, _metadata(repository, described.get(name))) for name, size in sorted(sizes.items())]
+
+
+def _metadata(repository: Repository, entry: Entry | None) -> dict[str, Any]:
+    try:
+        found = json.loads(repository.read(entry)) if entry else {}
+    except (ValueError, RecursionError):
+        found = {}
+    return found if isinstance(found, dict) else {}
+
+
+def _fit(name: str, size: int, metadata: dict[str, Any]) -> Fit:
+    backend = metadata.get("backend")
+    archs = backend.get("archs") if isinstance(backend, dict) else None
+    capabilities = ", ".join(str(arch) for arch in archs) if isinstance(archs, list) else ""
+    provenance = json.dumps(metadata.get("provenance", {}))
+    dirty = '"dirty": true' in provenance
+    try:
+        variant = Variant.parse(name)
+    except VariantError:
+        return Fit(name, "see the name", "see the name", "see the name", capabilities, size, dirty)
+    framework = variant.framework
+    if isinstance(framework, Noarch):
+        torch = "any"
+    else:
+        torch = f"{framework.release} and later" if isinstance(framework, StableAbi) else str(framework.release)
+    if variant.cuda:
+        spoken = f"CUDA {variant.cuda} to {variant.cuda.major}.x"
+    else:
+        spoken = {"cpu": "CPU", "cuda": "CUDA, any"}.get(variant.backend, variant.backend)
+    return Fit(name, torch, spoken, variant.platform or "any", capabilities, size, dirty)

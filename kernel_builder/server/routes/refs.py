@@ -1,0 +1,83 @@
+"""Branches, tags and pull requests."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Path
+from pydantic import Field
+
+from kernel_builder.server.git_repository import Ref
+from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub
+
+router = APIRouter()
+
+
+class NewBranch(Body):
+    """The body of `create_branch`."""
+
+    starting_point: str | None = Field(None, alias="startingPoint")
+    empty_branch: bool = Field(False, alias="emptyBranch")
+    overwrite: bool = False
+
+
+class NewTag(Body):
+    """The body of `create_tag`."""
+
+    tag: str
+    message: str | None = Field(None, max_length=10_000)
+
+
+@router.get("/api/kernels/{organization}/{name}/refs")
+def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool = False) -> dict[str, Any]:
+    """Branches, tags and pull requests."""
+    refs = list(hub.to_read(repo_id, caller).refs())
+
+    def listed(prefix: str) -> list[dict[str, str]]:
+        return [_ref(ref) for ref in refs if ref.full.startswith(prefix)]
+
+    found = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
+    return {**found, "pullRequests": listed("refs/pr/")} if include_prs else found
+
+
+def _ref(ref: Ref) -> dict[str, str]:
+    return {"name": ref.name, "ref": ref.full, "targetCommit": ref.commit}
+
+
+@router.post("/api/kernels/{organization}/{name}/branch/{revision}")
+def create_branch(
+    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, body: NewBranch | None = None
+) -> dict[str, bool]:
+    """Make a branch."""
+    start, empty, overwrite = (body.starting_point, body.empty_branch, body.overwrite) if body else (None, False, False)
+    hub.to_write(repo_id, caller).create_branch(revision, start, empty=empty, overwrite=overwrite)
+    return {"success": True}
+
+
+@router.delete("/api/kernels/{organization}/{name}/branch/{revision}")
+def delete_branch(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+    """Remove a branch."""
+    hub.to_write(repo_id, caller).delete_branch(revision)
+    return {"success": True}
+
+
+@router.post("/api/kernels/{organization}/{name}/tag/{revision}")
+def create_tag(repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+    """Tag a revision."""
+    hub.to_write(repo_id, caller).create_tag(body.tag, revision, body.message, caller.name)
+    return {"success": True}
+
+
+@router.delete("/api/kernels/{organization}/{name}/tag/{revision}")
+def delete_tag(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+    """Remove a tag."""
+    hub.to_write(repo_id, caller).delete_tag(revision)
+    return {"success": True}
+
+
+@router.post("/api/kernels/{organization}/{name}/discussions/{number}/merge")
+def merge(
+    repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller
+) -> dict[str, Any]:
+    """Bring a pull request onto its branch."""
+    return {"success": True, "commitOid": hub.to_write(repo_id, caller).merge(number, caller.name)}

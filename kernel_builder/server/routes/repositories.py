@@ -1,0 +1,158 @@
+"""Repositories: made, described, moved, shown, hidden and removed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+
+from kernel_builder.server import names
+from kernel_builder.server.git_repository import Repository
+from kernel_builder.server.refusals import Refusal, bad_request, conflict, no_token
+from kernel_builder.server.routes.parameters import (
+    Body,
+    RepoId,
+    Revision,
+    TheCaller,
+    TheHub,
+    base_url,
+    kernels_only,
+    split,
+    timestamp,
+)
+
+router = APIRouter()
+
+
+class NewRepository(Body):
+    """The body of `create_repo`."""
+
+    name: str
+    organization: str | None = None
+    type: str = "model"
+    private: bool | None = None
+    visibility: Literal["public", "private"] | None = None
+
+
+class OldRepository(Body):
+    """The body of `delete_repo`."""
+
+    name: str
+    organization: str | None = None
+    type: str = "model"
+
+
+class MovedRepository(Body):
+    """The body of `move_repo`."""
+
+    from_repo: str = Field(alias="fromRepo")
+    to_repo: str = Field(alias="toRepo")
+    type: str = "model"
+
+
+class RepositorySettings(Body):
+    """The body of `update_repo_settings`."""
+
+    private: bool | None = None
+    visibility: Literal["public", "private"] | None = None
+
+
+@router.post("/api/repos/create")
+def create_repository(body: NewRepository, request: Request, hub: TheHub, caller: TheCaller) -> dict[str, str]:
+    """Make a repository."""
+    kernels_only(body.type)
+    organization = body.organization or caller.name
+    if not caller.name:
+        raise no_token()
+    repo_id = names.repo_id(organization, body.name)
+    hub.must_write(organization, caller)
+    url = f"{base_url(request)}/kernels/{repo_id}"
+    if repo_id in hub.repositories:
+        raise conflict(f"You already created this kernel repo: {repo_id} exists", url=url)
+    private = body.visibility == "private" if body.visibility else bool(body.private)
+    try:
+        hub.repositories.create(repo_id, private=private, author=caller.name)
+    except Refusal as refusal:  # another caller was faster; clients that allow for that read the address
+        refusal.url = url
+        raise
+    return {"url": url, "name": repo_id, "id": repo_id}
+
+
+@router.delete("/api/repos/delete")
+def delete_repository(body: OldRepository, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+    """Remove a repository."""
+    kernels_only(body.type)
+    repo_id = names.repo_id(body.organization or caller.name, body.name)
+    hub.to_write(repo_id, caller)
+    hub.repositories.delete(repo_id)
+    return {"success": True}
+
+
+@router.post("/api/repos/move")
+def move_repository(body: MovedRepository, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+    """Rename a repository."""
+    kernels_only(body.type)
+    source, target = split(body.from_repo), split(body.to_repo)
+    hub.to_write(source, caller)
+    hub.must_write(target.partition("/")[0], caller)
+    hub.repositories.move(source, target)
+    return {"success": True}
+
+
+@router.put("/api/kernels/{organization}/{name}/settings")
+def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+    """Show or hide a repository."""
+    private = body.visibility == "private" if body.visibility else body.private
+    if private is None:
+        raise bad_request("expected 'private' or 'visibility'")
+    hub.to_write(repo_id, caller).set_private(private)
+    return {"private": private}
+
+
+def _info(repository: Repository, commit: str) -> dict[str, Any]:
+    return {
+        "_id": repository.repo_id,
+        "id": repository.repo_id,
+        "author": repository.repo_id.partition("/")[0],
+        "sha": commit,
+        "lastModified": timestamp(repository.last_modified(commit)),
+        "private": repository.private,
+        "gated": False,
+        "disabled": False,
+        "downloads": 0,
+        "likes": 0,
+        "tags": [],
+    }
+
+
+@router.get("/api/kernels")
+def list_kernels(
+    hub: TheHub,
+    caller: TheCaller,
+    search: str = "",
+    author: str = "",
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> list[dict[str, Any]]:
+    """The kernels that exist for the caller."""
+    found = (
+        repository
+        for repository in hub.visible(caller)
+        if search.lower() in repository.repo_id.lower() and (not author or repository.repo_id.startswith(f"{author}/"))
+    )
+    return [_info(repository, repository.resolve("main")) for repository, _ in zip(found, range(limit), strict=False)]
+
+
+@router.get("/api/kernels/{organization}/{name}")
+def kernel_info(repo_id: RepoId, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
+    """A kernel at `main`."""
+    return kernel_info_at(repo_id, "main", hub, caller)
+
+
+@router.get("/api/kernels/{organization}/{name}/revision/{revision}")
+def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
+    """A kernel at a revision."""
+    repository = hub.to_read(repo_id, caller)
+    commit = repository.resolve(revision)
+    files = [{"rfilename": entry.path} for entry in repository.entries(commit, recursive=True) if not entry.is_folder]
+    return {**_info(repository, commit), "siblings": files}

@@ -1,0 +1,181 @@
+"""What is in a revision: folders, files, their bytes, and how they came there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any
+from urllib.parse import parse_qs, quote
+
+from anyio import to_thread
+from fastapi import APIRouter, Query, Request, Response
+
+from kernel_builder.server.content import content_response
+from kernel_builder.server.git_repository import Entry, Repository
+from kernel_builder.server.refusals import bad_request, no_entry, too_large
+from kernel_builder.server.routes.parameters import EntryPath, RepoId, Revision, TheCaller, TheHub, base_url, timestamp
+
+router = APIRouter()
+
+TREE_PAGE = 1000
+EXPANDED_TREE_PAGE = 50
+HISTORY_PAGE = 50
+
+
+def _item(entry: Entry) -> dict[str, Any]:
+    if entry.is_folder:
+        return {"type": "directory", "oid": entry.oid, "size": 0, "path": entry.path}
+    item = {"type": "file", "oid": entry.oid, "size": entry.content_size, "path": entry.path}
+    if entry.large:
+        item["lfs"] = {"oid": entry.large.sha256, "size": entry.large.size, "pointerSize": entry.size}
+    return item
+
+
+def _expanded(repository: Repository, commit: str, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+    entries = list(entries)
+    last = repository.last_commits(commit, [entry.path for entry in entries])
+    return [
+        {
+            **_item(entry),
+            "lastCommit": {
+                "id": last[entry.path].oid,
+                "title": last[entry.path].title,
+                "date": timestamp(last[entry.path].time),
+            },
+        }
+        for entry in entries
+    ]
+
+
+def _next_page(request: Request, response: Response, **parameters: object) -> None:
+    url = request.url.include_query_params(**parameters)
+    path = quote(request.scope["raw_path"].decode("ascii"), safe="/%") if "raw_path" in request.scope else url.path
+    response.headers["Link"] = f'<{base_url(request)}{path}?{url.query}>; rel="next"'
+
+
+@router.get("/api/kernels/{organization}/{name}/tree/{revision}")
+def list_top(
+    repo_id: RepoId,
+    revision: Revision,
+    request: Request,
+    response: Response,
+    hub: TheHub,
+    caller: TheCaller,
+    recursive: bool = False,
+    expand: bool = False,
+    cursor: Annotated[int, Query(ge=0)] = 0,
+) -> list[dict[str, Any]]:
+    """What is in a revision."""
+    return list_folder(repo_id, revision, "", request, response, hub, caller, recursive, expand, cursor)
+
+
+@router.get("/api/kernels/{organization}/{name}/tree/{revision}/{path:path}")
+def list_folder(
+    repo_id: RepoId,
+    revision: Revision,
+    path: EntryPath,
+    request: Request,
+    response: Response,
+    hub: TheHub,
+    caller: TheCaller,
+    recursive: bool = False,
+    expand: bool = False,
+    cursor: Annotated[int, Query(ge=0)] = 0,
+) -> list[dict[str, Any]]:
+    """What is in a folder of a revision."""
+    repository = hub.to_read(repo_id, caller)
+    commit = repository.resolve(revision)
+    entries = repository.entries(commit, path, recursive=recursive)
+    page = EXPANDED_TREE_PAGE if expand else TREE_PAGE
+    shown = entries[cursor : cursor + page]
+    if cursor + page < len(entries):
+        _next_page(request, response, cursor=cursor + page)
+    return _expanded(repository, commit, shown) if expand else [_item(entry) for entry in shown]
+
+
+@router.post(
+    "/api/kernels/{organization}/{name}/paths-info/{revision}",
+    openapi_extra={
+        "requestBody": {
+            "content": {
+                "application/x-www-form-urlencoded": {
+                    "schema": {
+                        "type": "object",
+                        "properties": {
+                            "paths": {"type": "array", "items": {"type": "string"}},
+                            "expand": {"type": "boolean"},
+                        },
+                        "required": ["paths"],
+                    }
+                }
+            }
+        }
+    },
+)
+async def paths_info(
+    repo_id: RepoId, revision: Revision, request: Request, hub: TheHub, caller: TheCaller
+) -> list[dict[str, Any]]:
+    """Those of the named files and folders that exist."""
+    body = await request.body()
+    try:
+        if request.headers.get("content-type", "").startswith("application/json"):
+            fields = json.loads(body)
+            paths, expand = fields["paths"], bool(fields.get("expand"))
+        else:
+            form = parse_qs(body.decode())
+            paths, expand = form.get("paths", []), form.get("expand", ["false"])[0].lower() in {"true", "1"}
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise TypeError
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise bad_request("expected a form or JSON with 'paths'") from None
+    if len(paths) > TREE_PAGE:
+        raise too_large(f"{len(paths)} paths at once; at most {TREE_PAGE} are answered")
+
+    def look() -> list[dict[str, Any]]:
+        repository = hub.to_read(repo_id, caller)
+        commit = repository.resolve(revision)
+        found = [entry for path in paths if (entry := repository.find(commit, path.rstrip("/"))) is not None]
+        return _expanded(repository, commit, found) if expand else [_item(entry) for entry in found]
+
+    return await to_thread.run_sync(look)
+
+
+@router.get("/api/kernels/{organization}/{name}/commits/{revision}")
+def list_commits(
+    repo_id: RepoId,
+    revision: Revision,
+    request: Request,
+    response: Response,
+    hub: TheHub,
+    caller: TheCaller,
+    p: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
+) -> list[dict[str, Any]]:
+    """The history of a revision, newest first."""
+    repository = hub.to_read(repo_id, caller)
+    history = repository.history(repository.resolve(revision), skip=p * HISTORY_PAGE, count=HISTORY_PAGE + 1)
+    if len(history) > HISTORY_PAGE:
+        _next_page(request, response, p=p + 1)
+    return [
+        {
+            "id": commit.oid,
+            "title": commit.title,
+            "message": commit.message,
+            "authors": [{"user": commit.author, "avatar": ""}],
+            "date": timestamp(commit.time),
+        }
+        for commit in history[:HISTORY_PAGE]
+    ]
+
+
+@router.head("/kernels/{organization}/{name}/resolve/{revision}/{path:path}", operation_id="resolve_head")
+@router.get("/kernels/{organization}/{name}/resolve/{revision}/{path:path}")
+def resolve(
+    repo_id: RepoId, revision: Revision, path: EntryPath, request: Request, hub: TheHub, caller: TheCaller
+) -> Response:
+    """A file of a revision, or a range of it."""
+    repository = hub.to_read(repo_id, caller)
+    commit = repository.resolve(revision)
+    entry = repository.entry(commit, path)
+    if entry.is_folder:
+        raise no_entry(path, commit)
+    return content_response(request, hub, repository, entry, commit)

@@ -1,0 +1,212 @@
+"""Uploads by Xet, in which newer clients send large files.
+
+`huggingface_hub` 2 sends large files in no other way where `hf_xet` is installed. Here every file is put together as
+soon as it is described, checked against its SHA-256, and kept as a large file like any other; it is read as those are,
+so Xet is not offered for reading.
+
+The clients remember for three weeks which chunks they sent to which address, and do not send them again. So xorbs are
+kept for a while after their last use. Each organisation has its own, at an address of its own: nobody can refer to what
+others sent, and a Hub that begins anew at the same port is another address.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import mmap
+import os
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from anyio import to_thread
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.responses import JSONResponse
+
+from kernel_builder.server import names
+from kernel_builder.server.hub_service import Hub
+from kernel_builder.server.large_files import Incoming
+from kernel_builder.server.receive import Slots, blocks
+from kernel_builder.server.refusals import bad_request, too_large, wrong_token
+from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, hub_of
+from kernel_builder.server.xet_format import Xorb, read_shard
+
+router = APIRouter()
+
+TOKEN_SECONDS = 3600
+XORB_BYTES = 80 << 20
+SHARD_BYTES = 64 << 20
+OPEN_XORBS = 16
+
+
+def _xorb_name(repo_id: str, xorb: str) -> str:
+    names.sha256(xorb)
+    return f"{repo_id.partition('/')[0]}/{xorb[:2]}/{xorb}"
+
+
+def _store(hub: Hub, repo_id: str) -> str:
+    """What the clients remember with the chunks that they sent: this root, and the organisation."""
+    return hub.signature(b"xet store\n" + repo_id.partition("/")[0].encode())[:16]
+
+
+def _sign(hub: Hub, payload: bytes) -> str:
+    return hub.signature(b"xet\n" + payload)
+
+
+def repository_of(request: Request) -> str:
+    """The repository that a write token of ours is for."""
+    hub = hub_of(request)
+    payload, _, signature = request.headers.get("authorization", "").removeprefix("Bearer ").partition(".")
+    try:
+        decoded = base64.urlsafe_b64decode(payload)
+        if not hmac.compare_digest(_sign(hub, decoded).encode(), signature.encode()):
+            raise wrong_token()
+        claims = json.loads(decoded)
+    except ValueError:
+        raise wrong_token() from None
+    if claims["expires"] < time.time():
+        raise wrong_token()
+    return str(claims["repository"])
+
+
+WrittenRepository = Annotated[str, Depends(repository_of)]
+
+
+@router.get("/api/kernels/{organization}/{name}/xet-write-token/{revision:path}")
+def write_token(repo_id: RepoId, request: Request, hub: TheHub, caller: TheCaller) -> JSONResponse:
+    """Where to send xorbs and shards, and a token for that."""
+    hub.to_write(repo_id, caller)
+    expires = int(time.time()) + TOKEN_SECONDS
+    payload = json.dumps({"repository": repo_id, "expires": expires}).encode()
+    token = f"{base64.urlsafe_b64encode(payload).decode()}.{_sign(hub, payload)}"
+    url = f"{base_url(request)}/xet/{_store(hub, repo_id)}"
+    headers = {"X-Xet-Cas-Url": url, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expires)}
+    return JSONResponse({"casUrl": url, "accessToken": token, "exp": expires}, headers=headers)
+
+
+_BINARY: dict[str, Any] = {
+    "requestBody": {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+
+
+@router.post("/xet/{store}/v1/xorbs/{prefix}/{xorb}", openapi_extra=_BINARY)
+async def receive_xorb(
+    prefix: str, xorb: str, repo_id: WrittenRepository, request: Request, hub: TheHub
+) -> dict[str, bool]:
+    """Take in a xorb. What it holds is checked when a file is put together from it."""
+    name = _xorb_name(repo_id, xorb)
+    async with _received(request, hub, XORB_BYTES, "xorb") as path:
+        await to_thread.run_sync(hub.xorbs.put, path, name)
+    return {"was_inserted": True}
+
+
+@router.post("/xet/{store}/v1/shards", openapi_extra=_BINARY)
+async def receive_shard(repo_id: WrittenRepository, request: Request, hub: TheHub) -> dict[str, int]:
+    """Put together the files that a shard describes, and keep those that are what they should be."""
+    async with _received(request, hub, SHARD_BYTES, "shard") as path:
+        new = await to_thread.run_sync(_assemble, hub, repo_id, path)
+    request.app.state.measures.received(new)
+    return {"result": 1}
+
+
+@router.post("/v1/telemetry")
+def telemetry() -> Response:
+    """The clients report their speed; it is not kept."""
+    return Response(status_code=204)
+
+
+@asynccontextmanager
+async def _received(request: Request, hub: Hub, limit: int, what: str) -> AsyncIterator[Path]:
+    """The body as a file, whole and synced; it goes with the context if nobody has moved it."""
+    slots: Slots = request.app.state.upload_slots
+    path = hub.xorbs.new()
+    with slots.one():
+        try:
+            with path.open("xb") as file:
+                received = 0
+                async for block in blocks(request):
+                    received += len(block)
+                    if received > limit:
+                        raise too_large(f"a {what} has at most {limit} bytes")
+                    await to_thread.run_sync(file.write, block)
+                file.flush()
+                await to_thread.run_sync(os.fsync, file.fileno())
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
+
+
+class _Xorbs:
+    """The xorbs of an organisation, opened as they are asked for; a few of them stay open."""
+
+    def __init__(self, hub: Hub, repo_id: str) -> None:
+        self._blobs = hub.xorbs
+        self._repo_id = repo_id
+        self._opened: OrderedDict[str, tuple[Xorb, ExitStack]] = OrderedDict()
+
+    def __enter__(self) -> _Xorbs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        while self._opened:
+            self._close_oldest()
+
+    def __getitem__(self, name: str) -> Xorb:
+        if name not in self._opened:
+            if len(self._opened) == OPEN_XORBS:
+                self._close_oldest()
+            self._opened[name] = self._open(name)
+        self._opened.move_to_end(name)
+        return self._opened[name][0]
+
+    def _open(self, name: str) -> tuple[Xorb, ExitStack]:
+        key = _xorb_name(self._repo_id, name)
+        with ExitStack() as opened:
+            try:
+                self._blobs.used(key)
+                file = opened.enter_context(self._blobs.on_this_machine(key))
+            except FileNotFoundError:
+                raise bad_request(
+                    f"the xorb {name} is not on this Hub, though your client remembers that it sent it: "
+                    "remove the directory xet in its cache ($HF_HOME/xet), or set HF_HUB_DISABLE_XET=1"
+                ) from None
+            return Xorb(name, file), opened.pop_all()
+
+    def _close_oldest(self) -> None:
+        _, (_, opened) = self._opened.popitem(last=False)
+        opened.close()
+
+
+def _assemble(hub: Hub, repo_id: str, path: Path) -> int:
+    repository = hub.repositories.open(repo_id)
+    limit = hub.settings.limits.file_bytes
+    with ExitStack() as opened:
+        shard = _mapped(path, opened)
+        xorbs = opened.enter_context(_Xorbs(hub, repo_id))
+        made: dict[str, Incoming] = {}
+        for file in read_shard(shard):
+            if file.size > limit:
+                raise too_large(f"{file.size} bytes; this Hub takes files up to {limit}")
+            if file.sha256 in made or (repository.owns(file.sha256) and hub.large_files.size(file.sha256) == file.size):
+                continue
+            incoming = opened.enter_context(hub.large_files.receive(file.sha256, file.size))
+            for segment in file.segments():
+                for data in xorbs[segment.xorb].read(segment.start, segment.end):
+                    incoming.write(data)
+            incoming.seal()
+            made[file.sha256] = incoming
+        hub.keep(repository, list(made.values()))
+    return sum(incoming.size for incoming in made.values())
+
+
+def _mapped(path: Path, opened: ExitStack) -> mmap.mmap:
+    """The bytes of a shard, in the file's own pages and not in ours."""
+    file = opened.enter_context(path.open("rb"))
+    try:
+        return opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError:
+        raise bad_request("a shard has at least a header; nothing came") from None

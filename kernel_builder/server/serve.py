@@ -1,0 +1,163 @@
+"""Sockets and logs: a Hub that listens."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import resource
+import socket
+import sys
+from collections.abc import Callable
+
+import structlog
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from kernel_builder.errors import ConfigError, HubError
+from kernel_builder.server.app import create_app
+from kernel_builder.server.settings import Settings
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens there."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens; port 0 takes a free one."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen(2048)
+    except OSError as error:
+        raise HubError(
+            f"cannot listen there: {error.strerror or error}",
+            where=f"--host {host} --port {port}",
+            hint="--port 0 takes a free port",
+        ) from error
+    return listening
+
+
+def set_up_logs(level: str) -> None:
+    """Logs to stderr: one JSON object a line, or something for people on a terminal."""
+    times: list[structlog.typing.Processor] = [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.processors.format_exc_info,
+    ]
+    # Paths are what clients sent: on a terminal they are quoted, so that they cannot steer it.
+    shown = (
+        structlog.dev.ConsoleRenderer(repr_native_str=True)
+        if sys.stderr.isatty()
+        else structlog.processors.JSONRenderer()
+    )
+    structlog.configure(
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *times,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+        cache_logger_on_first_use=True,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=times,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, shown],
+        )
+    )
+    logging.captureWarnings(True)
+    for name in ("kernel_builder.server", "uvicorn", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.propagate = False
+        logger.setLevel(level.upper() if name == "kernel_builder.server" else logging.WARNING)
+
+
+def raise_file_limit() -> None:
+    """Let this process have as many files and connections as it may ask for: the usual first limit is 1024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def impatient(seconds: float) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, which ends a connection on which the head of a request does not come in time.
+
+    Whoever opens many and says nothing would have all that there are, for as long as they like.
+    """
+
+    class Impatient(HttpToolsProtocol):
+        _waiting: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._wait()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._wait()
+
+        def on_headers_complete(self) -> None:
+            self._stop_waiting()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_waiting()
+            super().connection_lost(exc)
+
+        def _wait(self) -> None:
+            if self._waiting is None:
+                self._waiting = self.loop.call_later(seconds, self.transport.close)
+
+        def _stop_waiting(self) -> None:
+            if self._waiting is not None:
+                self._waiting.cancel()
+                self._waiting = None
+
+    return Impatient
+
+
+def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Callable[[str], None]) -> None:
+    """Serve a Hub until a signal ends it.
+
+    Args:
+        settings: What to serve and to whom.
+        host: Where to listen.
+        port: The port; 0 takes a free one.
+        log_level: The least level of the log's lines.
+        ready: Called with the Hub's address when it listens.
+
+    Raises:
+        ConfigError: It would listen to other machines without tokens.
+        HubError: It cannot listen there.
+    """
+    if settings.token_file is None and not is_loopback(host):
+        raise ConfigError(
+            "without tokens anyone who reaches this address could publish, so only loopback is served",
+            where=f"--host {host}",
+            hint="kernel-builder hub token add NAME --write ORG --token-file F, then serve with --token-file F",
+        )
+    set_up_logs(log_level)
+    raise_file_limit()
+    app = create_app(settings)
+    with listen(host, port) as listening:
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            http=impatient(settings.limits.idle_seconds),
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=10,
+        )
+        name = f"[{host}]" if ":" in host else host
+        ready(f"http://{name}:{listening.getsockname()[1]}")
+        uvicorn.Server(config).run(sockets=[listening])

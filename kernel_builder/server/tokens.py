@@ -1,0 +1,186 @@
+"""Who may do what.
+
+A token is 32 random bytes, shown once. The token file keeps its SHA-256 only, which for a random token is enough: there
+is nothing to guess. Each has a scope for each organisation: `read` sees private repositories, `write` publishes too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import re
+import secrets
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from filelock import FileLock
+
+from kernel_builder.errors import ConfigError
+from kernel_builder.server import names
+from kernel_builder.server.refusals import Refusal, forbidden, no_token, wrong_token
+
+ANY = "*"
+SCOPES = ("read", "write")
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token as the file has it."""
+
+    name: str
+    sha256: str
+    scopes: Mapping[str, str]  # organisation, or "*" for every one -> "read" or "write"
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sends a request, and with which scopes. Without a name: nobody in particular."""
+
+    name: str = ""
+    scopes: Mapping[str, str] = field(default_factory=dict)
+
+    def may_see(self, organization: str) -> bool:
+        """Whether private repositories of the organisation exist for this caller."""
+        return organization in self.scopes or ANY in self.scopes
+
+    def may_write(self, organization: str) -> bool:
+        """Whether this caller may publish in the organisation."""
+        return "write" in {self.scopes.get(organization), self.scopes.get(ANY)}
+
+    def must_write(self, organization: str) -> None:
+        """Refuse unless this caller may publish in the organisation."""
+        if not self.name:
+            raise no_token(f"writing to {organization} needs a token: pass token=… or set HF_TOKEN")
+        if not self.may_write(organization):
+            has = self.scopes.get(organization) or self.scopes.get(ANY)
+            raise forbidden(
+                f"the token {self.name!r} may only read {organization}"
+                if has
+                else f"the token {self.name!r} has no write scope for {organization}"
+            )
+
+
+class OpenDoor:
+    """No tokens are configured: whoever comes with a token may write, and the server listens on loopback only."""
+
+    def caller(self, token: str | None) -> Caller:
+        """Who sends this token."""
+        return Caller(name="user", scopes={ANY: "write"}) if token else Caller()
+
+
+class TokenFile:
+    """The tokens of a file. It is read again when it changes, so a token can be added or removed while the Hub runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stamp: tuple[int, int, int] | None = None
+        self._tokens: tuple[Token, ...] = ()
+        self.tokens()
+
+    def tokens(self) -> tuple[Token, ...]:
+        """All tokens."""
+        try:
+            stat = self.path.stat()
+        except FileNotFoundError:
+            raise ConfigError(
+                "the token file does not exist",
+                where=str(self.path),
+                hint=f"kernel-builder hub token add NAME --write ORG --token-file {self.path}",
+            ) from None
+        stamp = (stat.st_ino, stat.st_mtime_ns, stat.st_size)
+        if stamp != self._stamp:
+            self._tokens = _read(self.path)
+            self._stamp = stamp
+        return self._tokens
+
+    def caller(self, token: str | None) -> Caller:
+        """Who sends this token."""
+        if not token:
+            return Caller()
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        # Every token is compared, so that the time tells nothing.
+        found = [known for known in self.tokens() if hmac.compare_digest(known.sha256, digest)]
+        if not found:
+            raise wrong_token()
+        return Caller(found[0].name, found[0].scopes)
+
+
+def _read(path: Path) -> tuple[Token, ...]:
+    where = str(path)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        tokens = []
+        for item in content["tokens"]:
+            token = Token(item["name"], item["sha256"], dict(item["scopes"]))
+            if not re.fullmatch(r"[0-9a-f]{64}", token.sha256) or not set(token.scopes.values()) <= set(SCOPES):
+                raise ValueError(f"token {token.name!r}: expected a SHA-256 and scopes of 'read' or 'write'")
+            tokens.append(token)
+        return tuple(tokens)
+    except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            f"this is not a token file ({error}); expected what `kernel-builder hub token add` writes", where=where
+        ) from error
+
+
+def _alone(path: Path) -> FileLock:
+    """Held while the file is read and written again: of two who change it at once, neither is lost."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path.with_name(f".{path.name}.lock"))
+
+
+def _write(path: Path, tokens: tuple[Token, ...]) -> None:
+    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    content = {"tokens": [{"name": t.name, "sha256": t.sha256, "scopes": dict(t.scopes)} for t in tokens]}
+    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(json.dumps(content, indent=2) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    staging.replace(path)
+
+
+def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...]) -> str:
+    """Add a token to a file, and return it; nobody can read it from there.
+
+    Raises:
+        ConfigError: The file has a token of this name, or a name or scope is not allowed.
+    """
+    if not read and not write:
+        raise ConfigError(
+            "a token needs a scope", where="--read, --write", hint="--write ORG, --read ORG, or --read '*'"
+        )
+    for organization in (name, *read, *write):
+        if organization != ANY:
+            try:
+                names.repo_id(organization, "x")
+            except Refusal as refusal:
+                raise ConfigError(refusal.message, where="name or scope") from None
+    token = f"hf_{secrets.token_urlsafe(32)}"
+    scopes = {**dict.fromkeys(read, "read"), **dict.fromkeys(write, "write")}
+    with _alone(path):
+        tokens = _read(path) if path.exists() else ()
+        if any(known.name == name for known in tokens):
+            raise ConfigError(
+                f"there is a token {name!r} already",
+                where=str(path),
+                hint=f"kernel-builder hub token remove {name} --token-file {path}",
+            )
+        _write(path, (*tokens, Token(name, hashlib.sha256(token.encode()).hexdigest(), scopes)))
+    return token
+
+
+def remove(path: Path, name: str) -> None:
+    """Remove a token from a file; running servers refuse it from then on.
+
+    Raises:
+        ConfigError: There is no token of this name.
+    """
+    with _alone(path):
+        tokens = TokenFile(path).tokens()
+        kept = tuple(token for token in tokens if token.name != name)
+        if len(kept) == len(tokens):
+            raise ConfigError(f"there is no token {name!r}", where=str(path), hint="kernel-builder hub token list")
+        _write(path, kept)

@@ -1,0 +1,126 @@
+"""The user's g++: found, judged, identified."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.errors import ToolchainError
+from kernel_builder.toolchain.probe_cache import Facts
+from kernel_builder.toolchain.tools import HostCompiler
+
+# Environment variables that change what g++, ld or nvcc make of a command; the ones of Nix are read by its wrappers.
+_STEERING = (
+    "COMPILER_PATH",
+    "CPATH",
+    "CPLUS_INCLUDE_PATH",
+    "C_INCLUDE_PATH",
+    "GCC_EXEC_PREFIX",
+    "LD_RUN_PATH",
+    "LIBRARY_PATH",
+    "NIX_CFLAGS_COMPILE",
+    "NIX_CFLAGS_LINK",
+    "NIX_HARDENING_ENABLE",
+    "NIX_LDFLAGS",
+    "NVCC_APPEND_FLAGS",
+    "NVCC_CCBIN",
+    "NVCC_PREPEND_FLAGS",
+)
+
+OLDEST = 11  # GCC's major version
+
+_HINT = (
+    "install g++ 11 or newer (Debian, Ubuntu: `apt-get install g++`; Fedora, RHEL: `dnf install gcc-c++`, or "
+    "`dnf install gcc-toolset-14` and `scl enable gcc-toolset-14 bash`), or name one by `--cxx` or CXX"
+)
+
+
+def find(facts: Facts, cxx: str | None = None) -> HostCompiler:
+    """The host compiler: `cxx`, else CXX, else the g++ on the PATH.
+
+    Raises:
+        ToolchainError: If there is none, it is not GCC's, or it is too old.
+    """
+    named = cxx or os.environ.get("CXX") or "g++"
+    found = shutil.which(named)
+    if found is None:
+        raise ToolchainError("no such program; a C++ compiler, g++ 11 or newer, is needed", where=named, hint=_HINT)
+    path = Path(found).absolute()
+    # The PATH decides which assembler and linker a g++ runs that does not bring its own.
+    about = facts.recall(f"host compiler {os.environ.get('PATH')}", [path], lambda: _ask(path))
+    if not about["gcc"]:
+        raise ToolchainError(
+            f"is not g++, which nvcc and the checks of the output count on, but: {about['words']}",
+            where=str(path),
+            hint=_HINT,
+        )
+    version = about["version"]
+    if int(version.split(".")[0]) < OLDEST:
+        raise ToolchainError(f"is g++ {version}, expected {OLDEST} or newer", where=str(path), hint=_HINT)
+    programs = [Path(program) for program in about["programs"]]
+    try:
+        identity = facts.recall("host identity", [path, *programs], lambda: _identify(about["words"], programs))
+    except OSError as error:
+        raise ToolchainError(
+            f"lacks a part: {error.strerror}", where=str(error.filename), hint="install g++ again"
+        ) from error
+    return HostCompiler(path, version, identity)
+
+
+def _ask(path: Path) -> dict[str, Any]:
+    # Its first word is the name it was called by, which says nothing about what it is.
+    words = _run(path, "--version").partition("\n")[0].partition(" ")[2]
+    version = _run(path, "-dumpfullversion")
+    # Clang and Intel's compilers also answer to GCC's options.
+    macros = _run(path, "-dM", "-E", "-x", "c++", os.devnull)
+    gcc = not re.search(r"^#define __(clang|INTEL_COMPILER|NVCOMPILER)__? ", macros, re.MULTILINE)
+    if not gcc or not re.fullmatch(r"\d+(\.\d+)*", version):
+        return {"gcc": False, "words": words or "a program that does not tell its version"}
+    programs = [_run(path, f"-print-prog-name={name}") for name in ("cc1plus", "as", "ld")]
+    return {
+        "gcc": True,
+        "words": f"{words} {_run(path, '-dumpmachine')}",
+        "version": version,
+        "programs": [shutil.which(program) or program for program in programs],
+    }
+
+
+def _identify(words: str, programs: list[Path]) -> str:
+    digest = hashlib.sha256(words.encode())
+    for program in programs:
+        digest.update(hashlib.sha256(program.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _run(path: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            [path, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"cannot be run: {error}", where=str(path), hint=_HINT) from error
+    return done.stdout.strip()
+
+
+def environment() -> dict[str, str]:
+    """This process's environment for a compiler or linker: what decides on their output is in the command alone.
+
+    What the user has set for these tools would change bytes behind the back of a step's key, and so would the time.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _STEERING}
+    kept.update(LC_ALL="C.UTF-8", TZ="UTC", SOURCE_DATE_EPOCH="0")
+    # Nix's linker adds a run path otherwise. In its shells it reads the first name, outside of them the other.
+    for name in ("NIX_DONT_SET_RPATH", f"NIX_DONT_SET_RPATH_{platform.machine()}_unknown_linux_gnu"):
+        kept[name] = "1"
+    return kept
