@@ -1,30 +1,37 @@
-"""How long work in the toolchain room reports itself."""
+"""How long work reports itself: one interface for builds, downloads, uploads and measurements."""
 
 from __future__ import annotations
 
 import time
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, TextIO
+from typing import TYPE_CHECKING, Literal, Protocol, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
+Unit = Literal["steps", "bytes"]
+
 
 class Progress(Protocol):
-    """Told about downloads and waits. Calls come often and must be cheap."""
+    """Receives reports from long work. Calls come often and must be cheap."""
 
-    def advance(self, label: str, done: int, total: int) -> None:
-        """`done` of `total` bytes of `label` are here; equal when it is complete."""
+    def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
+        """Report that `done` of `total` units of a task are complete.
+
+        Args:
+            task: Names the task; reports of one task have the same name.
+            detail: What was completed last, for example the title of a compile step.
+        """
 
     def say(self, message: str) -> None:
-        """Something a person would want to know, one line."""
+        """Report one line that a person would want to read."""
 
 
 class Silent:
-    """Reports nothing."""
+    """Shows nothing."""
 
-    def advance(self, label: str, done: int, total: int) -> None:
+    def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
         pass
 
     def say(self, message: str) -> None:
@@ -32,39 +39,42 @@ class Silent:
 
 
 class Lines:
-    """Plain lines, for logs: one when a download begins, one every few seconds, one when it ends."""
+    """Plain lines, for logs: one for each step, and for bytes one every few seconds."""
 
     SECONDS_BETWEEN = 5.0
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._label = ""
+        self._task = ""
         self._last = 0.0
 
-    def advance(self, label: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        if label == self._label and done < total and now - self._last < self.SECONDS_BETWEEN:
+    def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
+        if unit == "steps":
+            self.say(f"[{done}/{total}] {detail or task}")
             return
-        self._label, self._last = label, now
-        self.say(f"{label}: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
+        now = time.monotonic()
+        if task == self._task and done < total and now - self._last < self.SECONDS_BETWEEN:
+            return
+        self._task, self._last = task, now
+        self.say(f"{task}: {done / 1e6:.1f} of {total / 1e6:.1f} MB")
 
     def say(self, message: str) -> None:
         print(message, file=self._stream, flush=True)
 
 
 class Bars(AbstractContextManager["Bars"]):
-    """A bar for each download, on a terminal. Shows nothing until there is something to show."""
+    """One bar for each task, on a terminal. Shows nothing until the first report."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
 
         self._bars = RichProgress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeElapsedColumn(),
             console=Console(file=stream),
         )
         self._tasks: dict[str, TaskID] = {}
@@ -77,16 +87,17 @@ class Bars(AbstractContextManager["Bars"]):
     ) -> None:
         self._bars.stop()
 
-    def advance(self, label: str, done: int, total: int) -> None:
-        if label not in self._tasks:
+    def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
+        if task not in self._tasks:
             self._bars.start()
-            self._tasks[label] = self._bars.add_task(label, total=total)
-        self._bars.update(self._tasks[label], completed=done)
+            self._tasks[task] = self._bars.add_task(task, total=total, amount="")
+        amount = f"{done}/{total}" if unit == "steps" else f"{done / 1e6:.1f}/{total / 1e6:.1f} MB"
+        self._bars.update(self._tasks[task], description=detail or task, completed=done, total=total, amount=amount)
 
     def say(self, message: str) -> None:
         self._bars.console.print(message, highlight=False)
 
 
 def shown(stream: TextIO) -> AbstractContextManager[Progress]:
-    """Bars where the stream is a terminal, else plain lines."""
+    """Return bars if the stream is a terminal, else plain lines."""
     return Bars(stream) if stream.isatty() else nullcontext(Lines(stream))

@@ -127,7 +127,7 @@ def fill(tree: Tree, index: Index, scratch: Path, directory: Path, progress: Pro
             offset = before
 
             def report(done: int, offset: int = offset) -> None:
-                progress.advance(tree.title, offset + done, total)
+                progress.advance(tree.title, offset + done, total, unit="bytes")
 
             index.fetch(wheel, start, stop, _part(scratch, wheel, start, stop), report)
             before += stop - start
