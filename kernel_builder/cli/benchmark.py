@@ -5,18 +5,16 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from kernel_builder.errors import ToolchainError
 from kernel_builder.measure import plot, tables
-from kernel_builder.measure.results import COPY, OURS, Report, Row
+from kernel_builder.measure.results import BenchmarkReport
 from kernel_builder.measure.selection import DTYPES
 from kernel_builder.measure.workloads import PASSES
-
-if TYPE_CHECKING:
-    from kernel_builder.measure.run import Listener
+from kernel_builder.progress import shown
 
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -25,37 +23,13 @@ def _items(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
     return None if value is None else tuple(item.strip() for item in value.split(",") if item.strip())
 
 
-def _lines() -> Listener:
-    from kernel_builder.measure.run import Listener
-
-    class Lines(Listener):
-        """Plain lines on stderr."""
-
-        def compiled(self, done: int, total: int) -> None:
-            if done == total:
-                click.echo(f"peers are compiled for {total} places", err=True)
-
-        def measured(self, done: int, total: int, row: Row) -> None:
-            click.echo(f"[{done}/{total}] {row.place}: {_verdict(row)}", err=True)
-
-    return Lines()
-
-
-def _verdict(row: Row) -> str:
-    if OURS in row.faults:
-        return f"WRONG, not timed: {row.faults[OURS]}"
-    if OURS not in row.times:
-        return "not timed"
-    return f"{row.times[OURS].median * 1e6:.3g} us, a copy {row.times[COPY].median * 1e6:.3g}"
-
-
-def _print(report: Report) -> None:
+def _print(report: BenchmarkReport) -> None:
     click.echo(f"{report.kernel}, {report.variant}, on {tables.machine(report)}\n")
     for heading, rows in tables.groups(report.rows):
-        click.secho(f"{heading}: us of a call (beside a copy of as many bytes)", bold=True)
+        click.secho(f"{heading}: us a call (share of copy speed)", bold=True)
         click.echo(tables.as_text(tables.times(rows)) + "\n")
     if report.hosts:
-        click.secho("us of the host for a call", bold=True)
+        click.secho("host overhead: us a call", bold=True)
         click.echo(tables.as_text(tables.hosts(report.hosts)) + "\n")
     if report.rows:
         click.secho("geometric means", bold=True)
@@ -70,32 +44,47 @@ def _print(report: Report) -> None:
     "--against",
     callback=_items,
     metavar="NAME,...",
-    help="Peers: eager, compile, and those that the project declares. [default: all]",
+    help="Peers to measure: eager, compile, and those that the project declares. [default: all]",
 )
-@click.option("--operation", "operations", multiple=True, metavar="NAME", help="Only this one; may be given again.")
-@click.option("--pass", "passes", multiple=True, type=click.Choice(PASSES), help="Only this one; may be given again.")
+@click.option(
+    "--operation", "operations", multiple=True, metavar="NAME", help="Measure only this operation; may be repeated."
+)
+@click.option(
+    "--pass", "passes", multiple=True, type=click.Choice(PASSES), help="Measure only this pass; may be repeated."
+)
 @click.option(
     "--shapes",
     callback=_items,
     metavar="SHAPE,...",
-    help="1x4096x2048: this shape, declared or not. With * for sizes: the declared ones that fit. [default: declared]",
+    help="1x4096x2048 is one shape, declared or not; *x2048 is the declared shapes that match. [default: declared]",
 )
 @click.option(
     "--dtype", "dtypes", multiple=True, type=click.Choice(DTYPES), default=("bfloat16",), help="[default: bfloat16]"
 )
-@click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="[default: cuda, where there is a GPU]")
+@click.option("--backend", type=click.Choice(["cpu", "cuda"]), help="[default: cuda if there is a GPU]")
 @click.option("--rounds", type=click.IntRange(min=3), default=21, show_default=True, help="Samples of each time.")
 @click.option(
     "--only",
     type=click.Choice(["device", "host"]),
-    help="Leave out what calls cost the host, or measure nothing else. [default: both]",
+    help="Measure only device times, or only host overhead. [default: both]",
 )
 @click.option(
-    "-j", "--jobs", type=click.IntRange(min=1), help="Processes that compile for torch.compile. [default: processors]"
+    "-j",
+    "--jobs",
+    type=click.IntRange(min=1),
+    help="Processes that compile ahead for torch.compile. [default: one a core]",
 )
-@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Write all that was measured, after each row.")
-@click.option("--plot", "plot_file", type=_FILE, metavar="FILE", help="Draw the shares of a copy's speed, as SVG.")
-@click.option("--from", "source", type=_FILE, metavar="FILE", help="Measure nothing; show what --json wrote.")
+@click.option("--json", "json_file", type=_FILE, metavar="FILE", help="Save the results to FILE, after each row.")
+@click.option(
+    "--plot",
+    "plot_file",
+    type=_FILE,
+    metavar="FILE",
+    help="Plot the shares of copy speed; the suffix selects the format (.svg, .png, .pdf).",
+)
+@click.option(
+    "--from", "source", type=_FILE, metavar="FILE", help="Measure nothing; show the results that --json saved."
+)
 def benchmark(
     directory: Path,
     against: tuple[str, ...] | None,
@@ -113,11 +102,11 @@ def benchmark(
 ) -> None:
     """Measure the built kernel of the project in DIR (default: here) beside its peers.
 
-    DIR/benchmarks/benchmark.py declares the operations and shapes. First each result is held against float64: where
-    its error exceeds that of eager PyTorch by more than a tenth, no time is shown, and the command ends with 1. Then
-    all implementations are timed in turn, on tensors that no cache holds: on a GPU the device's own time, from CUDA
-    graphs. A copy of as many bytes as the operation must read and write is timed with them: as fast as it is can a
-    kernel hope to be, and the share of its speed is in brackets.
+    DIR/benchmarks/benchmark.py declares the operations and shapes. Each result is first compared with float64. A kernel
+    whose error exceeds eager PyTorch's by more than 10 % gets no time, and the exit status is 1. Then all
+    implementations are timed in turn, on tensors that are not in a cache; on a GPU this is device time, from replays of
+    CUDA graphs. A copy that moves as many bytes is timed in the same rounds. It is the upper bound for a memory-bound
+    kernel, and speeds are given as a share of it.
 
     \b
     kernel-builder benchmark kernels/rmsnorm
@@ -126,7 +115,7 @@ def benchmark(
     kernel-builder benchmark --from rmsnorm.json
     """
     if source:
-        report = Report.read(source)
+        report = BenchmarkReport.read(source)
     else:
         report = _measure(
             project=directory,
@@ -144,16 +133,17 @@ def benchmark(
         )
     _print(report)
     if plot_file:
-        plot_file.write_text(plot.draw(report), encoding="utf-8")
+        plot.save(report, plot_file)
     if report.wrong():
         sys.exit(1)
 
 
-def _measure(**arguments: Any) -> Report:
+def _measure(**arguments: Any) -> BenchmarkReport:
     try:
-        from kernel_builder.measure.run import Request, run
+        from kernel_builder.measure.run import BenchmarkRequest, run
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
         raise ToolchainError("Torch is not installed, and kernels run in it", hint="pip install torch") from error
-    return run(Request(**arguments), _lines())
+    with shown(sys.stderr) as progress:
+        return run(BenchmarkRequest(**arguments), progress)

@@ -1,0 +1,1 @@
+"""Measure a built kernel beside its peers: correctness against float64, cold-cache device time and host overhead."""

@@ -1,4 +1,4 @@
-"""The error of results against float64, and beside that of PyTorch's own code in the same dtype."""
+"""The error of results against float64, compared with the error of eager PyTorch in the same dtype."""
 
 from __future__ import annotations
 
@@ -7,36 +7,53 @@ from collections.abc import Sequence
 
 import torch
 
-from kernel_builder.measure.results import Error
+from kernel_builder.measure.results import Deviation
+
+# A single element may be this many units in the last place worse than eager's worst element: which of two correct
+# roundings hits the worst element is chance.
+_SLACK_ULPS = 0.5
 
 
-def error(result: torch.Tensor, exact: torch.Tensor) -> Error:
-    """The error of a result; infinite, where its shape differs, or the place of what is not finite."""
+def deviation(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
+    """Return how far `result` is from `exact`.
+
+    Args:
+        result: The result under test, of any shape and floating-point dtype.
+        exact: The same result computed in float64, of the same shape.
+
+    Returns:
+        Infinite values if the shapes differ, or if `result` is not finite where `exact` is.
+    """
     if result.shape != exact.shape:
-        return Error(math.inf, math.inf)
+        return Deviation(math.inf, math.inf)
     if result.numel() == 0:
-        return Error(0.0, 0.0)
+        return Deviation(0.0, 0.0)
     difference = result.double() - exact
-    norm, scale = exact.norm().item(), exact.abs().max().item()
-    mean, most = difference.norm().item(), difference.abs().max().item()
-    if not (math.isfinite(mean) and math.isfinite(most)):
-        return Error(math.inf, math.inf)
+    norm, largest = exact.norm().item(), exact.abs().max().item()
+    error_norm, largest_error = difference.norm().item(), difference.abs().max().item()
+    if not (math.isfinite(error_norm) and math.isfinite(largest_error)):
+        return Deviation(math.inf, math.inf)
     tiny = torch.finfo(torch.float64).tiny
-    return Error(mean / max(norm, tiny), most / max(scale, tiny) / torch.finfo(result.dtype).eps)
+    return Deviation(
+        relative=error_norm / max(norm, tiny),
+        ulps=largest_error / max(largest, tiny) / torch.finfo(result.dtype).eps,
+    )
 
 
-def fault(ours: Sequence[Error], eager: Sequence[Error], factor: float) -> str | None:
-    """Why results are not good enough beside eager's, or None.
+def fault(ours: Sequence[Deviation], eager: Sequence[Deviation], factor: float) -> str | None:
+    """Return why results are not accurate enough, or None if they are.
 
-    In the mean they may be `factor` as far from float64. A single element may be off by half a unit more, since there
-    it is chance who rounds worse.
+    Args:
+        ours: The deviation of each result under test.
+        eager: The deviation of each result of eager PyTorch.
+        factor: How many times eager's deviation is allowed.
     """
     if len(ours) != len(eager):
-        return f"it has {len(ours)} results in place of {len(eager)}"
+        return f"it has {len(ours)} results, expected {len(eager)}"
     for number, (one, other) in enumerate(zip(ours, eager, strict=True), 1):
         which = "its error" if len(ours) == 1 else f"the error of result {number}"
-        if not one.mean <= factor * other.mean + 1e-9:
-            return f"{which} is {one.mean:.2g} of its size, that of eager {other.mean:.2g}"
-        if not one.most <= factor * other.most + 0.5:
-            return f"{which} is {one.most:.2g} units of precision at an element, that of eager at most {other.most:.2g}"
+        if not one.relative <= factor * other.relative + 1e-9:
+            return f"{which} is {one.relative:.2g} relative to its norm, eager's is {other.relative:.2g}"
+        if not one.ulps <= factor * other.ulps + _SLACK_ULPS:
+            return f"{which} is {one.ulps:.2g} ulps at the worst element, eager's is at most {other.ulps:.2g}"
     return None

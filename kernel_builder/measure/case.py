@@ -1,4 +1,4 @@
-"""Measures one operation at one shape: first whether its results are right, then how fast it is beside its peers."""
+"""Measure one operation at one shape: first its accuracy, then its speed beside its peers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,27 @@ from typing import Any
 import torch
 
 from kernel_builder.errors import MeasureError
-from kernel_builder.measure.accuracy import error, fault
-from kernel_builder.measure.results import COPY, OURS, Host, Place, Row
-from kernel_builder.measure.statistics import estimate
+from kernel_builder.measure.accuracy import deviation, fault
+from kernel_builder.measure.estimates import estimate
+from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row
 from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, on_one_core, sets_needed
 
 Function = Callable[..., Any]
 Tensors = Sequence[torch.Tensor]
 
-_ALLOWED = 1.1  # times eager's error, for the kernel
-_ALLOWED_PEERS = 4.0  # who may round where models do not
+# How many times eager's error is allowed. Peers get more, since some round where models do not.
+_ALLOWED = 1.1
+_ALLOWED_PEERS = 4.0
 
 
 class Case:
-    """A workload at a shape, with the tensors of one call."""
+    """A workload at one shape, with the tensors of one call.
+
+    Attributes:
+        inputs: The inputs of the call, on the workload's device and of its dtype.
+        trained: The inputs that get a gradient; empty in a forward pass.
+        grads: The gradients of the results, of their shapes; empty in a forward pass.
+    """
 
     def __init__(self, workload: Any, passes: str, shape: tuple[int, ...]) -> None:
         self.workload = workload
@@ -35,22 +42,22 @@ class Case:
             tensor.requires_grad_()
 
     def prepare(self, results: Tensors) -> None:
-        """Makes the gradients of what a call returns, where it returns tensors like these."""
+        """Make the gradients of the results; `results` has their shapes and dtypes."""
         if self.passes != "forward":
             self.grads = [torch.rand_like(result.detach()) for result in results]
 
     def restore(self, given: Tensors) -> None:
-        """Gives the inputs their values again: there are gradients that are written over them."""
+        """Restore the values of the inputs: some peers write gradients over them."""
         with torch.no_grad():
             for tensor, values in zip(self.inputs, given, strict=True):
                 tensor.copy_(values)
 
     def results(self, function: Function) -> Tensors:
-        """Everything that a call computes: what it returns, and the gradients, as far as they are timed."""
+        """Return everything that a timed call computes: its results, its gradients, or both."""
         return self._results(function, self.inputs, self.grads)
 
     def exact(self) -> Tensors:
-        """The same, by eager code in float64."""
+        """Return the same as `results`, computed by the eager code in float64."""
         inputs = [tensor.detach().double() for tensor in self.inputs]
         return self._results(self.workload.eager, inputs, [grad.double() for grad in self.grads])
 
@@ -65,7 +72,7 @@ class Case:
         return [*(result.detach() for result in results), *gradients] if self.passes != "backward" else [*gradients]
 
     def call(self, function: Function) -> Call:
-        """One call as it is timed."""
+        """Return the call to time. For a backward pass the forward pass has run, and its graph is kept."""
         if self.passes == "forward":
             return lambda: function(*self.inputs)
         if self.passes == "forward + backward":
@@ -74,9 +81,12 @@ class Case:
         return lambda: torch.autograd.grad(results, self.trained, self.grads, retain_graph=True)
 
     def moved(self, results: Tensors) -> int:
-        """Bytes that a call must read and write, where `results` is everything that it computes.
+        """Return how many bytes a call must read and write.
 
-        Each tensor counts once, also a gradient that is passed on as it came, or for several inputs.
+        Each tensor counts once, even if several inputs share one gradient.
+
+        Args:
+            results: Everything that the call computes, as `results` returns it.
         """
         if self.passes == "forward":
             return size([*self.inputs, *results])
@@ -88,12 +98,12 @@ class Case:
 
 
 def tensors(result: Any) -> Tensors:
-    """The tensors of a result."""
+    """Return the tensors of a result as a sequence."""
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
 def size(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes of the elements of tensors, each counted once."""
+    """Return the bytes of the elements of tensors; shared storage and expanded dimensions count once."""
     each = {}
     for tensor in tensors:
         elements = 1
@@ -104,17 +114,22 @@ def size(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: Clock, rounds: int) -> None:
-    """Fills in the row. `functions` has the kernel, by the name of `OURS`, and its peers.
+    """Measure one point and fill in its row. If the kernel's own result is wrong, nothing is timed.
 
-    When the kernel's own result is wrong nothing is timed.
+    Args:
+        workload: The instance that makes inputs on the device.
+        row: Names the point; receives bytes, errors, faults and times (seconds).
+        functions: Implementation name -> function; the kernel is `OURS`.
+        clock: Times series of calls on the device.
+        rounds: Samples of each time.
     """
-    with clock.here():
+    with clock.context():
         _measure(workload, row, functions, clock, rounds)
 
 
 def _measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: Clock, rounds: int) -> None:
-    place = row.place
-    cases = [Case(workload, place.passes, place.shape)]
+    point = row.point
+    cases = [Case(workload, point.passes, point.shape)]
     returned = tensors(workload.eager(*cases[0].inputs))
     cases[0].prepare(returned)
     _check(cases[0], row, functions)
@@ -123,7 +138,7 @@ def _measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: 
     row.bytes = cases[0].moved(cases[0].results(functions[OURS]))
     row.sets = sets_needed(clock.cache, row.bytes)
     for _ in range(row.sets - 1):
-        cases.append(Case(workload, place.passes, place.shape))
+        cases.append(Case(workload, point.passes, point.shape))
         cases[-1].prepare(returned)
     del returned
     runs: dict[str, Run] = {}
@@ -136,7 +151,7 @@ def _measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: 
             run()
             runs[name] = run
         except Exception as problem:
-            row.faults[name] = _said(problem, name, row.place, workload.device)
+            row.faults[name] = _said(problem, name, row.point, workload.device)
     if OURS not in runs:
         return
     samples = interleaved(runs, rounds)
@@ -146,47 +161,57 @@ def _measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: 
         row.ratios[name] = estimate([one / ours for ours, one in zip(samples[OURS], taken, strict=True)])
 
 
-def measure_host(workload: Any, host: Host, functions: Mapping[str, Function], rounds: int) -> None:
-    """Fills in what a call costs the host."""
-    case = Case(workload, host.place.passes, host.place.shape)
+def measure_host(workload: Any, host: HostOverhead, functions: Mapping[str, Function], rounds: int) -> None:
+    """Measure the host overhead of a call (seconds of CPU time, launch included) and fill it in."""
+    case = Case(workload, host.point.passes, host.point.shape)
     case.prepare(tensors(workload.eager(*case.inputs)))
-    runs: dict[str, Run] = {}
+    runs: dict[str, Run] = {YARDSTICK: host_series(_yardstick(host.point.passes, workload.device), workload.device)}
     for name, function in functions.items():
         try:
             runs[name] = host_series(case.call(function), workload.device)
             runs[name]()
         except Exception as problem:
-            host.faults[name] = _said(problem, name, host.place, workload.device)
+            host.faults[name] = _said(problem, name, host.point, workload.device)
             runs.pop(name, None)
-    # On the CPU the threads of the operations themselves need the other cores.
+    # On the CPU the operation itself needs the other cores.
     with on_one_core() if workload.device == "cuda" else contextlib.nullcontext():
         host.times = {name: estimate(taken) for name, taken in interleaved(runs, rounds).items()}
 
 
+def _yardstick(passes: str, device: str) -> Call:
+    """Return a call of `F.rms_norm` on a small tensor, the unit in which host overhead is compared."""
+    x = torch.rand(1, 64, dtype=torch.bfloat16, device=device, requires_grad=passes != "forward")
+    weight = torch.rand(64, dtype=torch.bfloat16, device=device, requires_grad=passes != "forward")
+    grad = torch.rand_like(x)
+    if passes == "forward":
+        return lambda: torch.nn.functional.rms_norm(x, (64,), weight)
+    return lambda: torch.autograd.grad(torch.nn.functional.rms_norm(x, (64,), weight), (x, weight), grad)
+
+
 def _check(case: Case, row: Row, functions: Mapping[str, Function]) -> None:
-    """Finds the implementations whose results are wrong, or that fail."""
+    """Record the implementations whose results are wrong, or that raise."""
     exact = case.exact()
     given = [tensor.detach().clone() for tensor in case.inputs]
-    eager = [error(*pair) for pair in zip(case.results(case.workload.eager), exact, strict=True)]
+    eager = [deviation(*pair) for pair in zip(case.results(case.workload.eager), exact, strict=True)]
     for name, function in functions.items():
         try:
-            found = [error(*pair) for pair in zip(case.results(function), exact, strict=False)]
+            found = [deviation(*pair) for pair in zip(case.results(function), exact, strict=False)]
         except Exception as problem:
-            row.faults[name] = _said(problem, name, row.place, case.workload.device)
+            row.faults[name] = _said(problem, name, row.point, case.workload.device)
             continue
         finally:
             case.restore(given)
-        if all(math.isfinite(one.mean) for one in found):
+        if all(math.isfinite(one.relative) for one in found):
             row.errors[name] = found
         if reason := fault(found, eager, _ALLOWED if name == OURS else _ALLOWED_PEERS):
             row.faults[name] = reason
 
 
-def _said(problem: Exception, name: str, place: Place, device: str) -> str:
-    """What an exception says, in a line.
+def _said(problem: Exception, name: str, point: Point, device: str) -> str:
+    """Return an exception's message as one line.
 
     Raises:
-        MeasureError: If the GPU will do nothing more for this process, as after an access outside of its memory.
+        MeasureError: If the GPU is unusable for this process from now on, as after an illegal memory access.
     """
     lines = str(problem).strip().splitlines()
     said = f"{type(problem).__name__}: {lines[0] if lines else ''}".rstrip(": ")
@@ -195,19 +220,19 @@ def _said(problem: Exception, name: str, place: Place, device: str) -> str:
             torch.cuda.synchronize()
         except RuntimeError:
             raise MeasureError(
-                f"{name} has made the GPU fail: {said}",
-                where=str(place),
-                hint="compute-sanitizer names the access; CUDA_LAUNCH_BLOCKING=1 the call",
+                f"{name} made the GPU fail: {said}",
+                where=str(point),
+                hint="find the access with compute-sanitizer, or the call with CUDA_LAUNCH_BLOCKING=1",
             ) from problem
     return said
 
 
 def _copies(moved: int, sets: int, device: str, clock: Clock) -> tuple[Run, str]:
-    """Copies that move as many bytes, half of them read, half of them written.
+    """Return a run of copies that move `moved` bytes, half of them read and half written: the copy speed.
 
-    The driver of a GPU takes up to a fifth longer for sizes that are no multiple of 4096, and a quarter longer for
-    some above 450 megabytes; a floor must not depend on that. So a multiple is copied, the time is that of the whole in
-    proportion, and where a plain kernel moves the bytes in less, that kernel is the floor.
+    The driver's copy is up to 20 % slower for sizes that are no multiple of 4096 bytes, and 25 % slower for some above
+    450 MB (H100). So a multiple is copied, and the time is scaled to `moved`; and where an element-wise kernel moves
+    the bytes faster, it sets the copy speed.
     """
     half = moved // 2
     size = half // 4096 * 4096 or half

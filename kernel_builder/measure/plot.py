@@ -1,115 +1,77 @@
-"""A report as a picture: for each operation and shape, what share of a copy's speed everyone reaches."""
+"""Plot a benchmark report: the share of copy speed that each implementation reaches, by operation and shape."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
-from xml.etree import ElementTree
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from kernel_builder.errors import MeasureError
 from kernel_builder.measure import tables
-from kernel_builder.measure.results import COMPILE, EAGER, OURS, Report, Row, shape_name
+from kernel_builder.measure.results import COMPILE, EAGER, OURS, BenchmarkReport, Row, shape_name
 
-# Of Okabe and Ito, told apart by all eyes; ours is dark on light and light on dark.
-_KNOWN = {EAGER: "#8c959f", COMPILE: "#d55e00"}
-_COLOURS = ("#0072b2", "#009e73", "#e69f00", "#56b4e9", "#cc79a7")
-_STYLE = """
-text { font: 12px system-ui, sans-serif; fill: #1f2328 }
-.title { font-weight: 600; font-size: 14px }
-.quiet { fill: #656d76; font-size: 11px }
-.line { stroke: #d0d7de }
-.copy { stroke: #1f2328; stroke-width: 1.5 }
-.ours { fill: #1f2328 }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 }
-  .quiet { fill: #8d96a0 }
-  .line { stroke: #30363d }
-  .copy { stroke: #e6edf3 }
-  .ours { fill: #e6edf3 }
-}
-"""
-_LEFT, _WIDTH, _RIGHT = 190, 560, 60
-_ROW, _HEAD, _TOP = 20, 58, 64
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# The Okabe-Ito palette, which colour-blind readers can tell apart.
+_COLOURS = {OURS: "black", EAGER: "gray", COMPILE: "#d55e00"}
+_PEER_COLOURS = ("#0072b2", "#009e73", "#e69f00", "#56b4e9", "#cc79a7")
+_WIDTH, _ROW, _HEAD = 8.5, 0.25, 0.75  # inches
+# Equal reports give equal files: no date, and no random identifiers.
+_REPRODUCIBLE: dict[Any, Any] = {"svg.hashsalt": "kernel-builder", "svg.fonttype": "none"}
 
 
-def draw(report: Report) -> str:
-    """The picture, as SVG, for light and dark pages."""
+def save(report: BenchmarkReport, path: Path) -> None:
+    """Write the plot of a report to `path`; the suffix selects the format (.svg, .png, .pdf).
+
+    Raises:
+        MeasureError: If matplotlib is not installed.
+    """
+    try:
+        import matplotlib as mpl
+    except ModuleNotFoundError as error:
+        raise MeasureError(
+            "matplotlib is not installed, and plots need it",
+            where=str(path),
+            hint="pip install torch-kernel-builder[plot]",
+        ) from error
+    with mpl.rc_context(_REPRODUCIBLE):
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        draw(report).savefig(path, metadata=metadata)
+
+
+def draw(report: BenchmarkReport) -> Figure:
+    """Return the figure: one panel for each operation and pass, one row for each shape, one dot for each share."""
+    from matplotlib.figure import Figure
+
     rows = [row for row in report.rows if OURS in row.shares]
-    names = [name for name in tables.implementations(rows) if any(name in row.shares for row in rows)]
-    others = [name for name in names if name not in (OURS, *_KNOWN)]
-    colours = _KNOWN | dict(zip(others, itertools.cycle(_COLOURS), strict=False))
-    most = max((share.median for row in rows for share in row.shares.values()), default=1.0)
     panels = tables.groups(rows)
-    height = _TOP + sum(_HEAD + _ROW * len(found) for _, found in panels)
-    width = _LEFT + _WIDTH + _RIGHT
-    svg = ElementTree.Element(
-        "svg", xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {width} {height}", width=str(width), role="img"
+    heights = [_HEAD + _ROW * len(found) for _, found in panels]
+    figure = Figure(figsize=(_WIDTH, _HEAD + sum(heights)), layout="constrained")
+    figure.suptitle(
+        f"{report.kernel}: share of copy speed\n{tables.device(report)}, {report.date[:10]}", fontsize="medium"
     )
-    ElementTree.SubElement(svg, "title").text = f"{report.kernel}: share of a copy's speed"
-    ElementTree.SubElement(svg, "style").text = _STYLE
-    _text(svg, 10, 20, f"{report.kernel}: share of the speed of a copy of as many bytes", "title")
-    _text(svg, 10, 37, tables.machine(report), "quiet")
-    x = 10.0
-    for name in names:
-        _dot(svg, x + 5, 52, name, colours)
-        _text(svg, x + 14, 56, name)
-        x += 30 + 7.2 * len(name)
-    top = float(_TOP)
-    for heading, found in panels:
-        _panel(svg, top, heading, found, names, colours, max(1.0, most) * 1.02)
-        top += _HEAD + _ROW * len(found)
-    ElementTree.indent(svg)
-    return ElementTree.tostring(svg, encoding="unicode") + "\n"
+    if not panels:
+        return figure
+    axes = figure.subplots(len(panels), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
+    names = [name for name in tables.implementations(rows) if any(name in row.shares for row in rows)]
+    colours = dict(zip((name for name in names if name not in _COLOURS), _PEER_COLOURS * len(names), strict=False))
+    for axis, (heading, found) in zip(axes, panels, strict=True):
+        _panel(axis, heading, found, names, colours | _COLOURS)
+    handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=len(handles))
+    return figure
 
 
-def _panel(
-    svg: ElementTree.Element,
-    top: float,
-    heading: str,
-    rows: Sequence[Row],
-    names: Sequence[str],
-    colours: dict[str, str],
-    most: float,
-) -> None:
-    def place(share: float) -> float:
-        return _LEFT + _WIDTH * share / most
-
-    _text(svg, 10, top + 22, heading, "title")
-    first, last = top + 34, top + 34 + _ROW * len(rows)
-    for tenths in range(0, int(most * 10) + 1, 2):
-        x = place(tenths / 10)
-        _line(svg, x, first, x, last, "copy" if tenths == 10 else "line")
-        _text(svg, x, last + 14, "copy" if tenths == 10 else f"{tenths / 10:.1f}", "quiet", "middle")
-    for number, row in enumerate(rows):
-        y = first + _ROW * (number + 0.5)
-        _text(svg, _LEFT - 10, y + 4, shape_name(row.place.shape), anchor="end")
-        _line(svg, _LEFT, y, _LEFT + _WIDTH, y, "line")
-        # Ours last, on top of the others.
-        for name in sorted(names, key=lambda name: (name == OURS, name != EAGER)):
-            if name in row.shares:
-                _dot(svg, place(row.shares[name].median), y, name, colours)
-        _text(svg, _LEFT + _WIDTH + 10, y + 4, f"{row.shares[OURS].median:.2f}")
-
-
-def _dot(svg: ElementTree.Element, x: float, y: float, name: str, colours: dict[str, str]) -> None:
-    dot = ElementTree.SubElement(svg, "circle", cx=f"{x:.1f}", cy=f"{y:.1f}", r="5.5" if name == OURS else "4")
-    if name == OURS:
-        dot.set("class", "ours")
-    else:
-        dot.set("fill", colours[name])
-    ElementTree.SubElement(dot, "title").text = name
-
-
-def _line(svg: ElementTree.Element, x: float, y: float, to_x: float, to_y: float, kind: str) -> None:
-    ends = {"x1": f"{x:.1f}", "y1": f"{y:.1f}", "x2": f"{to_x:.1f}", "y2": f"{to_y:.1f}"}
-    ElementTree.SubElement(svg, "line", {**ends, "class": kind})
-
-
-def _text(
-    svg: ElementTree.Element, x: float, y: float, text: str, kind: str | None = None, anchor: str | None = None
-) -> None:
-    element = ElementTree.SubElement(svg, "text", x=f"{x:.1f}", y=f"{y:.1f}")
-    if kind:
-        element.set("class", kind)
-    if anchor:
-        element.set("text-anchor", anchor)
-    element.text = text
+def _panel(axis: Axes, heading: str, rows: list[Row], names: list[str], colours: dict[str, str]) -> None:
+    axis.set_title(heading, loc="left", fontsize="medium")
+    axis.axvline(1.0, color="black", linewidth=1, label="copy")
+    for name in reversed(names):  # the kernel last, on top of its peers
+        found = [(row.shares[name].median, number) for number, row in enumerate(rows) if name in row.shares]
+        if found:
+            shares, numbers = zip(*found, strict=True)
+            axis.plot(shares, numbers, "o", color=colours[name], markersize=7 if name == OURS else 5, label=name)
+    axis.set_yticks(range(len(rows)), [shape_name(row.point.shape) for row in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xlim(left=0)
+    axis.grid(alpha=0.3)

@@ -1,4 +1,4 @@
-"""A run: loads a built kernel, measures every place that was asked for, and keeps what it has after each."""
+"""Run a benchmark: load a built kernel, measure every selected point, and save the report after each."""
 
 from __future__ import annotations
 
@@ -23,87 +23,98 @@ from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.measure import workloads as declarations
 from kernel_builder.measure.case import Function, measure, measure_host
 from kernel_builder.measure.compiled import compile_ahead, compiled
-from kernel_builder.measure.results import COMPILE, EAGER, OURS, Host, Place, Report, Row
-from kernel_builder.measure.selection import operations, places
+from kernel_builder.measure.results import COMPILE, COPY, EAGER, OURS, BenchmarkReport, HostOverhead, Point, Row
+from kernel_builder.measure.selection import operations, points
 from kernel_builder.measure.timing import clock
+from kernel_builder.progress import Progress, Silent
 
 _PACKAGES = ("torch", "kernels", "triton", "liger-kernel", "quack-kernels")
 
 
 @dataclass(frozen=True)
-class Request:
+class BenchmarkRequest:
     """What to measure, and how."""
 
     project: Path
     command: str = ""
-    """How a reader can run this again."""
+    """The command line to record, so that a reader can repeat the run."""
     device: str | None = None
-    """None: "cuda" where there is a GPU, else "cpu"."""
+    """"cuda" or "cpu"; None for "cuda" if there is a GPU, else "cpu"."""
     operations: Sequence[str] = ()
     passes: Sequence[str] = ()
     shapes: Sequence[str] = ()
     dtypes: Sequence[str] = ("bfloat16",)
     against: Sequence[str] | None = None
-    """None: every peer that the project declares, eager PyTorch and torch.compile."""
+    """Names of peers; None for eager PyTorch, torch.compile and every peer that the project declares."""
     rounds: int = 21
+    """Samples of each time."""
     only: str | None = None
-    """"device": not what calls cost the host; "host": nothing else, and no correctness. None: both."""
+    """"device" leaves out host overhead; "host" measures nothing else, without correctness; None does both."""
     jobs: int | None = None
-    """Processes that compile for torch.compile, before anything is timed. None: as many as there are processors."""
+    """Processes that compile ahead for torch.compile; None for one a CPU core."""
     json: Path | None = None
+    """Where to save the report after each row."""
 
 
-class Listener:
-    """Is told how a run goes on. This one says nothing."""
-
-    def compiled(self, done: int, total: int) -> None:
-        """torch.compile is done with so many places."""
-
-    def measured(self, done: int, total: int, row: Row) -> None:
-        """A row is complete."""
+_SILENT = Silent()
 
 
-def run(request: Request, listener: Listener) -> Report:
-    """Measures all that was asked for.
+def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkReport:
+    """Measure every selected point, and the host overhead of every selected operation.
 
     Raises:
-        ConfigError: If the project declares no workloads, or not what was asked for.
-        MeasureError: If the GPU fails. What was measured before is kept.
+        ConfigError: If the project declares no workloads, or not the selected ones.
+        MeasureError: If the GPU fails. The rows measured before are in `request.json`.
         VariantError: If the project has no build that this machine can load.
     """
     device = request.device or ("cuda" if torch.cuda.is_available() else "cpu")
     chosen = operations(declarations.load(request.project), request.operations)
-    todo = places(chosen, device, passes=request.passes, shapes=request.shapes, dtypes=request.dtypes)
+    todo = points(chosen, device, passes=request.passes, shapes=request.shapes, dtypes=request.dtypes)
     kernel = _load(request.project, device)
     peers = _Peers(chosen, request.against)
     report = _report(request, device, kernel, peers.absent)
-    costs = _host_places(todo, chosen) if request.only != "device" else []
+    costs = _host_points(todo, chosen) if request.only != "device" else []
     todo = todo if request.only != "host" else []
     jobs = request.jobs or len(os.sched_getaffinity(0))
     if peers.compile and jobs > 1:
         ahead = [*costs, *todo]
         for done, _ in enumerate(compile_ahead(request.project, ahead, peers.found, device, jobs), 1):
-            listener.compiled(done, len(ahead))
-    gc.freeze()  # else each graph that begins would go through all that has been imported
+            progress.advance("compiling peers", done, len(ahead))
+    gc.freeze()  # otherwise every graph capture collects garbage over all imported modules
     timer = clock(device)
-    for done, place in enumerate(todo, 1):
-        row = Row(place)
-        with _functions(chosen, place, kernel, device, peers) as (workload, functions):
+    for done, point in enumerate(todo, 1):
+        row = Row(point)
+        with _functions(chosen, point, kernel, device, peers) as (workload, functions):
             measure(workload, row, functions, timer, request.rounds)
         report.rows.append(row)
-        listener.measured(done, len(todo), row)
+        progress.advance("measuring", done, len(todo), detail=f"{point}: {_verdict(row)}")
         _keep(report, request)
-    for place in costs:
-        host = Host(place)
-        with _functions(chosen, place, kernel, device, peers) as (workload, functions):
+    for point in costs:
+        host = HostOverhead(point)
+        with _functions(chosen, point, kernel, device, peers) as (workload, functions):
             measure_host(workload, host, functions, request.rounds)
         report.hosts.append(host)
         _keep(report, request)
     return report
 
 
+def _verdict(row: Row) -> str:
+    if OURS in row.faults:
+        return f"WRONG, not timed: {row.faults[OURS]}"
+    if OURS not in row.times:
+        return "not timed"
+    return f"{row.times[OURS].median * 1e6:.3g} us, a copy {row.times[COPY].median * 1e6:.3g} us"
+
+
 class _Peers:
-    """The implementations that the kernel is measured against."""
+    """The implementations that the kernel is measured against.
+
+    Attributes:
+        eager, compile: Whether eager PyTorch and torch.compile are among them.
+        declared: Operation -> name -> function, of the peers that the project declares.
+        found: The names of declared peers that can be imported.
+        absent: Name -> why a declared peer cannot be imported.
+    """
 
     def __init__(self, chosen: Mapping[str, type[Any]], against: Sequence[str] | None) -> None:
         names = [EAGER, *dict.fromkeys(name for workload in chosen.values() for name in workload.peers), COMPILE]
@@ -114,11 +125,8 @@ class _Peers:
         self.eager = EAGER in wanted
         self.compile = COMPILE in wanted
         self.absent: dict[str, str] = {}
-        """Why those that cannot be imported here cannot."""
         self.declared: dict[str, dict[str, Function]] = {operation: {} for operation in chosen}
-        """The others, by operation and name."""
         self.found: set[str] = set()
-        """The names of these."""
         for operation, workload in chosen.items():
             for name, factory in workload.peers.items():
                 if name not in wanted:
@@ -126,41 +134,41 @@ class _Peers:
                 try:
                     self.declared[operation][name] = factory()
                     self.found.add(name)
-                except Exception as error:  # whatever a library does where it cannot work
+                except Exception as error:  # a library may raise anything on a machine that it does not support
                     self.absent[name] = f"{type(error).__name__}: {error}"
 
 
 @contextlib.contextmanager
 def _functions(
-    chosen: Mapping[str, type[Any]], place: Place, kernel: Any, device: str, peers: _Peers
+    chosen: Mapping[str, type[Any]], point: Point, kernel: Any, device: str, peers: _Peers
 ) -> Iterator[tuple[Any, dict[str, Function]]]:
-    """A workload, and all that computes its operation, by name."""
+    """Make the workload of a point, and the functions that compute its operation, by name."""
     torch.manual_seed(42)
-    workload = declarations.make(chosen[place.operation], kernel, device, place.dtype)
+    workload = declarations.make(chosen[point.operation], kernel, device, point.dtype)
     functions: dict[str, Function] = {OURS: workload.ours}
     if peers.eager:
         functions[EAGER] = workload.eager
-    functions |= peers.declared[place.operation]
+    functions |= peers.declared[point.operation]
     with contextlib.ExitStack() as stack:
         if peers.compile:
             functions[COMPILE] = stack.enter_context(compiled(workload.eager))
         yield workload, functions
     functions.clear()
-    gc.collect()  # graphs, and with them the tensors of this place
+    gc.collect()  # frees CUDA graphs, and with them this point's tensors
     if device == "cuda":
         torch.cuda.empty_cache()
 
 
-def _host_places(todo: Sequence[Place], chosen: Mapping[str, type[Any]]) -> list[Place]:
-    """Of each operation that is measured, a call without gradient, and one with it if gradients are measured."""
-    found: dict[Place, None] = {}
-    for place in todo:
-        passes = "forward" if place.passes == "forward" else "forward + backward"
-        found[Place(place.operation, passes, chosen[place.operation].small, place.dtype)] = None
+def _host_points(todo: Sequence[Point], chosen: Mapping[str, type[Any]]) -> list[Point]:
+    """Return a forward point for each selected operation, and one with gradients if those are selected."""
+    found: dict[Point, None] = {}
+    for point in todo:
+        passes = "forward" if point.passes == "forward" else "forward + backward"
+        found[Point(point.operation, passes, chosen[point.operation].small, point.dtype)] = None
     return list(found)
 
 
-def _keep(report: Report, request: Request) -> None:
+def _keep(report: BenchmarkReport, request: BenchmarkRequest) -> None:
     if request.json:
         report.save(request.json)
 
@@ -176,13 +184,14 @@ def _load(project: Path, device: str) -> Any:
         ) from error
 
 
-def _report(request: Request, device: str, kernel: Any, absent: dict[str, str]) -> Report:
+def _report(request: BenchmarkRequest, device: str, kernel: Any, absent: dict[str, str]) -> BenchmarkReport:
     package = Path(kernel.__file__).parent
     build = json.loads((package / "metadata.json").read_text(encoding="utf-8"))
-    return Report(
+    size = sum(file.stat().st_size for file in package.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    return BenchmarkReport(
         kernel=build["name"],
         variant=package.name,
-        build={"id": build.get("id"), "provenance": build.get("provenance")},
+        build={"id": build.get("id"), "provenance": build.get("provenance"), "bytes": size},
         device=device,
         command=request.command,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""Which operations, passes, shapes and dtypes a run measures."""
+"""Select the operations, passes, shapes and dtypes that a run measures."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kernel_builder.errors import ConfigError
-from kernel_builder.measure.results import Place, shape_name
+from kernel_builder.measure.results import Point, shape_name
 
 DTYPES = ("bfloat16", "float16", "float32")
 
 
 def operations(workloads: Mapping[str, type[Any]], wanted: Sequence[str]) -> dict[str, type[Any]]:
-    """The workloads of the operations that were asked for, or all.
+    """Return the workloads of the wanted operations, or all if none is named.
 
     Raises:
         ConfigError: If there is no such operation.
@@ -25,30 +25,30 @@ def operations(workloads: Mapping[str, type[Any]], wanted: Sequence[str]) -> dic
     return {name: workload for name, workload in workloads.items() if not wanted or name in wanted}
 
 
-def places(
+def points(
     workloads: Mapping[str, type[Any]],
     device: str,
     *,
     passes: Sequence[str] = (),
     shapes: Sequence[str] = (),
     dtypes: Sequence[str] = ("bfloat16",),
-) -> list[Place]:
-    """What is measured, in the order of the declarations.
+) -> list[Point]:
+    """Return the points to measure, in the order of the declarations.
 
     Args:
-        workloads: By the names of their operations.
+        workloads: Operation -> its workload.
         device: "cuda" or "cpu".
-        passes: Only these. Empty: all that are declared.
-        shapes: `1x4096x2048` is measured for each operation that takes as many sizes. With `*` for sizes, those
-            declared shapes that fit. Empty: all that are declared.
-        dtypes: By their names in Torch.
+        passes: The passes to measure; empty for all that are declared.
+        shapes: A shape such as `1x4096x2048` is measured for each operation that takes as many sizes. A pattern such
+            as `*x2048` selects the declared shapes that match. Empty for all that are declared.
+        dtypes: Names of Torch dtypes.
 
     Raises:
         ConfigError: If a shape is malformed or fits no operation, or if nothing is left to measure.
     """
     wanted = [_parse(text) for text in shapes]
     used: set[tuple[str, ...]] = set()
-    found: dict[Place, None] = {}
+    found: dict[Point, None] = {}
     for operation, workload in workloads.items():
         for name, declared in workload.shapes.items():
             if passes and name not in passes:
@@ -62,7 +62,7 @@ def places(
                     chosen += fitting
                     used.update([pattern] if fitting else [])
             for dtype in dtypes:
-                found.update({Place(operation, name, shape, dtype): None for shape in chosen})
+                found.update({Point(operation, name, shape, dtype): None for shape in chosen})
     for pattern in wanted:
         if pattern not in used:
             sizes = sorted({len(workload.small) for workload in workloads.values()})
@@ -80,7 +80,7 @@ def _parse(text: str) -> tuple[str, ...]:
     sizes = tuple(text.strip().split("x"))
     if not all(re.fullmatch(r"\*|[1-9]\d*", size) for size in sizes):
         raise ConfigError(
-            f"{text.strip()!r} is no shape; expected sizes joined by x, as in 1x4096x2048, or * for any, as in *x2048",
+            f"{text.strip()!r} is not a shape; expected sizes joined by x, like 1x4096x2048; * is any size",
             where="--shapes",
         )
     return sizes

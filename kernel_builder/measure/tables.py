@@ -1,37 +1,46 @@
-"""Reports as tables: for a terminal, and for the documentation."""
+"""Benchmark reports as tables, for a terminal and for the documentation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from kernel_builder.measure.results import COPY, OURS, Host, Report, Row, geometric_mean, shape_name
+from kernel_builder.measure.results import (
+    COPY,
+    OURS,
+    YARDSTICK,
+    BenchmarkReport,
+    HostOverhead,
+    Row,
+    geometric_mean,
+    shape_name,
+)
 
 Table = list[list[str]]
 
 
 def groups(rows: Iterable[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows by operation, pass and dtype, each with its heading."""
-    named = groupby(rows, key=lambda row: (row.place.operation, row.place.passes, row.place.dtype))
+    """Group adjacent rows by operation, pass and dtype; return each group with its heading."""
+    named = groupby(rows, key=lambda row: (row.point.operation, row.point.passes, row.point.dtype))
     return [(", ".join(key), list(found)) for key, found in named]
 
 
 def implementations(rows: Iterable[Row]) -> list[str]:
-    """What any of the rows has times or faults of, the kernel first, without the copy."""
+    """Return the implementations that have a time or a fault in any row: the kernel first, without the copy."""
     names = dict.fromkeys(name for row in rows for name in (*row.times, *row.faults))
     return [OURS, *(name for name in names if name not in (OURS, COPY))] if names else []
 
 
 def times(rows: Sequence[Row]) -> Table:
-    """Microseconds of a call at each shape, and in brackets the share of a copy's speed.
+    """Return microseconds of a call at each shape, with the share of copy speed in brackets.
 
-    Of the kernel also the interval of that share, and how many gigabytes it moves in a second.
+    For the kernel there are also the 95 % interval of that share, and the gigabytes that it moves per second.
     """
     names = implementations(rows)
     table = [["shape", "MB", COPY, *names, "best peer / ours"]]
     table[0][4:4] = ["95%", "GB/s"]
     for row in rows:
-        cells = [shape_name(row.place.shape), _figures(row.bytes / 1e6) if row.bytes else "-"]
+        cells = [shape_name(row.point.shape), _figures(row.bytes / 1e6) if row.bytes else "-"]
         cells.append(_figures(row.times[COPY].median * 1e6) if COPY in row.times else "-")
         for name in names:
             if name in row.times:
@@ -52,19 +61,22 @@ def _precision(row: Row) -> list[str]:
     return [f"{share.low:.2f}-{share.high:.2f}", f"{row.bytes / row.times[OURS].median / 1e9:.0f}"]
 
 
-def hosts(measured: Sequence[Host]) -> Table:
-    """Microseconds that a call costs the host."""
+def hosts(measured: Sequence[HostOverhead]) -> Table:
+    """Return the host overhead of each operation and implementation, in microseconds."""
     names = list(dict.fromkeys(name for host in measured for name in host.times))
-    table = [["operation", "pass", *names]]
+    table = [["operation", "pass", *names, f"ours / {YARDSTICK}"]]
     for host in measured:
         cells = [f"{host.times[name].median * 1e6:.1f}" if name in host.times else "-" for name in names]
-        table.append([host.place.operation, host.place.passes, *cells])
+        relative = host.relative()
+        table.append([host.point.operation, host.point.passes, *cells, "-" if relative is None else f"{relative:.2f}"])
     return table
 
 
 def summary(rows: Iterable[Row]) -> Table:
-    """For each operation and pass, the share of a copy's speed, and the best peer's time beside the kernel's."""
-    table = [["operation", "share of a copy, mean", "least", "best peer / ours, mean", "least", "eager / ours, mean"]]
+    """Return, for each operation and pass, the share of copy speed and the best peer's time divided by the kernel's."""
+    table = [
+        ["operation", "share of copy speed, mean", "least", "best peer / ours, mean", "least", "eager / ours, mean"]
+    ]
     for heading, found in groups(rows):
         shares = [row.shares[OURS].median for row in found if OURS in row.shares]
         best = [peer[1].median for row in found if (peer := row.best_peer())]
@@ -73,25 +85,25 @@ def summary(rows: Iterable[Row]) -> Table:
     return table
 
 
-def notes(report: Report) -> list[str]:
-    """What the tables do not say: who was absent, whose results were wrong, and how far samples scattered."""
+def notes(report: BenchmarkReport) -> list[str]:
+    """Return what the tables leave out: absent peers, wrong results, other timing methods, the spread of samples."""
     found = [f"{name} is absent: {reason}" for name, reason in report.absent.items()]
     for row in report.rows:
-        found += [f"{row.place}: {name}: {reason}" for name, reason in row.faults.items()]
+        found += [f"{row.point}: {name}: {reason}" for name, reason in row.faults.items()]
         other = {name for name, method in row.methods.items() if method != row.methods[COPY]}
-        found += [f"{row.place}: {name} was timed by {row.methods[name]}" for name in sorted(other)]
-    found += [f"{host.place}: {name}: {reason}" for host in report.hosts for name, reason in host.faults.items()]
+        found += [f"{row.point}: {name} was timed by {row.methods[name]}" for name in sorted(other)]
+    found += [f"{host.point}: {name}: {reason}" for host in report.hosts for name, reason in host.faults.items()]
     widths = [(one.high - one.low) / one.median / 2 for row in report.rows for one in row.times.values()]
     if widths:
         widths.sort()
         found.append(
-            f"95% intervals of times: half of them within {widths[len(widths) // 2]:.1%}, all within {widths[-1]:.1%}"
+            f"95% intervals of times: half are within {widths[len(widths) // 2]:.1%}, all within {widths[-1]:.1%}"
         )
     return found
 
 
 def as_text(table: Table) -> str:
-    """For a terminal: columns of equal width, numbers to the right."""
+    """Format a table for a terminal: aligned columns, numbers to the right."""
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = []
     for cells in table:
@@ -102,23 +114,27 @@ def as_text(table: Table) -> str:
 
 
 def as_markdown(table: Table) -> str:
-    """For the documentation."""
+    """Format a table as Markdown."""
     head, *others = (f"| {' | '.join(cells)} |" for cells in table)
     rule = f"|{' --- |' * len(table[0])}"
     return "\n".join([head, rule, *others])
 
 
-def machine(report: Report) -> str:
-    """On what it was measured, in a line."""
+def machine(report: BenchmarkReport) -> str:
+    """Return the GPU or CPU, the driver, package versions and the date, as one line."""
     found = report.machine
-    where = found.get("gpu") or f"{found['cpu']}, {found['threads']} threads"
     with_driver = [f"driver {found['driver']}"] if found.get("driver") else []
     packages = [f"{name} {version}" for name, version in found["packages"].items()]
-    return ", ".join([where, *with_driver, *packages, f"Python {found['python']}", report.date[:10]])
+    return ", ".join([device(report), *with_driver, *packages, f"Python {found['python']}", report.date[:10]])
+
+
+def device(report: BenchmarkReport) -> str:
+    """Return the name of the GPU, or of the CPU with its number of threads."""
+    return str(report.machine.get("gpu") or f"{report.machine['cpu']}, {report.machine['threads']} threads")
 
 
 def _figures(value: float) -> str:
-    """Three significant digits, and whole numbers in full."""
+    """Format with three significant digits; whole numbers in full."""
     return f"{value:.3g}" if value < 1 else f"{value:.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 

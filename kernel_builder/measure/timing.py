@@ -1,8 +1,8 @@
-"""Times calls on memory that no cache holds.
+"""Time calls on tensors that are not in a cache.
 
-The caches of a processor keep what a call has just read and written, so that a second call on the same tensors looks
-faster than any call of a model. Here each call of a series works on the next of several sets of tensors, and writes to
-memory of its own; together they exceed the last cache four times over.
+A second call on the same tensors finds them in the cache and looks faster than any call in a model. Here the calls of a
+series cycle through several sets of tensors and write to memory of their own; together the sets are four times as large
+as the last-level cache.
 """
 
 from __future__ import annotations
@@ -23,43 +23,51 @@ import torch
 
 Call = Callable[[], Any]
 Run = Callable[[], float]
-"""Runs a series of calls; returns the seconds that one of them took."""
+"""Runs a series of calls and returns the seconds that one call took."""
 
-_cuda: Any = torch.cuda  # typed in some releases only
+_cuda: Any = torch.cuda  # only some releases have types
 
 _TIMES_THE_CACHE = 4
 _HOST_CALLS = 300
 MOST_SETS = 512
-"""Of small tensors even as many do not fill a cache; then a series takes each of them once, after a flush."""
+"""With small tensors, even this many sets fit into the cache; then a series uses each once, after a flush."""
 
 
 class Clock(Protocol):
-    """Times series of calls on one device."""
+    """Times series of calls on one device.
+
+    Attributes:
+        cache: Bytes of the device's last-level cache.
+    """
 
     cache: int
-    """Bytes of the device's last cache."""
 
-    def here(self) -> AbstractContextManager[Any]:
-        """Within it everything that calls need is made: what autograd remembers belongs to a stream."""
+    def context(self) -> AbstractContextManager[Any]:
+        """Return the context in which tensors and graphs must be made: autograd records the current stream."""
 
     def series(self, calls: Sequence[Call]) -> tuple[Run, str]:
-        """How to run a series that takes the calls in turn, and in a word how it is timed. Within `here`."""
+        """Return a run that cycles through the calls, and the name of the timing method. Call it within `context`."""
 
 
 def clock(device: str) -> Clock:
-    """The clock of `cpu` or `cuda`."""
+    """Return the clock for "cpu" or "cuda"."""
     return CudaClock() if device == "cuda" else CpuClock()
 
 
 def sets_needed(cache: int, moved: int) -> int:
-    """How many sets of tensors calls must take in turn, each of which moves that many bytes."""
+    """Return how many sets of tensors a series needs, at least 2 and at most `MOST_SETS`.
+
+    Args:
+        cache: Bytes of the last-level cache.
+        moved: Bytes that one call reads and writes.
+    """
     return min(max(2, math.ceil(_TIMES_THE_CACHE * cache / max(moved, 1)) + 1), MOST_SETS)
 
 
 def interleaved(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a call of each, once a round.
+    """Return one sample (seconds of a call) for each run and round.
 
-    Each round begins with another, so that what drifts, as a clock frequency does, touches all of them alike.
+    Each round starts with another run, so that a drift, for example of the clock frequency, affects all alike.
     """
     names = list(runs)
     taken: dict[str, list[float]] = {name: [] for name in names}
@@ -73,23 +81,23 @@ def interleaved(runs: Mapping[str, Run], rounds: int) -> dict[str, list[float]]:
 
 
 class CudaClock:
-    """Replays CUDA graphs: the device's time, without what the host needs to launch a kernel."""
+    """Replays CUDA graphs: device time without host overhead."""
 
-    _SECONDS = 2e-3  # of one replay, beside which the start of a graph is nothing
-    _FLUSHES = 16  # about a millisecond, in which the host launches what is timed
+    _SECONDS = 2e-3  # of one replay, long enough to make the start of a graph negligible
+    _FLUSHES = 16  # about 1 ms on an H100, during which the host launches the timed call
 
     def __init__(self) -> None:
         self.cache = _cuda.get_device_properties(None).L2_cache_size
         self._stream = _cuda.Stream()
         self._other = torch.zeros(_TIMES_THE_CACHE * self.cache // 4, device="cuda")
 
-    def here(self) -> AbstractContextManager[Any]:
-        """The stream that graphs are captured from."""
+    def context(self) -> AbstractContextManager[Any]:
+        """Return the stream on which graphs are captured."""
         self._stream.wait_stream(_cuda.current_stream())
         return _cuda.stream(self._stream)  # type: ignore[no-any-return]
 
     def series(self, calls: Sequence[Call]) -> tuple[Run, str]:
-        """As a CUDA graph; a call that cannot be captured is timed by events, after the cache was flushed."""
+        """Capture a CUDA graph. A call that cannot be captured is timed with events, after flushing the cache."""
         for call in calls[:3]:
             call()
         alone = self._events(calls[:8])
@@ -101,8 +109,8 @@ class CudaClock:
             return self._events(calls[:32]), "events"
 
     def _graph(self, calls: Sequence[Call], number: int) -> Run:
-        # The results are kept until the others have theirs: an allocator would give each call the memory that the
-        # one before it has just written, and the cache would never have to write it back.
+        # Results are kept for a whole cycle. Otherwise the allocator gives each call the memory that the previous call
+        # wrote, and the cache never writes it back.
         results: deque[Any] = deque(maxlen=len(calls))
         graph = _cuda.CUDAGraph()
         with _cuda.graph(graph, stream=self._stream):
@@ -110,7 +118,7 @@ class CudaClock:
                 results.append(call())
         start, end = (_cuda.Event(enable_timing=True) for _ in range(2))
 
-        # The graph works on the tensors of the calls, so a run keeps them.
+        # The graph uses the tensors of the calls, so the run keeps them alive.
         def run(kept: Sequence[Call] = calls) -> float:
             self._flush()
             start.record()
@@ -122,12 +130,12 @@ class CudaClock:
         return run
 
     def _flush(self) -> None:
-        """Fills the cache with something else, which need not be written back; meanwhile the host goes ahead."""
+        """Evict the cache by reading other memory, which needs no write-back. The host does not wait for it."""
         self._other.sum()
 
     @staticmethod
     def _end_capture() -> None:
-        """After a capture that failed, random numbers believe that it goes on, until they get another state."""
+        """Recover from a failed capture, after which the random generator still expects one until its state is set."""
         _cuda.synchronize()
         generator = _cuda.default_generators[_cuda.current_device()]
         generator.graphsafe_set_state(torch.Generator("cuda").graphsafe_get_state())
@@ -150,19 +158,19 @@ class CudaClock:
 
 
 class CpuClock:
-    """Wall-clock time."""
+    """Measures wall-clock time."""
 
     _SECONDS = 10e-3
 
     def __init__(self) -> None:
         self.cache = _last_cache()
 
-    def here(self) -> AbstractContextManager[Any]:
-        """Nowhere in particular."""
+    def context(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing."""
         return nullcontext()
 
     def series(self, calls: Sequence[Call]) -> tuple[Run, str]:
-        """By the clock on the wall."""
+        """Time the calls by the wall clock."""
         calls[0]()
         taken = []
         for call in calls[-3:]:
@@ -171,7 +179,7 @@ class CpuClock:
             taken.append(time.perf_counter() - started)
         endless = itertools.cycle(calls)
         number = max(1, math.ceil(self._SECONDS / min(taken)))
-        results: deque[Any] = deque(maxlen=len(calls))  # kept, so that calls do not write where one has just written
+        results: deque[Any] = deque(maxlen=len(calls))  # kept, as in a CUDA graph
 
         def run() -> float:
             started = time.perf_counter()
@@ -191,15 +199,15 @@ def _last_cache() -> int:
 
 
 def host_series(call: Call, device: str) -> Run:
-    """How to run a series of calls, of which the host's part is timed; the device must be done sooner than the host.
+    """Return a run that measures the host overhead of a call, in seconds.
 
-    To be run `on_one_core`, where the device is another than the host.
+    The device must finish each call sooner than the host issues the next. For a GPU, run it within `on_one_core`.
     """
 
     def run() -> float:
         if device == "cuda":
             _cuda.synchronize()
-        for _ in range(20):  # the first ones after a rest take longer
+        for _ in range(20):  # the first calls after an idle period are slower
             call()
         started = time.perf_counter()
         for _ in range(_HOST_CALLS):
@@ -211,10 +219,10 @@ def host_series(call: Call, device: str) -> Run:
 
 @contextmanager
 def on_one_core() -> Iterator[None]:
-    """Keeps all threads of this process on one core, the one that is fastest now.
+    """Pin all threads of this process to one core, the one that is fastest at the moment.
 
-    Autograd's backward runs in a thread of its own. On one core a call costs what its threads compute; otherwise it
-    costs as well what the machine needs to wake another core, which on a virtual one can be several times as much.
+    Autograd runs backward passes in another thread. On one core a call costs only what its threads compute; on several
+    it also pays for waking a core, which on a virtual machine can cost several times as much.
     """
     before = {}
     for thread in _threads():
@@ -228,13 +236,13 @@ def on_one_core() -> Iterator[None]:
         yield
     finally:
         everywhere = set().union(*before.values())
-        for thread in _threads():  # one that began meanwhile has taken over its maker's core
+        for thread in _threads():  # a thread started meanwhile has inherited the pinned core
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread, before.get(thread, everywhere))
 
 
 def _seconds_on(core: int) -> float:
-    """What a core takes for the same each time: on a virtual machine twice as long where others use it, too."""
+    """Time a fixed loop on a core. On a virtual machine, a core that others use takes twice as long."""
     os.sched_setaffinity(0, {core})
     return timeit.timeit("sum(range(1000))", number=200)
 

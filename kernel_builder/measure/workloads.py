@@ -1,4 +1,4 @@
-"""What a project's `benchmarks/benchmark.py` declares."""
+"""Load the workloads that a project declares in `benchmarks/benchmark.py`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _NEEDED = ("title", "small", "inputs", "ours", "eager")
 
 
 def load(project: Path) -> Mapping[str, type[Any]]:
-    """The workloads of a project, by the names of their operations, in the order of the file.
+    """Return operation -> workload class, in the order of the file.
 
     Raises:
-        ConfigError: If there is no such file, if it fails, or if it declares no workload or an incomplete one.
+        ConfigError: If the file is missing or raises, or if it declares no workload or an incomplete one.
     """
     path = project / "benchmarks" / "benchmark.py"
     if not path.is_file():
         raise ConfigError(
-            "does not exist; it declares what is measured",
+            "does not exist; it must declare the workloads to measure",
             where=str(path),
-            hint="kernels/rmsnorm/benchmarks of the kernel-builder repository shows how",
+            hint="see kernels/rmsnorm/benchmarks in the kernel-builder repository for an example",
         )
     module = _import(path)
     own: list[Any] = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
@@ -47,14 +47,14 @@ def load(project: Path) -> Mapping[str, type[Any]]:
         raise ConfigError(
             "declares no workload: a class with title, small, shapes, inputs, ours and eager",
             where=str(path),
-            hint="copy workload.py from kernels/rmsnorm/benchmarks of the kernel-builder repository beside it, and "
-            "derive from its Workload",
+            hint="copy workload.py from kernels/rmsnorm/benchmarks in the kernel-builder repository, and derive from "
+            "its Workload",
         )
     return found
 
 
 def make(workload: type[Any], kernel: Any, device: str, dtype: str) -> Any:
-    """An instance that makes its inputs on a device, in a dtype."""
+    """Instantiate a workload for a device ("cuda" or "cpu") and the name of a Torch dtype."""
     import torch
 
     instance = workload()

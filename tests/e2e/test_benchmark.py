@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
-from kernel_builder.measure.results import COPY, OURS, Place, Report
+from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Point
 from tests.conftest import CPU, ROOT
 from tests.e2e.conftest import BUILDER, Run
 
@@ -58,14 +58,14 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
     environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    report = Report.read(file)
+    report = BenchmarkReport.read(file)
     assert report.variant == CPU and report.kernel == "stable-scale"
     assert report.command == shlex.join(["kernel-builder", *command[1:]])
-    assert [row.place for row in report.rows] == [
-        Place("scaled", "forward", shape, "float32") for shape in ((64, 512), (128, 512))
+    assert [row.point for row in report.rows] == [
+        Point("scaled", "forward", shape, "float32") for shape in ((64, 512), (128, 512))
     ]
     for row in report.rows:
-        elements = row.place.shape[0] * row.place.shape[1]
+        elements = row.point.shape[0] * row.point.shape[1]
         assert row.bytes == 2 * 4 * elements
         # A peer that computes something else has no time, either.
         assert row.times.keys() == {COPY, OURS, "eager", "mul"}
@@ -74,7 +74,7 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
         assert row.shares[COPY].median == row.ratios[OURS].median == 1
     assert report.absent.keys() == {"absent"}
     (host,) = report.hosts
-    assert host.place.shape == (1, 8) and host.times.keys() == {OURS, "eager", "mul", "another"}
+    assert host.point.shape == (1, 8) and host.times.keys() == {OURS, YARDSTICK, "eager", "mul", "another"}
     # People see the same, and again from the file.
     for shown in (done.stdout, benchmark("--from", file).stdout):
         assert "64x512" in shown and "128x512" in shown and "WRONG" not in shown
@@ -89,9 +89,9 @@ def test_one_half_of_it(scale: Callable[..., Path], tmp_path: Path) -> None:
     for only, rows, hosts in (("device", 1, 0), ("host", 0, 1)):
         done = benchmark(project, *options, "--only", only)
         assert done.exit_code == 0, done.output
-        report = Report.read(file)
+        report = BenchmarkReport.read(file)
         assert (len(report.rows), len(report.hosts)) == (rows, hosts)
-        assert ("geometric means" in done.output, "us of the host" in done.output) == (bool(rows), bool(hosts))
+        assert ("geometric means" in done.output, "host overhead" in done.output) == (bool(rows), bool(hosts))
 
 
 def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +99,9 @@ def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, mon
     file = tmp_path / "scale.json"
     done = benchmark(scale(), *MEASURED, "--against", "compile", "--jobs", "2", "--json", file, "--shapes", "64x512")
     assert done.exit_code == 0, done.stderr
-    assert "peers are compiled for 2 places" in done.stderr
+    assert "[2/2] compiling peers" in done.stderr
     assert list((tmp_path / "inductor").iterdir())
-    assert [row.times.keys() for row in Report.read(file).rows] == [{COPY, OURS, "compile"}]
+    assert [row.times.keys() for row in BenchmarkReport.read(file).rows] == [{COPY, OURS, "compile"}]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_a_wrong_kernel_gets_no_time(scale: Callable[..., Path], tmp_path: Path,
     assert done.exit_code == 1
     line = next(line for line in done.stdout.splitlines() if line.startswith("64x512"))
     assert "WRONG" in line and " us" not in line
-    (row,) = Report.read(file).rows
+    (row,) = BenchmarkReport.read(file).rows
     assert not row.times and row.faults.keys() == {OURS}
     assert json.loads(file.read_text())["rows"][0]["times"] == {}
 
@@ -128,7 +128,7 @@ def test_what_cannot_be_measured_is_said(
 ) -> None:
     project = scale()
     for arguments, words in {
-        ("--shapes", "64x512,7by9"): "--shapes: '7by9' is no shape; expected sizes joined by x",
+        ("--shapes", "64x512,7by9"): "--shapes: '7by9' is not a shape; expected sizes joined by x",
         ("--shapes", "*x3"): "--shapes: '*x3' fits no operation on cpu; they take 2 sizes, and declare 64x512, 128x512",
         ("--shapes", "1x2x3"): "--shapes: '1x2x3' fits no operation on cpu",
         ("--against", "eager,nobody"): "--against: 'nobody' is none of eager, mul, absent, another, compile",

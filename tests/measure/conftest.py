@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_builder.measure.results import COPY, OURS, Error, Host, Place, Report, Row
-from kernel_builder.measure.statistics import Estimate
+from kernel_builder.measure.estimates import Estimate
+from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Deviation, HostOverhead, Point, Row
 
 
 def around(value: float) -> Estimate:
@@ -11,12 +11,12 @@ def around(value: float) -> Estimate:
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> BenchmarkReport:
     """Of two operations: one row as it should be, one with a peer that failed, one with a wrong kernel."""
     rows = []
     for operation, shape in (("norm", (8, 2048)), ("norm", (8, 128)), ("turn & <twist>", (1, 2, 3))):
-        row = Row(Place(operation, "forward", shape, "bfloat16"), bytes=33_000_000, sets=7)
-        row.errors = {name: [Error(1.5e-3, 0.45)] for name in (OURS, "eager", "liger")}
+        row = Row(Point(operation, "forward", shape, "bfloat16"), bytes=33_000_000, sets=7)
+        row.errors = {name: [Deviation(1.5e-3, 0.45)] for name in (OURS, "eager", "liger")}
         times = {COPY: 13e-6, OURS: 12.5e-6, "eager": 130e-6, "liger": 13.5e-6}
         if shape == (8, 128):
             row.faults = {"liger": "RuntimeError: no such shape"}
@@ -29,8 +29,11 @@ def report() -> Report:
         row.shares = {name: around(times[COPY] / time) for name, time in times.items()}
         row.ratios = {name: around(time / times[OURS]) for name, time in times.items()}
         rows.append(row)
-    host = Host(Place("norm", "forward", (1, 8), "bfloat16"), {OURS: around(3.2e-6), "eager": around(60e-6)})
-    return Report(
+    host = HostOverhead(
+        Point("norm", "forward", (1, 8), "bfloat16"),
+        {OURS: around(3.2e-6), YARDSTICK: around(8e-6), "eager": around(60e-6)},
+    )
+    return BenchmarkReport(
         kernel="a-kernel",
         variant="torch-stable-abi210-cu130-x86_64-linux",
         build={"id": "_a_kernel_cuda_abc", "provenance": {"kernel": {"commit": "0123", "dirty": False}}},

@@ -5,30 +5,30 @@ import math
 import pytest
 import torch
 
-from kernel_builder.measure.accuracy import error, fault
-from kernel_builder.measure.results import Error
+from kernel_builder.measure.accuracy import deviation, fault
+from kernel_builder.measure.results import Deviation
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_rounding_once_is_an_error_of_half_a_unit_at_most(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     exact = torch.rand(1000, dtype=torch.float64)
-    found = error(exact.to(dtype), exact)
-    assert 0 < found.mean < torch.finfo(dtype).eps and 0.2 < found.most <= 0.5
+    found = deviation(exact.to(dtype), exact)
+    assert 0 < found.relative < torch.finfo(dtype).eps and 0.2 < found.ulps <= 0.5
     assert fault([found], [found], 1.1) is None
 
 
 def test_what_differs_in_kind_is_an_infinite_error() -> None:
     exact = torch.ones(4, dtype=torch.float64)
-    assert error(torch.ones(2, 2), exact) == error(exact.float() / 0, exact) == (math.inf, math.inf)
-    assert error(torch.ones(0), torch.ones(0, dtype=torch.float64)) == (0, 0)
+    assert deviation(torch.ones(2, 2), exact) == deviation(exact.float() / 0, exact) == (math.inf, math.inf)
+    assert deviation(torch.ones(0), torch.ones(0, dtype=torch.float64)) == (0, 0)
 
 
 def test_faults_name_the_result() -> None:
-    good, rough, spike = Error(1e-3, 0.5), Error(1.2e-3, 0.5), Error(1e-3, 1.2)
+    good, rough, spike = Deviation(1e-3, 0.5), Deviation(1.2e-3, 0.5), Deviation(1e-3, 1.2)
     assert fault([good, good], [good, good], 1.1) is None
-    assert "result 2 is 0.0012 of its size" in str(fault([good, rough], [good, good], 1.1))
-    assert "its error is 1.2 units" in str(fault([spike], [good], 1.1))
-    assert "1 results in place of 2" in str(fault([good], [good, good], 1.1))
-    assert fault([Error(math.nan, 0.0)], [good], 1.1)
+    assert "result 2 is 0.0012 relative to its norm" in str(fault([good, rough], [good, good], 1.1))
+    assert "its error is 1.2 ulps" in str(fault([spike], [good], 1.1))
+    assert "1 results, expected 2" in str(fault([good], [good, good], 1.1))
+    assert fault([Deviation(math.nan, 0.0)], [good], 1.1)
     assert fault([rough], [good], 4.0) is None

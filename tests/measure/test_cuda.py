@@ -19,7 +19,7 @@ def tensors() -> list[torch.Tensor]:
 
 def test_graphs_and_events_agree(tensors: list[torch.Tensor]) -> None:
     clock = CudaClock()
-    with clock.here():
+    with clock.context():
         calls = [lambda t=t: t.neg() for t in tensors]
         by_graph, method = clock.series(calls)
         assert method == "graph"
@@ -31,7 +31,7 @@ def test_graphs_and_events_agree(tensors: list[torch.Tensor]) -> None:
 
 def test_what_cannot_be_captured_is_timed_by_events_and_does_no_harm(tensors: list[torch.Tensor]) -> None:
     clock = CudaClock()
-    with clock.here():
+    with clock.context():
         run, method = clock.series([lambda t=t: t.sum().item() for t in tensors])
         assert method == "events" and run() > 0
         assert torch.randn(3, device="cuda").isfinite().all()
@@ -47,7 +47,7 @@ def test_each_call_writes_to_memory_of_its_own(tensors: list[torch.Tensor]) -> N
         written.append(result.data_ptr())
         return result
 
-    with clock.here():
+    with clock.context():
         clock.series([lambda t=t: call(t) for t in tensors])
     # The last are those of the graph; a call does not get the memory of the ones before it.
     last = written[-2 * len(tensors) :]
@@ -58,7 +58,7 @@ def test_a_run_keeps_what_its_graph_works_on() -> None:
     clock = CudaClock()
     tensors = [torch.randn(1 << 20, device="cuda") for _ in range(3)]
     kept = [weakref.ref(tensor) for tensor in tensors]
-    with clock.here():
+    with clock.context():
         run, _ = clock.series([lambda t=t: t.neg() for t in tensors])
         del tensors
         torch.cuda.empty_cache()
@@ -68,7 +68,7 @@ def test_a_run_keeps_what_its_graph_works_on() -> None:
 
 def test_gradients_alone_can_be_captured(tensors: list[torch.Tensor]) -> None:
     clock = CudaClock()
-    with clock.here():
+    with clock.context():
         inputs = [tensor.detach().requires_grad_() for tensor in tensors]
         results = [tensor.sigmoid() for tensor in inputs]
         calls = [

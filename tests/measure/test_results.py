@@ -11,15 +11,13 @@ from click.testing import CliRunner
 from kernel_builder.cli import main
 from kernel_builder.errors import ConfigError
 from kernel_builder.measure import plot, tables
-from kernel_builder.measure.results import OURS, Report
-
-SVG = "{http://www.w3.org/2000/svg}"
+from kernel_builder.measure.results import COPY, OURS, BenchmarkReport
 
 
-def test_a_report_is_read_as_it_was_saved(report: Report, tmp_path: Path) -> None:
+def test_a_report_is_read_as_it_was_saved(report: BenchmarkReport, tmp_path: Path) -> None:
     report.save(tmp_path / "a.json")
-    again = Report.read(tmp_path / "a.json")
-    assert again.rows[0].place == report.rows[0].place
+    again = BenchmarkReport.read(tmp_path / "a.json")
+    assert again.rows[0].point == report.rows[0].point
     assert again.rows[0].errors == report.rows[0].errors
     assert again.wrong() == [again.rows[2]]
     assert again.hosts[0].times[OURS].median == pytest.approx(3.2e-6)
@@ -33,7 +31,7 @@ def test_a_report_is_read_as_it_was_saved(report: Report, tmp_path: Path) -> Non
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
     with pytest.raises(ConfigError, match="is not a result of `kernel-builder benchmark --json`"):
-        Report.read(tmp_path / "a.json")
+        BenchmarkReport.read(tmp_path / "a.json")
 
 
 def test_errors_are_words_where_json_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +43,7 @@ def test_errors_are_words_where_json_goes_to_a_file(tmp_path: Path, monkeypatch:
     assert done.stderr.startswith(f"error: {tmp_path / 'a.json'}: is not a result of")
 
 
-def test_no_wrong_result_has_a_time(report: Report) -> None:
+def test_no_wrong_result_has_a_time(report: BenchmarkReport) -> None:
     table = tables.times(report.rows)
     assert table[0] == ["shape", "MB", "copy", "ours", "95%", "GB/s", "eager", "liger", "best peer / ours"]
     ours = ["12.5 (1.04)", "1.03-1.05", "2640"]
@@ -54,22 +52,25 @@ def test_no_wrong_result_has_a_time(report: Report) -> None:
     assert table[3] == ["1x2x3", "33.0", "-", "WRONG", "-", "-", "-", "-", "-"]
 
 
-def test_means_are_geometric(report: Report) -> None:
+def test_means_are_geometric(report: BenchmarkReport) -> None:
     assert tables.summary(report.rows)[1:] == [
         ["norm, forward, bfloat16", "1.04", "1.04", "3.35", "1.08", "10.40"],
         ["turn & <twist>, forward, bfloat16", "-", "-", "-", "-", "-"],
     ]
-    assert tables.hosts(report.hosts) == [["operation", "pass", "ours", "eager"], ["norm", "forward", "3.2", "60.0"]]
+    assert tables.hosts(report.hosts) == [
+        ["operation", "pass", "ours", "F.rms_norm", "eager", "ours / F.rms_norm"],
+        ["norm", "forward", "3.2", "8.0", "60.0", "0.40"],
+    ]
 
 
-def test_notes_name_all_that_is_missing(report: Report) -> None:
+def test_notes_name_all_that_is_missing(report: BenchmarkReport) -> None:
     assert tables.notes(report) == [
         "quack is absent: ModuleNotFoundError: No module named 'quack'",
         "norm, forward, bfloat16, 8x2048: eager was timed by events",
         "norm, forward, bfloat16, 8x128: liger: RuntimeError: no such shape",
         "norm, forward, bfloat16, 8x128: eager was timed by events",
         "turn & <twist>, forward, bfloat16, 1x2x3: ours: its error is 0.1 of its size, that of eager 0.0015",
-        "95% intervals of times: half of them within 1.0%, all within 1.0%",
+        "95% intervals of times: half are within 1.0%, all within 1.0%",
     ]
 
 
@@ -79,23 +80,32 @@ def test_tables_for_people_and_for_pages() -> None:
     assert tables.as_markdown(table) == "| shape | us |\n| --- | --- |\n| 8x2048 | 1.0 |\n| 8 | 123.0 |"
 
 
-def test_a_picture_has_a_dot_for_each_share(report: Report) -> None:
-    svg = ElementTree.fromstring(plot.draw(report))
-    rows = [row for row in report.rows if OURS in row.shares]
-    legend = 3
-    assert len(svg.findall(f"{SVG}circle")) == legend + sum(len(row.shares) - 1 for row in rows)
-    ours = [dot for dot in svg.findall(f"{SVG}circle") if dot.get("class") == "ours"][1:]
-    assert len({dot.get("cx") for dot in ours}) == 1
-    width = float(svg.get("viewBox", "").split()[2])
-    assert all(0 < float(dot.get("cx", "")) < width for dot in svg.findall(f"{SVG}circle"))
-    texts = [text.text for text in svg.findall(f"{SVG}text")]
-    assert "8x128" in texts and "norm, forward, bfloat16" in texts
+def test_a_plot_has_a_dot_for_each_share(report: BenchmarkReport) -> None:
+    (axis,) = plot.draw(report).axes
+    assert axis.get_title(loc="left") == "norm, forward, bfloat16"
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["8x2048", "8x128"]
+    dots = {str(line.get_label()): list(line.get_xdata()) for line in axis.get_lines()}
+    assert dots.pop("copy") == [1.0, 1.0]
+    expected: dict[str, list[float]] = {}
+    for row in report.rows:
+        for name, share in row.shares.items():
+            if name != COPY:
+                expected.setdefault(name, []).append(share.median)
+    assert dots == expected
 
 
-def test_a_report_without_rows_can_be_shown(report: Report, tmp_path: Path) -> None:
-    report.rows = report.rows[2:]
-    assert ElementTree.fromstring(plot.draw(report)) is not None
+def test_equal_reports_give_equal_plots(report: BenchmarkReport, tmp_path: Path) -> None:
+    for name in ("a.svg", "b.svg"):
+        plot.save(report, tmp_path / name)
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+    report.rows[0].shares[OURS] = report.rows[0].shares[OURS]._replace(median=0.5)
+    plot.save(report, tmp_path / "b.svg")
+    assert (tmp_path / "a.svg").read_bytes() != (tmp_path / "b.svg").read_bytes()
+
+
+def test_a_report_without_rows_can_be_plotted_and_saved(report: BenchmarkReport, tmp_path: Path) -> None:
     report.rows, report.hosts = [], []
-    assert ElementTree.fromstring(plot.draw(report)) is not None
+    plot.save(report, tmp_path / "a.svg")
+    assert ElementTree.parse(tmp_path / "a.svg").getroot().tag.endswith("svg")
     report.save(tmp_path / "a.json")
     assert json.loads((tmp_path / "a.json").read_text())["rows"] == []

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from kernel_builder.errors import ConfigError
-from kernel_builder.measure.results import Place
-from kernel_builder.measure.selection import operations, places
+from kernel_builder.measure.results import Point
+from kernel_builder.measure.selection import operations, points
 
 
 class Norm:
@@ -26,21 +26,21 @@ ALL: dict[str, type[Any]] = {"norm": Norm, "rope": Rope}
 
 
 def shapes(*wanted: str, **more: Any) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [place[:3] for place in places(ALL, "cuda", shapes=wanted, **more)]
+    return [point[:3] for point in points(ALL, "cuda", shapes=wanted, **more)]
 
 
 def test_all_that_is_declared() -> None:
-    assert [str(place) for place in places(ALL, "cuda")] == [
+    assert [str(point) for point in points(ALL, "cuda")] == [
         "norm, forward, bfloat16, 4x2048",
         "norm, forward, bfloat16, 8x2048",
         "norm, forward, bfloat16, 8x128",
         "norm, backward, bfloat16, 8x2048",
         "rope, forward, bfloat16, 1x2x3",
     ]
-    assert [place.shape for place in places(ALL, "cpu")] == [(4, 64), (1, 2, 3)]
-    assert places({"norm": Norm}, "cpu", dtypes=("float32", "float16")) == [
-        Place("norm", "forward", (4, 64), "float32"),
-        Place("norm", "forward", (4, 64), "float16"),
+    assert [point.shape for point in points(ALL, "cpu")] == [(4, 64), (1, 2, 3)]
+    assert points({"norm": Norm}, "cpu", dtypes=("float32", "float16")) == [
+        Point("norm", "forward", (4, 64), "float32"),
+        Point("norm", "forward", (4, 64), "float16"),
     ]
 
 
@@ -57,8 +57,8 @@ def test_stars_choose_and_numbers_are_measured_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (["5x"], "'5x' is no shape; expected sizes joined by x"),
-        (["0x4"], "'0x4' is no shape"),
+        (["5x"], "'5x' is not a shape; expected sizes joined by x"),
+        (["0x4"], "'0x4' is not a shape"),
         (["4x2048", "*x3"], r"'\*x3' fits no operation on cuda; they take 2 or 3 sizes, and declare 4x2048, 8x2048"),
         (["1x2x3x4"], "'1x2x3x4' fits no operation"),
     ],
@@ -74,4 +74,4 @@ def test_operations_by_name() -> None:
     with pytest.raises(ConfigError, match="'rop' is none of norm, rope"):
         operations(ALL, ["rop"])
     with pytest.raises(ConfigError, match="nothing is declared for backward on cpu"):
-        places({"rope": Rope}, "cpu", passes=("backward",))
+        points({"rope": Rope}, "cpu", passes=("backward",))

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from kernel_builder.measure.statistics import estimate
+from kernel_builder.measure.estimates import estimate
 
 
 def test_a_median_lies_within_its_interval() -> None:

@@ -1,4 +1,4 @@
-"""What samples say: a median, and the interval that it lies in."""
+"""Medians of samples, with confidence intervals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class Estimate(NamedTuple):
-    """A median, and an interval that holds the true one with a confidence of at least 95 percent."""
+    """A median, and an interval that contains the true median with at least 95 % confidence."""
 
     median: float
     low: float
@@ -17,9 +17,10 @@ class Estimate(NamedTuple):
 
 
 def estimate(samples: Sequence[float]) -> Estimate:
-    """The median, and an interval from the samples' order, which assumes nothing about how they are distributed.
+    """Return the median of the samples and its interval, in the unit of the samples.
 
-    With fewer than six samples no interval has that confidence, and it is the samples' whole range.
+    The interval is taken from order statistics, so it assumes no distribution. With fewer than six samples no interval
+    reaches 95 %, and the whole range is returned.
     """
     ordered = sorted(samples)
     rank = _rank(len(ordered))
@@ -27,7 +28,7 @@ def estimate(samples: Sequence[float]) -> Estimate:
 
 
 def _rank(number: int) -> int:
-    """The largest rank whose order statistic is above the median with a chance of at most 2.5 percent."""
+    """Return the largest rank whose order statistic exceeds the true median with a probability of at most 2.5 %."""
     below, rank = 0.0, 0
     for successes in range(number // 2):
         below += math.comb(number, successes) / 2**number
