@@ -23,7 +23,7 @@ from kernel_builder.errors import CheckError, ConfigError, PackageError, Variant
 from kernel_builder.package import assembly
 
 if TYPE_CHECKING:
-    from kernel_builder.checks import Report
+    from kernel_builder.checks import CheckReport
     from kernel_builder.toolchain import Obstacle, Toolchains
 
 
@@ -89,7 +89,7 @@ class Built:
     status: str
     shares: tuple[str, ...]
     size: int
-    report: Report | None
+    report: CheckReport | None
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -261,7 +261,7 @@ def build(request: Request, toolchains: Toolchains, listener: Listener | None = 
                 warnings={**outcome.warnings, **again.warnings},
                 split=again.split,
             )
-        reports: dict[tuple[Path, str], Report] = {}
+        reports: dict[tuple[Path, str], CheckReport] = {}
         for project, variants in selected:
             mine = [planned for planned in stale if planned.project.root == project.root]
             if mine:
@@ -380,11 +380,11 @@ def _package(
     *,
     load: bool,
     listener: Listener,
-) -> dict[tuple[Path, str], Report]:
+) -> dict[tuple[Path, str], CheckReport]:
     """Assemble, check and publish the packages of one project."""
     from kernel_builder import checks
 
-    reports: dict[tuple[Path, str], Report] = {}
+    reports: dict[tuple[Path, str], CheckReport] = {}
     with assembly.staging(destination) as staged:
         for one in planned:
             directory = staged / one.variant.name
@@ -425,7 +425,7 @@ def _built(
     planned: PlannedVariant,
     graph: Graph,
     destinations: Mapping[Path, Path],
-    reports: Mapping[tuple[Path, str], Report],
+    reports: Mapping[tuple[Path, str], CheckReport],
 ) -> Built:
     path = destinations[planned.project.root] / planned.variant.name
     report = reports.get((planned.project.root, planned.variant.name))

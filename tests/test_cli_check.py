@@ -1,4 +1,4 @@
-"""The commands that check: what they print, and the status they end with."""
+"""The output and the exit status of the check commands."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ METADATA = {
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A project with one sound package, Python only."""
+    """A project with one valid Python-only package."""
     from kernels_data import Digest, DigestAlgorithm
 
     package = tmp_path / "build" / "torch-cpu"
@@ -40,7 +40,7 @@ def project(tmp_path: Path) -> Path:
 
 
 def module(directory: Path, *flags: str) -> Path:
-    """A shared object that is no Python module, built into `directory`."""
+    """Compile a shared object that is not a Python module into `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / "part.so"
     subprocess.run(["g++", "-shared", "-x", "c++", "/dev/null", "-o", str(path), *flags], check=True)
@@ -160,7 +160,7 @@ def test_check_config_says_what_a_project_is(tmp_path: Path) -> None:
 
 
 def test_the_commands_are_quick_to_start() -> None:
-    """Checking must not make starting the program slow: the heavy libraries come when they are needed."""
+    """Heavy libraries are imported only when needed, so that the program starts fast."""
     heavy = "{'auditwheel', 'abi3info', 'elftools', 'kernels', 'kernels_data', 'torch', 'vermin'}"
     code = f"import sys, kernel_builder.cli.check; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,8 +1,8 @@
-"""Questions to a package, answered with findings that name a file and say what to do.
+"""Check built packages; every finding names a file and says what to do.
 
     report = checks.run(Path("kernels/rmsnorm/build/torch-stable-abi210-cpu-x86_64-linux"))
 
-A check is a function from a package to findings, and lives in a file of its own; what it compares with is data.
+A check is a function from a package to findings, in a file of its own. What it compares with is data.
 """
 
 from __future__ import annotations
@@ -12,52 +12,50 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.checks import (
-    binary,
-    dependencies,
-    digest,
-    layout,
-    load,
-    manylinux,
-    op_namespace,
-    python_abi,
-    python_imports,
-    python_source,
-    run_path,
-    torch_stable_abi,
-    undefined,
-)
-from kernel_builder.checks.findings import AbiPolicy, Finding, NotApplicable, Package, Report
+from kernel_builder.checks.binary import check_binary
+from kernel_builder.checks.dependencies import check_dependencies
+from kernel_builder.checks.digest import check_digest
+from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
+from kernel_builder.checks.layout import check_layout
+from kernel_builder.checks.load import check_load
+from kernel_builder.checks.manylinux import check_manylinux
+from kernel_builder.checks.op_namespace import check_op_namespace
+from kernel_builder.checks.python_abi import check_python_abi
+from kernel_builder.checks.python_imports import check_python_imports
+from kernel_builder.checks.python_source import check_python_source
+from kernel_builder.checks.run_path import check_run_path
+from kernel_builder.checks.torch_stable_abi import check_torch_stable_abi
+from kernel_builder.checks.undefined import check_undefined
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import VariantError
 
-__all__ = ["ABI_CHECKS", "CHECKS", "AbiPolicy", "Finding", "Package", "Report", "read", "run"]
+__all__ = ["ABI_CHECKS", "CHECKS", "AbiPolicy", "CheckReport", "CheckedPackage", "Finding", "read", "run"]
 
-CHECKS: Mapping[str, Callable[[Package], Iterable[Finding]]] = {
-    "layout": layout.check,
-    "digest": digest.check,
-    "python-source": python_source.check,
-    "python-imports": python_imports.check,
-    "op-namespace": op_namespace.check,
-    "binary": binary.check,
-    "manylinux": manylinux.check,
-    "python-abi": python_abi.check,
-    "torch-stable-abi": torch_stable_abi.check,
-    "undefined": undefined.check,
-    "dependencies": dependencies.check,
-    "run-path": run_path.check,
-    "load": load.check,
+CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
+    "layout": check_layout,
+    "digest": check_digest,
+    "python-source": check_python_source,
+    "python-imports": check_python_imports,
+    "op-namespace": check_op_namespace,
+    "binary": check_binary,
+    "manylinux": check_manylinux,
+    "python-abi": check_python_abi,
+    "torch-stable-abi": check_torch_stable_abi,
+    "undefined": check_undefined,
+    "dependencies": check_dependencies,
+    "run-path": check_run_path,
+    "load": check_load,
 }
 ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
 
 
-def read(directory: Path, policy: AbiPolicy | None = None) -> Package:
-    """The package in `directory`, whatever state it is in; what is missing or wrong is for the checks to say."""
+def read(directory: Path, policy: AbiPolicy | None = None) -> CheckedPackage:
+    """Read the package in `directory`, in whatever state it is; the checks report what is missing or wrong."""
     try:
         variant = Variant.parse(directory.name)
     except VariantError:
         variant = None
-    return Package(directory, variant, _metadata(directory / "metadata.json"), policy or AbiPolicy())
+    return CheckedPackage(directory, variant, _metadata(directory / "metadata.json"), policy or AbiPolicy())
 
 
 def run(
@@ -66,10 +64,10 @@ def run(
     only: Sequence[str] | None = None,
     load: bool = True,
     policy: AbiPolicy | None = None,
-) -> Report:
-    """Ask all checks, or those named in `only`, about the package in `package_dir`.
+) -> CheckReport:
+    """Run all checks, or those named in `only`, on the package in `package_dir`.
 
-    `load=False` leaves out the check that imports the package, which takes seconds where the others take milliseconds.
+    `load=False` leaves out the check that imports the package: it takes seconds, the others take milliseconds.
     """
     package = read(package_dir.resolve(), policy)
     passed: list[str] = []
@@ -86,7 +84,7 @@ def run(
         findings += found
         if not found:
             passed.append(name)
-    return Report(package, tuple(passed), skipped, tuple(findings))
+    return CheckReport(package, tuple(passed), skipped, tuple(findings))
 
 
 def _metadata(path: Path) -> Mapping[str, Any] | None:

@@ -1,16 +1,16 @@
-"""Is each binary a sound shared object for the variant's platform?"""
+"""Check that each binary is a valid shared object for the variant's platform."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from kernel_builder import elf
-from kernel_builder.checks.findings import Finding, NotApplicable, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 
 NAME = "binary"
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_binary(package: CheckedPackage) -> Iterator[Finding]:
     if not package.binary_paths:
         raise NotApplicable("the package has no binary")
     platform = package.variant.platform if package.variant else None
@@ -31,7 +31,7 @@ def check(package: Package) -> Iterator[Finding]:
             yield Finding(
                 NAME,
                 binary.name,
-                "asks for an executable stack, which hardened systems and newer glibc refuse to give to a library",
+                "requests an executable stack, which hardened systems and newer glibc deny to libraries",
                 'mark assembly sources with `.section .note.GNU-stack,"",@progbits`, avoid nested functions, '
                 "and drop `-z execstack`",
             )
@@ -39,6 +39,6 @@ def check(package: Package) -> Iterator[Finding]:
             yield Finding(
                 NAME,
                 binary.name,
-                "has text relocations: its code must be made writable to be loaded",
+                "has text relocations, so its code pages must be writable while it is loaded",
                 "compile every source and assembly file as position-independent code (`-fPIC`)",
             )

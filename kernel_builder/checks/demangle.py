@@ -1,4 +1,4 @@
-"""C++ symbols as their authors wrote them."""
+"""Demangle C++ symbols."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Iterable
 
 
 def demangle(names: Iterable[str]) -> dict[str, str]:
-    """Map each mangled name to its C++ declaration, or to itself where it is not mangled or `c++filt` is missing.
+    """Map each name to its C++ declaration, or to itself if it is not mangled or `c++filt` is missing.
 
-    `c++filt` is part of binutils, which every g++ brings.
+    `c++filt` is part of binutils, on which every g++ depends.
     """
     ordered = list(dict.fromkeys(names))
     program = shutil.which("c++filt")

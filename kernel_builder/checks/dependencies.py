@@ -1,11 +1,11 @@
-"""Does a binary need only libraries that every process that loads it has: Torch's, CUDA's and the C++ runtime?"""
+"""Check that a binary needs only libraries that its users have: Torch's, CUDA's and the C++ runtime."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding
 
 NAME = "dependencies"
 
@@ -15,7 +15,7 @@ _RUNTIME = frozenset(
 ) | {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 _TORCH = frozenset({"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so"})
 _TORCH_CUDA = frozenset({"libtorch_cuda.so", "libc10_cuda.so"})
-# What Torch's own packages depend on, by the CUDA major version that each library belongs to.
+# The CUDA libraries that Torch's packages depend on, by CUDA major version.
 _CUDA = {
     12: frozenset(
         f"lib{name}"
@@ -62,7 +62,7 @@ _CUDA_ANY = frozenset(
 _LOOKS_LIKE_CUDA = re.compile(r"lib(?:cu[a-z]|nv[a-zA-Z]|nccl|torch_cuda|c10_cuda)")
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_dependencies(package: CheckedPackage) -> Iterator[Finding]:
     allowed = _allowed(package)
     for binary in package.binaries:
         for library in binary.needed:
@@ -70,7 +70,7 @@ def check(package: Package) -> Iterator[Finding]:
                 yield Finding(NAME, binary.name, f"needs {library}, {_reason(package, library)}", _hint(library))
 
 
-def _allowed(package: Package) -> frozenset[str]:
+def _allowed(package: CheckedPackage) -> frozenset[str]:
     allowed = _RUNTIME | _TORCH
     if package.may_use_cuda:
         release = package.variant.cuda if package.variant else None
@@ -79,12 +79,12 @@ def _allowed(package: Package) -> frozenset[str]:
     return allowed
 
 
-def _reason(package: Package, library: str) -> str:
+def _reason(package: CheckedPackage, library: str) -> str:
     if package.variant and _LOOKS_LIKE_CUDA.match(library):
         if package.variant.cuda:
-            return f"which is not a library that Torch has in CUDA {package.variant.cuda.major}"
+            return f"which Torch for CUDA {package.variant.cuda.major} does not depend on"
         return f"which a {package.variant.backend} variant does not have"
-    return "which neither Torch nor the C++ runtime brings"
+    return "which neither Torch nor the C++ runtime provides"
 
 
 def _hint(library: str) -> str:
@@ -93,4 +93,4 @@ def _hint(library: str) -> str:
     if library.startswith("libcudart"):
         return "leave the CUDA runtime's symbols undefined: they resolve through libtorch_cuda.so"
     stem = library.partition(".so")[0].removeprefix("lib")
-    return f"drop -l{stem}, and compile what you need of it through `src`"
+    return f"drop -l{stem}, and compile the parts that you need through `src`"

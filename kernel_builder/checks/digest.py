@@ -1,16 +1,16 @@
-"""Are the files of a package the ones that its metadata lists?"""
+"""Check that the files of a package match the digest in its metadata."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_builder.checks.findings import Finding, NotApplicable, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 
 NAME = "digest"
-_HINT = "build the package again: files of a package are not edited by hand"
+_HINT = "build the package again, and do not edit its files by hand"
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_digest(package: CheckedPackage) -> Iterator[Finding]:
     from kernels_data import Digest, DigestValidationError, DigestViolation, Metadata
 
     if "digest" not in package.known_metadata:

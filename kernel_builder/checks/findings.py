@@ -1,4 +1,4 @@
-"""What a check is asked about, and what it answers with."""
+"""The input and the output of checks: a package, findings and a report."""
 
 from __future__ import annotations
 
@@ -21,14 +21,17 @@ _OLDEST_PYTHON = Release(3, 9)
 
 
 class NotApplicable(Exception):
-    """Raised by a check that has no question for this package. The text says why, for the report."""
+    """Raised by a check that does not apply to this package. The message is the reason in the report."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is wrong with one file, and what to do about it.
+    """One problem with one file, and what to do about it.
 
-    `path` is relative to the package, with `/`.
+    Attributes:
+        check: The name of the check.
+        path: The file, relative to the package, with `/`.
+        severity: Only errors make a check fail.
     """
 
     check: str
@@ -42,7 +45,8 @@ class Finding:
 class AbiPolicy:
     """The oldest systems that a binary must load on.
 
-    `torch_stable` is the Torch release whose stable ABI a binary may use; None means what the variant's name claims.
+    Attributes:
+        torch_stable: The Torch release whose stable ABI a binary may use; None for the one in the variant's name.
     """
 
     manylinux: str = "manylinux_2_28"
@@ -51,11 +55,12 @@ class AbiPolicy:
 
 
 @dataclass(frozen=True)
-class Package:
-    """A `build/<variant>/` directory.
+class CheckedPackage:
+    """A `build/<variant>/` directory to check.
 
-    `variant` is None where the directory's name is not a variant's, `metadata` where there is no `metadata.json` that
-    holds a JSON object.
+    Attributes:
+        variant: None if the directory's name is not a variant's.
+        metadata: None if `metadata.json` is missing or is not a JSON object.
     """
 
     directory: Path
@@ -68,7 +73,7 @@ class Package:
         """The shared objects at the top of the package.
 
         Raises:
-            NotApplicable: If there is none, or if one is not an ELF shared object; the check `binary` has the finding.
+            NotApplicable: If there is none, or one is not an ELF shared object, which the check `binary` reports.
         """
         from kernel_builder import elf
 
@@ -81,7 +86,7 @@ class Package:
 
     @property
     def binary_paths(self) -> list[Path]:
-        """The files at the top of the package that are named like shared objects, sorted."""
+        """The files at the top of the package whose names end like a shared object's, sorted."""
         return sorted(path for path in self.directory.iterdir() if _SHARED_OBJECT.search(path.name) and path.is_file())
 
     @cached_property
@@ -93,10 +98,10 @@ class Package:
 
     @property
     def known_metadata(self) -> Mapping[str, Any]:
-        """`metadata`, for checks that cannot do without.
+        """`metadata`, for checks that need it.
 
         Raises:
-            NotApplicable: If there is none; the check `layout` has the finding.
+            NotApplicable: If there is none, which the check `layout` reports.
         """
         if self.metadata is None:
             raise NotApplicable("metadata.json is missing or not a JSON object")
@@ -104,22 +109,22 @@ class Package:
 
     @property
     def may_use_cuda(self) -> bool:
-        """Whether the package is for CUDA, or for nobody knows what."""
+        """Whether the package is for CUDA, or its variant is unknown."""
         return self.variant is None or self.variant.backend == "cuda"
 
 
 @dataclass(frozen=True)
-class Report:
-    """The answers of all checks to one package. `skipped` has the reason for each check that had no question."""
+class CheckReport:
+    """The result of all checks of one package. `skipped` has the reason for each check that does not apply."""
 
-    package: Package
+    package: CheckedPackage
     passed: tuple[str, ...]
     skipped: Mapping[str, str]
     findings: tuple[Finding, ...]
 
     @property
     def ok(self) -> bool:
-        """Whether nothing but warnings was found."""
+        """Whether there are no findings but warnings."""
         return not any(finding.severity == "error" for finding in self.findings)
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Is the package laid out as the public client and the Hub want it, and does its metadata agree with its name?"""
+"""Check that the package has the layout of the Kernel Hub, and metadata that agrees with its variant."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.config.variant import Noarch, Variant
 
 NAME = "layout"
@@ -22,7 +22,7 @@ _KEYS: Mapping[str, tuple[type, str]] = {
 }
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_layout(package: CheckedPackage) -> Iterator[Finding]:
     if package.variant is None:
         yield _finding(
             ".",
@@ -41,10 +41,10 @@ def _finding(path: str, message: str, hint: str = _REBUILD) -> Finding:
     return Finding(NAME, path, message, hint)
 
 
-def _required(package: Package) -> Iterator[Finding]:
+def _required(package: CheckedPackage) -> Iterator[Finding]:
     required = ["__init__.py", "_ops.py"]
     if package.metadata and isinstance(package.metadata.get("name"), str):
-        # Clients before flat packages look for the module here.
+        # Old clients look for the module here.
         required.append(package.metadata["name"].replace("-", "_") + "/__init__.py")
     for path in required:
         if not (package.directory / path).is_file():
@@ -58,15 +58,15 @@ def _required(package: Package) -> Iterator[Finding]:
         yield _finding(".", f"expected exactly one binary, found {names}")
 
 
-def _files(package: Package) -> Iterator[Finding]:
-    """Findings on files that no package may hold."""
+def _files(package: CheckedPackage) -> Iterator[Finding]:
+    """Report files that no package may contain."""
     for path in sorted(package.directory.rglob("*")):
         name = path.relative_to(package.directory).as_posix()
         if path.is_symlink():
-            yield _finding(name, "is a symbolic link, which the Hub does not keep", "put the file itself there")
+            yield _finding(name, "is a symbolic link, which the Hub does not store", "replace it by the file")
         elif path.name == "__pycache__" or path.suffix in (".pyc", ".pyo"):
             if path.parent.name != "__pycache__":
-                yield _finding(name, "is bytecode, which belongs to one machine's Python", f"delete {name}")
+                yield _finding(name, "is bytecode, which only one version of Python can use", f"delete {name}")
         elif path.name.startswith("."):
             yield _finding(name, "is a hidden file", f"delete {name}")
         elif path.is_file() and path not in package.binary_paths and _is_object_code(path):
@@ -82,7 +82,7 @@ def _is_object_code(path: Path) -> bool:
         return file.read(8).startswith((b"\x7fELF", b"!<arch>"))
 
 
-def _metadata(package: Package, metadata: Mapping[str, Any]) -> Iterator[Finding]:
+def _metadata(package: CheckedPackage, metadata: Mapping[str, Any]) -> Iterator[Finding]:
     sound = True
     for key, (kind, spoken) in _KEYS.items():
         if key not in metadata:
@@ -121,7 +121,7 @@ def _agreement(variant: Variant, metadata: Mapping[str, Any]) -> Iterator[Findin
 
 
 def _readable(path: Path) -> Iterator[Finding]:
-    """A finding if the Hub's data package refuses the file, or the client's own reader, which may be newer."""
+    """Report a file that the public packages `kernels-data` or `kernels`, which may differ in age, cannot read."""
     import kernels
     import kernels_data
 

@@ -1,4 +1,4 @@
-"""Does the package load through the public client, in a fresh process, on this machine?"""
+"""Check that the package loads with the public client, in a fresh process, on this machine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.checks.findings import Finding, NotApplicable, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import VariantError
 
@@ -22,7 +22,7 @@ NAME = "load"
 _SECONDS = 300
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_load(package: CheckedPackage) -> Iterator[Finding]:
     variant = package.variant
     if variant is None:
         raise NotApplicable(f"{package.directory.name!r} is not a variant's name")
@@ -50,19 +50,19 @@ def _variants(build: Path) -> tuple[str, ...]:
 
 @cache
 def _rejections(variants: tuple[str, ...]) -> Mapping[str, str | None]:
-    """Why the client would not choose each variant on this machine, or None where it would.
+    """Return why the client would reject each variant on this machine, or None if it would not.
 
-    Asked once for all variants of a project: the client decides by the installed Torch, which takes seconds to import.
+    One process answers for all variants of a project, since importing Torch takes seconds.
     """
     answer = probe("fits", *variants)
     return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"the client cannot be asked: {answer[1]}")
 
 
 def probe(question: str, *arguments: str) -> Any:
-    """Run `probe.py` in a fresh interpreter, away from the current directory and from the network.
+    """Run `probe.py` in a fresh interpreter, outside the current directory and without network.
 
     Returns:
-        Its answer. Where it died, was stopped, or had to be, that is `["failed", why]`.
+        Its answer, or `("failed", reason)` if the process died or did not finish in time.
     """
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as empty:
@@ -97,5 +97,5 @@ def _hint(text: str) -> str:
     if "undefined symbol" in text:
         return "add the source that defines the symbol to `src` in build.toml"
     if "was killed by" in text:
-        return "look for code that runs before main: static initialisers and operator registrations"
-    return "import the package's `__init__.py` by hand to see the whole traceback"
+        return "look at code that runs at load: static initialisers and op registrations"
+    return "import the package's `__init__.py` by hand to see the full traceback"

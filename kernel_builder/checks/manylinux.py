@@ -1,6 +1,6 @@
-"""Does a binary ask only for symbols of the C and C++ runtime that the oldest supported system has?
+"""Check that a binary needs only symbol versions of glibc and libstdc++ that the oldest supported system has.
 
-The policies are auditwheel's own data.
+The policies are auditwheel's data.
 """
 
 from __future__ import annotations
@@ -10,38 +10,38 @@ from functools import cache
 from typing import Any
 
 from kernel_builder.checks.demangle import demangle
-from kernel_builder.checks.findings import Finding, NotApplicable, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 
 NAME = "manylinux"
 
 _HINTS = {
     "GLIBC": "call an older function of the C library, or define this one in a source of `src`",
-    "GLIBCXX": "avoid this part of the C++ library, or bring its definition in a source of `src`",
-    "CXXABI": "avoid the language feature that needs it, or bring its definition in a source of `src`",
+    "GLIBCXX": "avoid this part of the C++ library, or define it in a source of `src`",
+    "CXXABI": "avoid the language feature that needs it, or define it in a source of `src`",
     "GCC": "avoid the builtin that needs it, or link libgcc statically (`-static-libgcc`)",
 }
 
 
 def policy_names() -> list[str]:
-    """The names of the policies that there are, oldest system first."""
+    """Return the names of all policies, oldest system first."""
     names = [policy.name.removesuffix("_x86_64") for policy in _policies("x86_64")]
     return [name for name in reversed(names) if name != "linux"]
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_manylinux(package: CheckedPackage) -> Iterator[Finding]:
     for binary in package.binaries:
         if binary.machine not in ("x86_64", "aarch64"):
             raise NotApplicable(f"{binary.name} is for {binary.machine}")
         try:
             policy = _policies(binary.machine).get_policy_by_name(f"{package.policy.manylinux}_{binary.machine}")
         except LookupError as error:
-            raise NotApplicable(f"{package.policy.manylinux} does not say anything about {binary.machine}") from error
+            raise NotApplicable(f"{package.policy.manylinux} has no policy for {binary.machine}") from error
         too_new = [version for version in binary.versions if not _allowed(policy.symbol_versions, version)]
         users = {version: [s.name for s in binary.undefined if s.version == version] for version in too_new}
         readable = demangle(name for names in users.values() for name in names)
         for version, names in users.items():
             family = version.partition("_")[0]
-            # A version without a symbol is a demand on the runtime as a whole, e.g. GLIBC_ABI_DT_RELR.
+            # A version without a symbol, such as GLIBC_ABI_DT_RELR, is a requirement on the runtime as a whole.
             for text in [f"{readable[name]}@{version}" for name in names] or [version]:
                 newest = _newest(policy.symbol_versions[family])
                 yield Finding(
@@ -62,7 +62,7 @@ def _policies(machine: str) -> Any:
 
 
 def _allowed(families: Mapping[str, frozenset[str]], version: str) -> bool:
-    """Whether a policy allows `version`, e.g. `GLIBC_2.28`; it has no opinion on libraries that it does not list."""
+    """Return whether a policy allows `version`, for example `GLIBC_2.28`; it allows families that it does not list."""
     family, _, number = version.partition("_")
     return family not in families or number in families[family]
 

@@ -1,7 +1,7 @@
-"""Are operators registered from Python under the kernel's own namespace?
+"""Check that ops are registered from Python in the kernel's own namespace.
 
-Two versions of a kernel can be loaded in one process because each has operators of its own; Torch refuses to register a
-name twice.
+Torch refuses to register a name twice, so two versions of a kernel can only be loaded into one process if each has a
+namespace of its own.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import ast
 import re
 from collections.abc import Iterator, Mapping
 
-from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding
 
 NAME = "op-namespace"
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_op_namespace(package: CheckedPackage) -> Iterator[Finding]:
     for source in package.sources:
         for line, called, fixed in _registrations(source.tree):
             yield Finding(
@@ -28,7 +28,7 @@ def check(package: Package) -> Iterator[Finding]:
 
 
 def _registrations(tree: ast.Module | None) -> Iterator[tuple[int, str, str]]:
-    """Line, function and name of every call of `torch.library` with a namespace that is written out."""
+    """Yield line, function and name of every call of `torch.library` with a literal namespace."""
     aliases = _aliases(tree) if tree else {}
     for node in ast.walk(tree) if tree else ():
         if not isinstance(node, ast.Call) or not (called := _dotted(node.func, aliases)).startswith("torch.library."):
@@ -41,7 +41,7 @@ def _registrations(tree: ast.Module | None) -> Iterator[tuple[int, str, str]]:
 
 
 def _aliases(tree: ast.Module) -> Mapping[str, str]:
-    """What the names that a module imports stand for, e.g. `tl` -> `torch.library`."""
+    """Map imported names to what they stand for, for example `tl` to `torch.library`."""
     aliases = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -54,7 +54,7 @@ def _aliases(tree: ast.Module) -> Mapping[str, str]:
 
 
 def _dotted(node: ast.expr, aliases: Mapping[str, str]) -> str:
-    """`tl.define` as `torch.library.define` where `tl` was imported so; empty for what is not a dotted name."""
+    """Resolve `tl.define` to `torch.library.define` through the aliases; return "" for other expressions."""
     if isinstance(node, ast.Name):
         return aliases.get(node.id, "")
     if isinstance(node, ast.Attribute) and (parent := _dotted(node.value, aliases)):

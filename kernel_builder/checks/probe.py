@@ -1,12 +1,12 @@
-"""What the check `load` runs in a process of its own, as text: it must not need the builder.
+"""The script that the check `load` runs in a fresh process. It must not import the builder.
 
     python -B -c "$(cat probe.py)" RESULT fits VARIANT...
     python -B -c "$(cat probe.py)" RESULT load DIRECTORY
     python -B -c "$(cat probe.py)" RESULT describe DIRECTORY
 
-Writes JSON to the file RESULT: for `fits` why the client would not choose each variant on this machine, or null; for
-`load` an outcome (`loaded`, `skipped` or `failed`) and a text; for `describe` an outcome, and where it is `loaded` what
-`kernel_builder.hub.api` needs of the module and of the operators that it registered.
+It writes JSON to the file RESULT. `fits`: why the client would reject each variant on this machine, or null. `load`: an
+outcome (`loaded`, `skipped` or `failed`) and a message. `describe`: an outcome and, if it is `loaded`, the members of
+the module and the schemas of its ops, for `kernel_builder.hub.package_api`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _fits(names: list[str]) -> dict[str, str | None]:
 
 
 def _backend(variant: str) -> str | None:
-    """The backend to ask the client for; a machine with a GPU loads a variant for the CPU only when told to."""
+    """Return the backend to ask the client for. With a GPU, it loads a CPU variant only on request."""
     return "cpu" if "cpu" in variant.split("-") else None
 
 
@@ -78,7 +78,7 @@ def _describe(directory: Path) -> tuple[str, Any]:
 
 
 def _members(owner: ModuleType | type, prefix: str, found: dict[str, dict[str, str]]) -> None:
-    """Describes the public names of a module or class, and of the classes and own modules among them."""
+    """Describe the public names of a module or class, recursively for its classes and submodules."""
     listed = getattr(owner, "__all__", None) if isinstance(owner, ModuleType) else vars(owner)
     for name in sorted(vars(owner) if listed is None else listed):
         value = inspect.getattr_static(owner, name, None)

@@ -1,13 +1,13 @@
-"""Does the module use only Python's limited API, and can Python find and start it?
+"""Check that a module uses only Python's limited API, and that Python finds its initialiser.
 
-The names and the releases that they came with are abi3info's data, which abi3audit uses.
+The limited API's names and the releases that introduced them are abi3info's data, which abi3audit also uses.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.config.variant import Release
 from kernel_builder.elf import SharedObject
 
@@ -15,7 +15,7 @@ NAME = "python-abi"
 _SUFFIX = ".abi3.so"
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_python_abi(package: CheckedPackage) -> Iterator[Finding]:
     for binary in package.binaries:
         yield from _symbols(binary, package.policy.python)
         yield from _module(
@@ -36,7 +36,7 @@ def _symbols(binary: SharedObject, oldest: Release) -> Iterator[Finding]:
                 NAME,
                 binary.name,
                 f"uses {symbol.name}, which is not part of Python's limited API",
-                f"compile with {_macro(oldest)} and call a limited-API function, or register the operator with Torch",
+                f"compile with {_macro(oldest)} and call a limited-API function, or register the op with Torch",
             )
         elif (since := Release(known.added.major, known.added.minor)) > oldest:
             yield Finding(

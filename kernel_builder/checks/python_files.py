@@ -1,4 +1,4 @@
-"""The Python of a package, parsed once for all checks that read it."""
+"""The Python files of a package, parsed once for all checks."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Source:
-    """One Python file: its path inside the package with `/`, its text, and what the parser made of it.
+    """One Python file.
 
-    `tree` is None where the file cannot be parsed; `problem` says why.
+    Attributes:
+        name: Its path in the package, with `/`.
+        tree: Its syntax tree; None if it cannot be parsed, for the reason in `problem`.
     """
 
     name: str
@@ -24,7 +26,7 @@ class Source:
 
     @cached_property
     def guarded_lines(self) -> frozenset[int]:
-        """The lines that are meant not to run everywhere: tried, or under a question for the version of Python."""
+        """The lines that need not run everywhere: in a `try` that catches absence, or under a version check."""
         lines: set[int] = set()
         for node in ast.walk(self.tree) if self.tree else ():
             bodies: list[ast.stmt] = []
@@ -38,7 +40,7 @@ class Source:
 
 
 def read(directory: Path, python: tuple[int, int]) -> tuple[Source, ...]:
-    """All Python files under `directory`, sorted, parsed by the grammar of the release `python`."""
+    """Parse all Python files under `directory`, sorted, with the grammar of the release `python`."""
     return tuple(
         _parse(path.relative_to(directory).as_posix(), path.read_bytes(), python)
         for path in sorted(directory.rglob("*.py"))

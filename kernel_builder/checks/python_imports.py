@@ -1,4 +1,4 @@
-"""Does the package import its own modules relatively, and else only what every process that loads it has?"""
+"""Check that a package imports its own modules relatively, and otherwise only what its users have."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding
 
 NAME = "python-imports"
 
-# Torch, what Torch's GPU builds bring, and the client that loads the kernel.
+# Torch, a dependency of its GPU builds, and the client that loads the kernel.
 _PRESENT = frozenset({"torch", "triton", "kernels"})
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_python_imports(package: CheckedPackage) -> Iterator[Finding]:
     own = _python_name(package)
-    # The first parts of the files' paths, without the ending of a module at the top.
+    # Top-level modules and packages.
     modules = {source.name.partition("/")[0].removesuffix(".py") for source in package.sources} | {own}
     allowed = _PRESENT | _dependency_modules(package) | sys.stdlib_module_names
     for source in package.sources:
@@ -32,17 +32,20 @@ def check(package: Package) -> Iterator[Finding]:
                 yield Finding(
                     NAME,
                     source.name,
-                    f"line {line}: imports {module} by an absolute name, which is another version's or nobody's",
+                    f"line {line}: imports {module} by an absolute name, which another version may own",
                     f"import it relatively: `from .{module.removeprefix(f'{own}.')} import ...`",
                 )
             elif line not in source.guarded_lines:
                 yield Finding(
-                    NAME, source.name, f"line {line}: imports {module}, which no user has to have", _hint(root)
+                    NAME,
+                    source.name,
+                    f"line {line}: imports {module}, which users need not have installed",
+                    _hint(root),
                 )
 
 
 def _absolute_imports(tree: ast.Module | None) -> Iterator[tuple[int, str]]:
-    """Line and module of every import that is not relative."""
+    """Yield line and module of every absolute import."""
     for node in ast.walk(tree) if tree else ():
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -60,12 +63,12 @@ def _hint(root: str) -> str:
     )
 
 
-def _python_name(package: Package) -> str:
+def _python_name(package: CheckedPackage) -> str:
     name = (package.metadata or {}).get("name")
     return name.replace("-", "_") if isinstance(name, str) else ""
 
 
-def _dependency_modules(package: Package) -> frozenset[str]:
+def _dependency_modules(package: CheckedPackage) -> frozenset[str]:
     declared = (package.metadata or {}).get("python-depends")
     names = declared if isinstance(declared, list) else []
     return frozenset(module for name in names for module in _known_dependencies().get(name, ()))
@@ -73,7 +76,7 @@ def _dependency_modules(package: Package) -> frozenset[str]:
 
 @cache
 def _known_dependencies() -> Mapping[str, frozenset[str]]:
-    """The packages that the client lets a kernel depend on, with the modules that each brings."""
+    """Map each package that the client allows as a dependency to the modules that it provides."""
     spec = importlib.util.find_spec("kernels")
     assert spec is not None and spec.origin is not None
     data = json.loads((Path(spec.origin).parent / "python_depends.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Does the package's Python run on the oldest supported interpreter?"""
+"""Check that the package's Python runs on the oldest supported interpreter."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 
-from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.python_files import Source
 from kernel_builder.config.variant import Release
 
@@ -15,7 +15,7 @@ NAME = "python-source"
 _BUILTIN_TYPES = frozenset({"bool", "bytes", "complex", "dict", "float", "int", "list", "set", "str", "tuple", "type"})
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_python_source(package: CheckedPackage) -> Iterator[Finding]:
     python = package.policy.python
     for source in package.sources:
         if source.tree is None:
@@ -26,11 +26,11 @@ def check(package: Package) -> Iterator[Finding]:
 
 
 def _too_old(python: Release) -> str:
-    return f"write it so that Python {python} understands it: kernels are loaded by every Python since {python}"
+    return f"write it for Python {python}: kernels are loaded by every Python from {python} on"
 
 
 def _versions(source: Source, python: Release) -> Iterator[Finding]:
-    """Parts of the language and the standard library that came after `python`; what to look for is vermin's data."""
+    """Report uses of the language and the standard library that are newer than `python`, by vermin's data."""
     import vermin
 
     config = vermin.Config()
@@ -42,19 +42,19 @@ def _versions(source: Source, python: Release) -> Iterator[Finding]:
         # <file>:<line>:<column>:<Python 2>:<Python 3>:<what>
         match = re.fullmatch(r"<unknown>:(\d+):\d*:[^:]*:(\d+\.\d+):(.*)", text)
         if match and int(match[1]) not in source.guarded_lines and Release.parse(match[2]) > python:
-            # vermin guesses the type whose method is called, and another class may have one of that name.
+            # vermin guesses the type whose method is called; another class may have a method of that name.
             guess = re.match(rf"'(?:{'|'.join(sorted(_BUILTIN_TYPES))})\.", match[3])
             yield Finding(
                 NAME,
                 source.name,
                 f"line {match[1]}: {match[3]} needs Python {match[2]}",
-                f"{_too_old(python)}; a line that never runs there may say so with `# novm`",
+                f"{_too_old(python)}; mark a line that never runs there with `# novm`",
                 "warning" if guess else "error",
             )
 
 
 def _unions(source: Source, tree: ast.Module, python: Release) -> Iterator[Finding]:
-    """`X | Y` on types, where it is evaluated: Python before 3.10 raises TypeError when the module is imported."""
+    """Report `X | Y` between types where it is evaluated: before Python 3.10, the import raises TypeError."""
     if python >= (3, 10):
         return
     annotations = {
@@ -87,7 +87,7 @@ def _unions(source: Source, tree: ast.Module, python: Release) -> Iterator[Findi
 
 
 def _operands(node: ast.expr) -> list[ast.expr]:
-    """What `|` joins, from left to right."""
+    """Return the operands of a chain of `|`, from left to right."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
         return _operands(node.left) + _operands(node.right)
     return [node]

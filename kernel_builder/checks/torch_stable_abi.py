@@ -1,7 +1,7 @@
-"""Does a binary that claims Torch's stable ABI use nothing of Torch but that ABI's C functions?
+"""Check that a binary which claims Torch's stable ABI uses nothing of Torch but that ABI's C functions.
 
-`torch_shims.toml` has the functions and the Torch release that each came with. Header-only C++ code of Torch may be
-compiled into a binary; what may not happen is that the binary leaves a C++ name of Torch to be resolved when loaded.
+`torch_shims.toml` lists the functions and the Torch release that introduced each. Header-only C++ code of Torch may be
+compiled into a binary, but no C++ symbol of Torch may be left undefined.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 
 from kernel_builder.checks.demangle import demangle
-from kernel_builder.checks.findings import Finding, NotApplicable, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.config.variant import Release, StableAbi
 
 if sys.version_info >= (3, 11):
@@ -24,15 +24,15 @@ else:
 
 NAME = "torch-stable-abi"
 
-# A mangled name (function, variable, vtable, type information, guard) in a namespace of Torch.
+# A mangled name (function, variable, vtable, type info, guard) in a namespace of Torch.
 TORCH_CPP = re.compile(r"_Z(?:T[CISTVW]|GV)?N[KVrRO]*(?:2at|3c10|4c10d|5torch|6caffe2)")
-# Torch's C functions and the names of its Python bindings, whether or not anyone promised them to last.
+# Torch's C functions and its Python bindings, stable or not.
 TORCH_C = re.compile(r"(?:aoti_)?torch_[a-z]|aoti_record_|_?THP")
 
 
 @dataclass(frozen=True)
 class Shims:
-    """The C functions of the stable ABI: the release that introduced each, and those that only CUDA builds have."""
+    """The C functions of the stable ABI: the release that introduced each, and those only in CUDA builds."""
 
     since: Mapping[str, Release]
     cuda: frozenset[str]
@@ -40,13 +40,13 @@ class Shims:
 
 @cache
 def shims() -> Shims:
-    """The functions that this version of the builder knows."""
+    """Return the functions that this version of the builder knows."""
     data = tomllib.loads((Path(__file__).parent / "torch_shims.toml").read_text(encoding="utf-8"))
     since = {name: Release.parse(release) for release, names in data["release"].items() for name in names}
     return Shims(since, frozenset(data["library"]["cuda"]))
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_torch_stable_abi(package: CheckedPackage) -> Iterator[Finding]:
     claimed = package.policy.torch_stable
     if claimed is None:
         if package.variant is None or not isinstance(package.variant.framework, StableAbi):
@@ -71,7 +71,7 @@ def check(package: Package) -> Iterator[Finding]:
                 binary.name,
                 f"uses {readable}, which is not part of Torch's stable ABI",
                 "include only headers of torch/csrc/stable and torch/headeronly, "
-                "or take the backend out of `stable-abi` in build.toml",
+                "or remove the backend from `stable-abi` in build.toml",
             )
 
 
@@ -79,7 +79,7 @@ def _too_new(path: str, name: str, since: Release, claimed: Release) -> Finding:
     return Finding(
         NAME,
         path,
-        f"uses {name}, which Torch has since {since}; the binary must load in {claimed}",
+        f"uses {name}, which is new in Torch {since}; the binary must load in {claimed}",
         f'set `stable-abi = "{since}"` in build.toml, or use it only where '
         f"TORCH_FEATURE_VERSION >= TORCH_VERSION_{since.major}_{since.minor}_0",
     )

@@ -1,7 +1,7 @@
-"""Will every symbol that a binary leaves undefined be there when it is loaded?
+"""Check that every undefined symbol of a binary will be found when it is loaded.
 
-A symbol with a version names its library, and the linker saw it there. One without a version is explained by the
-interpreter, or by a library that the binary needs and that is known to hold such names.
+A symbol with a version comes from a library that the linker saw. One without a version must come from the interpreter,
+or from a needed library that is known to define such names.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from kernel_builder.checks.demangle import demangle
-from kernel_builder.checks.findings import Finding, Package
+from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
 from kernel_builder.elf import SharedObject
 
@@ -26,7 +26,7 @@ _TORCH_CUDA = re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)4cuda")
 
 @dataclass(frozen=True)
 class _Family:
-    """Names that match `names` are found where one of `libraries` (patterns of `DT_NEEDED`) is needed."""
+    """Symbols that match `names` and are defined by libraries (`DT_NEEDED` entries) that match `libraries`."""
 
     what: str
     names: re.Pattern[str]
@@ -39,7 +39,7 @@ def _family(what: str, names: str, libraries: str, hint: str, *, cuda: bool = Tr
     return _Family(what, re.compile(names), re.compile(libraries), cuda, hint)
 
 
-_LINK_TORCH_CUDA = "link with libtorch_cuda.so, through which the CUDA libraries that Torch uses are found"
+_LINK_TORCH_CUDA = "link with libtorch_cuda.so, which loads the CUDA libraries that Torch uses"
 _FAMILIES = (
     _family("the CUDA runtime", r"(?:__)?cuda[A-Z]", r"libtorch_cuda\.so|libcudart\.so", _LINK_TORCH_CUDA),
     _family("cuBLAS", r"cublas(?:Lt)?[A-Z]", r"libtorch_cuda\.so|libcublas(?:Lt)?\.so", _LINK_TORCH_CUDA),
@@ -54,21 +54,21 @@ _FAMILIES = (
         "the CUDA driver",
         r"cu[A-Z]",
         r"libcuda\.so",
-        "get the function with cudaGetDriverEntryPoint, so that the kernel loads where there is no driver",
+        "get the function with cudaGetDriverEntryPoint, so that the kernel loads without a driver",
     ),
 )
 
 
-def check(package: Package) -> Iterator[Finding]:
+def check_undefined(package: CheckedPackage) -> Iterator[Finding]:
     for binary in package.binaries:
         unexplained = [symbol.name for symbol in binary.undefined if symbol.version is None and not symbol.weak]
         readable = demangle(unexplained)
         for name in unexplained:
-            yield from _questions(package, binary, name, readable[name])
+            yield from _symbol(package, binary, name, readable[name])
 
 
-def _questions(package: Package, binary: SharedObject, name: str, readable: str) -> Iterator[Finding]:
-    """At most one finding, on the undefined symbol `name`."""
+def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: str) -> Iterator[Finding]:
+    """Yield at most one finding, about the undefined symbol `name`."""
     if _PYTHON.match(name):
         return
     needs_torch = any(_TORCH_LIBRARIES.match(library) for library in binary.needed)
@@ -76,7 +76,7 @@ def _questions(package: Package, binary: SharedObject, name: str, readable: str)
         yield Finding(
             NAME,
             binary.name,
-            f"{readable} is a name of the C++ runtime, taken from a library of Torch that happens to have it",
+            f"{readable} is a symbol of the C++ runtime, but would be taken from a Torch library that also defines it",
             "link the C++ runtime before Torch's libraries",
             "warning",
         )
@@ -94,14 +94,14 @@ def _questions(package: Package, binary: SharedObject, name: str, readable: str)
         yield Finding(
             NAME,
             binary.name,
-            f"{readable} is a name of {family.what}, which a {backend} variant does not have",
+            f"{readable} is a symbol of {family.what}, which a {backend} variant does not have",
             'keep CUDA code in a [kernel.*] table with backend = "cuda", or under #ifdef CUDA_KERNEL',
         )
     elif not any(family.libraries.match(library) for library in binary.needed):
         yield Finding(
             NAME,
             binary.name,
-            f"{readable} is a name of {family.what}, and no library that the binary needs brings it",
+            f"{readable} is a symbol of {family.what}, and no library that the binary needs defines it",
             family.hint,
         )
 

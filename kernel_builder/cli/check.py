@@ -39,7 +39,7 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @_DIRECTORY
 @_JSON
 def check_config(directory: Path, as_json: bool) -> None:
-    """Read DIR/build.toml and say what it means."""
+    """Validate DIR/build.toml and summarise it."""
     from kernel_builder.config import project
 
     read = project.read(directory)
@@ -97,7 +97,7 @@ def check_abi(
 @_DIRECTORY
 @_JSON
 def check_builds(directory: Path, as_json: bool) -> None:
-    """Ask all checks about every package under DIR/build."""
+    """Run all checks on every package under DIR/build."""
     _print_reports((checks.run(package) for package in packages_of(directory)), as_json)
 
 
@@ -105,9 +105,9 @@ def check_builds(directory: Path, as_json: bool) -> None:
 @_DIRECTORY
 @_JSON
 def hash_builds(directory: Path, as_json: bool) -> None:
-    """Print a SHA-256 for every package under DIR/build; equal values mean packages that are equal to the bit.
+    """Print a SHA-256 for every package under DIR/build; equal values mean byte-identical packages.
 
-    With --json, also the SHA-256 of every file.
+    With --json, also print the SHA-256 of every file.
     """
     from kernel_builder.package.assembly import hash_tree
 
@@ -120,7 +120,7 @@ def hash_builds(directory: Path, as_json: bool) -> None:
 
 
 def packages_of(directory: Path) -> list[Path]:
-    """The packages of the project in `directory`, sorted by name.
+    """Return the packages of the project in `directory`, sorted by name.
 
     Raises:
         CheckError: If there are none.
@@ -136,8 +136,8 @@ def packages_of(directory: Path) -> list[Path]:
     return packages
 
 
-def _print_reports(reports: Iterable[checks.Report], as_json: bool) -> None:
-    """Print reports as they come, and end the process with a `CheckError`'s status if one of them has errors."""
+def _print_reports(reports: Iterable[checks.CheckReport], as_json: bool) -> None:
+    """Print reports as they come; exit with the status of a `CheckError` if one of them has errors."""
     seen = []
     for report in reports:
         seen.append(report)
@@ -150,7 +150,7 @@ def _print_reports(reports: Iterable[checks.Report], as_json: bool) -> None:
         raise SystemExit(CheckError.exit_code)
 
 
-def _print_report(report: checks.Report) -> None:
+def _print_report(report: checks.CheckReport) -> None:
     click.secho(report.package.directory.name, bold=True)
     if report.passed:
         click.echo(f"  passed   {', '.join(report.passed)}")
@@ -168,7 +168,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A value of the builder as JSON has it: records as objects, releases and paths as text."""
+    """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
     if isinstance(value, (Release, Path)):
         return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

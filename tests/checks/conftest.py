@@ -1,4 +1,4 @@
-"""Real binaries and packages to check."""
+"""Fixtures: real binaries and packages to check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .sample import SOURCE, TORCH, Compile, Make, assemble, identity
 
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of empty libraries to link with, as libtorch_cuda.so is not on every machine."""
+    """A directory of empty libraries to link with, since a CPU build of Torch has no libtorch_cuda.so."""
     directory = tmp_path_factory.mktemp("libraries")
     for name in ("libtorch_cuda.so", "libforeign.so.3", "libcudart.so.12"):
         command = ["g++", "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{name}", "-o", str(directory / name)]

@@ -1,4 +1,4 @@
-"""A kernel small enough to compile in a blink, and packages of it as the builder would write them."""
+"""A minimal kernel, and packages of it as the builder would write them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TORCH = Path(torch.__file__).parent
 STABLE_CPU = f"torch-stable-abi210-cpu-{this_platform()}"
 STABLE_CUDA = f"torch-stable-abi210-cu130-{this_platform()}"
 
-# An operator that counts elements, through the C functions of the stable ABI; and an empty Python module.
+# An op that counts elements, by the C functions of the stable ABI, and an empty Python module.
 SOURCE = r"""
 #include <cstdint>
 #define TEXT_(x) #x
@@ -75,7 +75,7 @@ def identity(variant: str) -> str:
 def assemble(
     build: Path, variant: str, module: Path | None, files: Mapping[str, str] | None = None, **metadata: object
 ) -> Path:
-    """Write the package of `variant` under `build`; `files` and `metadata` replace what a sound package has."""
+    """Write the package of `variant` under `build`; `files` and `metadata` override those of a valid package."""
     directory = build / variant
     parsed = Variant.parse(variant)
     archs = {"archs": ["9.0"]} if parsed.cuda else {}
@@ -106,5 +106,5 @@ def assemble(
 
 
 def findings(package: Path, *only: str) -> list[Finding]:
-    """What the named checks find, or all but `load`."""
+    """Return the findings of the named checks, or of all checks but `load`."""
     return list(run(package, only=only or [name for name in CHECKS if name != "load"]).findings)

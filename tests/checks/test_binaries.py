@@ -1,4 +1,4 @@
-"""What the checks say of real shared objects: one that is sound, and one for each thing that can be wrong."""
+"""Checks of real shared objects: a valid one, and one for each fault."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .sample import STABLE_CPU, STABLE_CUDA, Compile, Make, findings, identity
 
 
 def calling(declaration: str, call: str) -> str:
-    """C++ that declares something and cannot be compiled without a reference to it."""
+    """Return C++ that declares a symbol and refers to it."""
     return f'{declaration}\n__attribute__((visibility("default"))) void caller() {{ {call}; }}\n'
 
 
@@ -103,7 +103,7 @@ def test_sound_packages_have_no_findings(compile_module: Compile, make: Make) ->
             calling_c("torch_from_blob"),
             [],
             "torch-stable-abi",
-            "uses torch_from_blob, which Torch has since 2.11; the binary must load in 2.10",
+            "uses torch_from_blob, which is new in Torch 2.11; the binary must load in 2.10",
             'set `stable-abi = "2.11"` in build.toml',
             id="newer Torch",
         ),
@@ -119,7 +119,7 @@ def test_sound_packages_have_no_findings(compile_module: Compile, make: Make) ->
             calling_c("cudaDeviceSynchronize"),
             [],
             "undefined",
-            "cudaDeviceSynchronize is a name of the CUDA runtime, which a cpu variant does not have",
+            "cudaDeviceSynchronize is a symbol of the CUDA runtime, which a cpu variant does not have",
             "#ifdef CUDA_KERNEL",
             id="CUDA in a cpu variant",
         ),
@@ -127,7 +127,7 @@ def test_sound_packages_have_no_findings(compile_module: Compile, make: Make) ->
             calling_c("torch_cuda_stream_synchronize"),
             [],
             "undefined",
-            "torch_cuda_stream_synchronize is a name of Torch's CUDA part",
+            "torch_cuda_stream_synchronize is a symbol of Torch's CUDA part",
             "#ifdef CUDA_KERNEL",
             id="Torch's CUDA in a cpu variant",
         ),
@@ -135,7 +135,7 @@ def test_sound_packages_have_no_findings(compile_module: Compile, make: Make) ->
             "",
             ["-Wl,--no-as-needed", "-l:libforeign.so.3"],
             "dependencies",
-            "needs libforeign.so.3, which neither Torch nor the C++ runtime brings",
+            "needs libforeign.so.3, which neither Torch nor the C++ runtime provides",
             "drop -lforeign",
             id="foreign library",
         ),
@@ -151,7 +151,7 @@ def test_sound_packages_have_no_findings(compile_module: Compile, make: Make) ->
             "",
             ["-Wl,-z,execstack"],
             "binary",
-            "asks for an executable stack",
+            "requests an executable stack",
             "drop `-z execstack`",
             id="stack",
         ),
@@ -177,16 +177,16 @@ def test_a_broken_binary_has_one_finding(
 def test_torch_must_be_needed(compile_module: Compile, make: Make) -> None:
     found = findings(make(STABLE_CPU, compile_module(STABLE_CPU, torch_library="-lc")))
     assert {finding.check for finding in found} == {"undefined"}
-    assert "torch_library_impl is a name of Torch, and no library that the binary needs brings it" in [
+    assert "torch_library_impl is a symbol of Torch, and no library that the binary needs defines it" in [
         finding.message for finding in found
     ]
 
 
-def test_a_name_of_the_cpp_runtime_without_its_version_is_worth_a_warning(compile_module: Compile, make: Make) -> None:
+def test_an_unversioned_symbol_of_the_cpp_runtime_is_a_warning(compile_module: Compile, make: Make) -> None:
     extra = calling("namespace std { void not_versioned(); }", "std::not_versioned()")
     report = run(make(STABLE_CPU, compile_module(STABLE_CPU, extra)), only=["undefined"])
     assert [(finding.severity, finding.message.split(",")[0]) for finding in report.findings] == [
-        ("warning", "std::not_versioned() is a name of the C++ runtime")
+        ("warning", "std::not_versioned() is a symbol of the C++ runtime")
     ]
     assert report.ok
 
@@ -196,7 +196,7 @@ def test_cuda_libraries_are_those_of_the_variants_cuda(compile_module: Compile, 
     (finding,) = findings(make(STABLE_CUDA, module))
     assert (finding.check, finding.message) == (
         "dependencies",
-        "needs libcudart.so.12, which is not a library that Torch has in CUDA 13",
+        "needs libcudart.so.12, which Torch for CUDA 13 does not depend on",
     )
 
 
@@ -210,7 +210,7 @@ def test_the_full_abi_may_use_the_cpp_of_torch(compile_module: Compile, make: Ma
     assert [finding.check for finding in run(package, only=ABI_CHECKS, policy=policy).findings] == ["torch-stable-abi"]
 
 
-def test_a_file_that_is_no_binary(make: Make, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_binary(make: Make, tmp_path: Path) -> None:
     garbage = tmp_path / "garbage"
     garbage.write_bytes(b"\x7fELF" + bytes(100))
     report = run(make(STABLE_CPU, garbage), only=ABI_CHECKS)
@@ -219,7 +219,7 @@ def test_a_file_that_is_no_binary(make: Make, tmp_path: Path) -> None:
     assert set(report.skipped) == set(ABI_CHECKS) - {"binary"}
 
 
-def test_the_platform_is_the_variants(compile_module: Compile, make: Make) -> None:
+def test_a_binary_for_another_platform_is_reported(compile_module: Compile, make: Make) -> None:
     other = "aarch64-linux" if this_platform() == "x86_64-linux" else "x86_64-linux"
     variant = f"torch-stable-abi210-cpu-{other}"
     (finding,) = findings(make(variant, compile_module(variant)))

@@ -1,4 +1,4 @@
-"""Layout, metadata and digest: each way in which a package can differ from what the Hub wants."""
+"""Layout, metadata and digest: every kind of damage is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading packages through the public client, in processes that may die."""
+"""Loading packages with the public client, in processes that may die."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_builder.checks import Report, run
+from kernel_builder.checks import CheckReport, run
 from kernel_builder.config.variant import Release, Torch, this_platform
 
 from .sample import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
@@ -21,7 +21,7 @@ ELSEWHERE = f"torch-stable-abi210-cpu-{'aarch64' if this_platform().startswith('
 
 @pytest.fixture(scope="module")
 def build(compile_module: Compile, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project's packages: one sound, one Python only, and some that cannot be loaded, each for its own reason."""
+    """Packages of a project: a valid one, a Python-only one, and some that fail to load for different reasons."""
     build = tmp_path_factory.mktemp("project") / "build"
     sound = compile_module(STABLE_CPU)
     crash = "__attribute__((constructor)) static void crash() { __builtin_trap(); }"
@@ -37,7 +37,7 @@ def build(compile_module: Compile, tmp_path_factory: pytest.TempPathFactory) -> 
     return build
 
 
-def load(package: Path) -> Report:
+def load(package: Path) -> CheckReport:
     return run(package, only=["load"])
 
 
@@ -52,7 +52,7 @@ def test_a_sound_package_loads_and_is_left_as_it_was(build: Path, variant: str) 
     ("variant", "message", "hint"),
     [
         (CRASHING, "the process was killed by SIG", "static initialisers"),
-        (RAISING, "RuntimeError: not today", "whole traceback"),
+        (RAISING, "RuntimeError: not today", "full traceback"),
         (FULL_ABI, "undefined symbol: _ZN4demo6launchEv", "`src` in build.toml"),
     ],
 )
@@ -71,7 +71,7 @@ def test_a_package_that_does_not_load(build: Path, variant: str, message: str, h
         (ELSEWHERE, "this machine is"),
     ],
 )
-def test_what_the_client_would_not_choose_here_is_skipped(build: Path, variant: str, reason: str) -> None:
+def test_a_variant_that_the_client_would_reject_is_skipped(build: Path, variant: str, reason: str) -> None:
     if variant == STABLE_CUDA and torch.version.cuda is not None:
         pytest.skip("this Torch may load a CUDA variant")
     report = load(build / variant)

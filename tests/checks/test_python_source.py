@@ -1,4 +1,4 @@
-"""Each rule for the Python of a package, with source that breaks it and source that looks as if it did."""
+"""Each rule for a package's Python: sources that break it, and sources that only seem to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PYTHON_CHECKS = ("python-source", "python-imports", "op-namespace")
             ": Pattern matching is only supported in Python 3.10",
             "3.9",
         ),
-        ("python-source", "def f(:\n", "line 1: invalid syntax", "Python 3.9 understands it"),
+        ("python-source", "def f(:\n", "line 1: invalid syntax", "write it for Python 3.9"),
         (
             "python-source",
             "def f(x: int | None): ...\n",
@@ -50,7 +50,7 @@ PYTHON_CHECKS = ("python-source", "python-imports", "op-namespace")
         (
             "python-imports",
             "import numpy\n",
-            "line 1: imports numpy, which no user has to have",
+            "line 1: imports numpy, which users need not have installed",
             "use the standard library and Torch only",
         ),
         (

@@ -1,4 +1,4 @@
-"""The data of the stable ABI agrees with the headers of the installed Torch, release by release."""
+"""The stable ABI's data agrees with the headers of the installed Torch, for each release."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HEADERS = ("inductor/aoti_torch/c/shim.h", "inductor/aoti_torch/generated/c_shim
 
 
 def exported(release: Release, *flags: str) -> set[str]:
-    """The functions that Torch's headers export when the stable ABI of `release` is asked for."""
+    """Return the functions that Torch's headers declare for the stable ABI of `release`."""
     target = f"-DTORCH_TARGET_VERSION=(({release.major}ULL<<56)|({release.minor}ULL<<48))"
     text = subprocess.run(
         ["g++", "-E", "-P", "-std=c++20", f"-I{TORCH / 'include'}", target, *flags, "-x", "c++", "-"],

@@ -1,4 +1,4 @@
-"""`kernel-builder benchmark` on a kernel that was built with the real compiler, right or wrong."""
+"""`kernel-builder benchmark` on real builds of correct and wrong kernels."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MEASURED = ("--dtype", "float32", "--rounds", "7")
 def scale(
     copy_project: Callable[..., Path], new_cache: Callable[[str], Path], kernel_builder: Run
 ) -> Callable[..., Path]:
-    """Builds the project `stable-scale` with workloads, and with something in place of the kernel's one statement."""
+    """Builds `stable-scale` with workloads; `statement` replaces the kernel's only statement."""
 
     def make(statement: str = RIGHT) -> Path:
         project = copy_project("stable-scale")
@@ -45,7 +45,7 @@ def scale(
 
 
 def benchmark(*arguments: str | Path) -> Result:
-    """Runs the command here, where Torch is imported once for all tests."""
+    """Runs the command in this process, which has imported Torch already."""
     done = CliRunner().invoke(main, ["benchmark", *map(str, arguments)])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
     return done
@@ -67,7 +67,7 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
     for row in report.rows:
         elements = row.point.shape[0] * row.point.shape[1]
         assert row.bytes == 2 * 4 * elements
-        # A peer that computes something else has no time, either.
+        # A peer with a wrong result gets no time either.
         assert row.times.keys() == {COPY, OURS, "eager", "mul"}
         assert row.faults.keys() == {"another"}
         assert all(0 < one.low <= one.median <= one.high < 1 for one in row.times.values())
@@ -75,7 +75,7 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
     assert report.absent.keys() == {"absent"}
     (host,) = report.hosts
     assert host.point.shape == (1, 8) and host.times.keys() == {OURS, YARDSTICK, "eager", "mul", "another"}
-    # People see the same, and again from the file.
+    # The printed report has the same rows, and so has one printed from the file.
     for shown in (done.stdout, benchmark("--from", file).stdout):
         assert "64x512" in shown and "128x512" in shown and "WRONG" not in shown
         assert "absent: ModuleNotFoundError" in shown
@@ -83,7 +83,7 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_one_half_of_it(scale: Callable[..., Path], tmp_path: Path) -> None:
+def test_device_times_and_host_overhead_can_be_measured_alone(scale: Callable[..., Path], tmp_path: Path) -> None:
     project, file = scale(), tmp_path / "scale.json"
     options = [*MEASURED, "--against", "eager", "--shapes", "64x512", "--json", file]
     for only, rows, hosts in (("device", 1, 0), ("host", 0, 1)):
@@ -123,7 +123,7 @@ def test_a_wrong_kernel_gets_no_time(scale: Callable[..., Path], tmp_path: Path,
     assert json.loads(file.read_text())["rows"][0]["times"] == {}
 
 
-def test_what_cannot_be_measured_is_said(
+def test_bad_selections_have_clear_errors(
     scale: Callable[..., Path], copy_project: Callable[..., Path], tmp_path: Path
 ) -> None:
     project = scale()

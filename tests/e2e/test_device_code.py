@@ -1,11 +1,11 @@
 """The device code of `kernels/` compiles without a warning, for every capability, under nvcc and under clang.
 
-It runs where `clang-22` is on the path and CUDA_12_WHEELS names a directory made by
+It needs `clang-22` on the path, and CUDA_12_WHEELS must name a directory made by
 
     pip install --no-deps --target DIR nvidia-cuda-runtime-cu12==12.6.77 nvidia-cuda-nvcc-cu12==12.6.85 \
         nvidia-cuda-cccl-cu12==12.6.77
 
-since nvcc 12 is not in wheels, and clang stands in for it. That takes some minutes, so CI does without.
+Wheels of CUDA 12 have no nvcc, so clang compiles for it. This takes minutes, so CI leaves it out.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ pytestmark = [
 
 @pytest.fixture(scope="session")
 def cuda_12(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A toolkit as clang expects one, of the wheels' files. They lack `fatbinary`, for which that of CUDA 13 does."""
+    """Assemble a CUDA 12 toolkit for clang from the wheels, with `fatbinary` of CUDA 13, which they lack."""
     tree = tmp_path_factory.mktemp("cuda-12")
     for wheel in ("cuda_runtime", "cuda_nvcc", "cuda_cccl"):
         shutil.copytree(WHEELS / wheel / "include", tree / "include", dirs_exist_ok=True)
@@ -52,7 +52,7 @@ def cuda_12(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compiles(command: Sequence[str | Path], source: Path, output: Path) -> None:
-    """Compiles with the root of the source's project as its include directory; all that is printed is a failure."""
+    """Compile with the project's root as include directory; any output is a failure."""
     include = f"-I{source.parent.parent}"
     done = subprocess.run(
         [*command, "-std=c++17", "-O3", "-DNDEBUG", include, "-c", source, "-o", output],

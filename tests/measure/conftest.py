@@ -12,7 +12,7 @@ def around(value: float) -> Estimate:
 
 @pytest.fixture
 def report() -> BenchmarkReport:
-    """Of two operations: one row as it should be, one with a peer that failed, one with a wrong kernel."""
+    """A report of two operations: one complete row, one with a failed peer, one with a wrong kernel."""
     rows = []
     for operation, shape in (("norm", (8, 2048)), ("norm", (8, 128)), ("turn & <twist>", (1, 2, 3))):
         row = Row(Point(operation, "forward", shape, "bfloat16"), bytes=33_000_000, sets=7)

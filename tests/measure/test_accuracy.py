@@ -10,7 +10,7 @@ from kernel_builder.measure.results import Deviation
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_rounding_once_is_an_error_of_half_a_unit_at_most(dtype: torch.dtype) -> None:
+def test_correct_rounding_is_at_most_half_an_ulp(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     exact = torch.rand(1000, dtype=torch.float64)
     found = deviation(exact.to(dtype), exact)
@@ -18,7 +18,7 @@ def test_rounding_once_is_an_error_of_half_a_unit_at_most(dtype: torch.dtype) ->
     assert fault([found], [found], 1.1) is None
 
 
-def test_what_differs_in_kind_is_an_infinite_error() -> None:
+def test_wrong_shapes_and_infinities_deviate_infinitely() -> None:
     exact = torch.ones(4, dtype=torch.float64)
     assert deviation(torch.ones(2, 2), exact) == deviation(exact.float() / 0, exact) == (math.inf, math.inf)
     assert deviation(torch.ones(0), torch.ones(0, dtype=torch.float64)) == (0, 0)

@@ -1,4 +1,4 @@
-"""The clock of a GPU, where there is one."""
+"""The clock for GPUs; skipped without one."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_graphs_and_events_agree(tensors: list[torch.Tensor]) -> None:
         assert clock._events(calls)() == pytest.approx(seconds, rel=0.15)
 
 
-def test_what_cannot_be_captured_is_timed_by_events_and_does_no_harm(tensors: list[torch.Tensor]) -> None:
+def test_a_call_that_cannot_be_captured_is_timed_by_events(tensors: list[torch.Tensor]) -> None:
     clock = CudaClock()
     with clock.context():
         run, method = clock.series([lambda t=t: t.sum().item() for t in tensors])
@@ -49,7 +49,7 @@ def test_each_call_writes_to_memory_of_its_own(tensors: list[torch.Tensor]) -> N
 
     with clock.context():
         clock.series([lambda t=t: call(t) for t in tensors])
-    # The last are those of the graph; a call does not get the memory of the ones before it.
+    # The last calls are those of the graph. No call writes to the memory of the previous ones.
     last = written[-2 * len(tensors) :]
     assert len(set(last[: len(tensors)])) == len(set(last[len(tensors) :])) == len(tensors)
 

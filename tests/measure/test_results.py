@@ -34,7 +34,7 @@ def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
         BenchmarkReport.read(tmp_path / "a.json")
 
 
-def test_errors_are_words_where_json_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_text_if_json_goes_to_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.json").write_text("{}")
     command = ["benchmark", "--from", str(tmp_path / "a.json"), "--json", str(tmp_path / "b.json")]
     monkeypatch.setattr(sys, "argv", ["kernel-builder", *command])
@@ -63,7 +63,7 @@ def test_means_are_geometric(report: BenchmarkReport) -> None:
     ]
 
 
-def test_notes_name_all_that_is_missing(report: BenchmarkReport) -> None:
+def test_notes_name_absent_peers_and_faults(report: BenchmarkReport) -> None:
     assert tables.notes(report) == [
         "quack is absent: ModuleNotFoundError: No module named 'quack'",
         "norm, forward, bfloat16, 8x2048: eager was timed by events",
@@ -74,7 +74,7 @@ def test_notes_name_all_that_is_missing(report: BenchmarkReport) -> None:
     ]
 
 
-def test_tables_for_people_and_for_pages() -> None:
+def test_tables_as_text_and_as_markdown() -> None:
     table = [["shape", "us"], ["8x2048", "1.0"], ["8", "123.0"]]
     assert tables.as_text(table) == "shape      us\n8x2048    1.0\n8       123.0"
     assert tables.as_markdown(table) == "| shape | us |\n| --- | --- |\n| 8x2048 | 1.0 |\n| 8 | 123.0 |"

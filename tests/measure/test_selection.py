@@ -29,7 +29,7 @@ def shapes(*wanted: str, **more: Any) -> list[tuple[str, str, tuple[int, ...]]]:
     return [point[:3] for point in points(ALL, "cuda", shapes=wanted, **more)]
 
 
-def test_all_that_is_declared() -> None:
+def test_all_declared_points_are_selected() -> None:
     assert [str(point) for point in points(ALL, "cuda")] == [
         "norm, forward, bfloat16, 4x2048",
         "norm, forward, bfloat16, 8x2048",
@@ -44,7 +44,7 @@ def test_all_that_is_declared() -> None:
     ]
 
 
-def test_stars_choose_and_numbers_are_measured_as_they_are() -> None:
+def test_patterns_select_declared_shapes_and_shapes_stand_for_themselves() -> None:
     assert shapes("*x2048", passes=("forward",)) == [("norm", "forward", (4, 2048)), ("norm", "forward", (8, 2048))]
     assert shapes("8x*", "8x2048", passes=("forward",)) == [
         ("norm", "forward", (8, 2048)),
@@ -68,7 +68,7 @@ def test_errors_name_the_shape(wanted: list[str], message: str) -> None:
         shapes(*wanted)
 
 
-def test_operations_by_name() -> None:
+def test_operations_are_selected_by_name() -> None:
     assert list(operations(ALL, [])) == ["norm", "rope"]
     assert list(operations(ALL, ["rope"])) == ["rope"]
     with pytest.raises(ConfigError, match="'rop' is none of norm, rope"):

@@ -10,14 +10,14 @@ import pytest
 from kernel_builder.measure.timing import MOST_SETS, CpuClock, host_series, interleaved, on_one_core, sets_needed
 
 
-def test_sets_exceed_the_cache_four_times() -> None:
+def test_the_sets_are_four_times_as_large_as_the_cache() -> None:
     for moved in (1 << 10, 1 << 20, 1 << 25, 1 << 30):
         sets = sets_needed(50 << 20, moved)
         assert sets >= 2
         assert sets * moved > 4 * (50 << 20) or sets == MOST_SETS
 
 
-def test_rounds_take_turns_in_going_first() -> None:
+def test_each_round_starts_with_another_run() -> None:
     order: list[str] = []
 
     def run(name: str, seconds: float) -> Callable[[], float]:
@@ -28,28 +28,40 @@ def test_rounds_take_turns_in_going_first() -> None:
     assert "".join(order) == "abc" + "abc" + "bca" + "cab" + "abc"
 
 
-def test_calls_take_sets_in_turn_and_their_time_is_that_of_one() -> None:
+@pytest.fixture
+def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Replaces the wall clock by one that advances only when `spend(seconds)` is called."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def spend(seconds: float) -> None:
+        now[0] += seconds
+
+    return spend
+
+
+def test_a_series_cycles_through_the_sets_and_returns_the_time_of_one_call(spend: Callable[[float], None]) -> None:
     seen: list[int] = []
 
     def call(number: int) -> Callable[[], None]:
         def one() -> None:
             seen.append(number)
-            time.sleep(1e-3)
+            spend(1e-3)
 
         return one
 
     run, method = CpuClock().series([call(number) for number in range(4)])
     seen.clear()
-    assert 1e-3 <= run() < 5e-3
+    assert run() == pytest.approx(1e-3)
     assert method == "wall clock"
     assert seen == [number % 4 for number in range(len(seen))] and len(seen) >= 4
 
 
-def test_the_cost_of_the_host_is_that_of_one_call() -> None:
-    assert 1e-3 <= host_series(lambda: time.sleep(1e-3), "cpu")() < 5e-3
+def test_host_overhead_is_the_time_of_one_call(spend: Callable[[float], None]) -> None:
+    assert host_series(lambda: spend(1e-3), "cpu")() == pytest.approx(1e-3)
 
 
-def test_one_core_is_for_all_threads_and_for_a_while() -> None:
+def test_all_threads_are_pinned_to_one_core_and_released() -> None:
     before = os.sched_getaffinity(0)
     done = threading.Event()
     threads = [threading.Thread(target=done.wait) for _ in range(2)]
@@ -68,7 +80,8 @@ def test_this_machine_has_a_cache() -> None:
     assert 1 << 18 <= CpuClock().cache < 1 << 31
 
 
-@pytest.mark.parametrize("seconds", [0.0, 0.05])
-def test_a_series_runs_at_least_once(seconds: float) -> None:
-    run, _ = CpuClock().series([lambda: time.sleep(seconds)])
-    assert run() >= seconds
+def test_a_call_longer_than_a_series_is_run_once(spend: Callable[[float], None]) -> None:
+    seen: list[float] = []
+    run, _ = CpuClock().series([lambda: (seen.append(1.0), spend(60.0))])
+    seen.clear()
+    assert run() == pytest.approx(60.0) and len(seen) == 1

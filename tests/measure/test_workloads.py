@@ -1,4 +1,4 @@
-"""What projects declare, and that the public runner understands it as well."""
+"""Workloads of projects, as `kernel-builder benchmark` and the public runner read them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import ROOT
 KERNELS = sorted(path.parent for path in (ROOT / "kernels").glob("*/build.toml"))
 
 
-def test_new_projects_get_the_same_base() -> None:
+def test_new_projects_get_the_same_workload_base() -> None:
     template = ROOT / "kernel_builder" / "templates" / "init" / "common" / "benchmarks" / "workload.py"
     assert template.read_bytes() == (ROOT / "kernels" / "kit" / "workload.py").read_bytes()
 
@@ -89,7 +89,7 @@ def test_errors_name_the_class(source: str, message: str, tmp_path: Path) -> Non
 
 
 def test_bytes_count_each_tensor_once() -> None:
-    """By hand: x, weight and the result; then x and weight again, the gradients of the result, of x and of weight."""
+    """Counted by hand: x, weight and result; then x and weight again, and the gradients of result, x and weight."""
     norm = load(ROOT / "kernels" / "rmsnorm")["rms_norm"]
     x, weight = 2 * 4 * 1024, 2 * 1024
     moved = {}

@@ -14,7 +14,7 @@ def test_a_median_lies_within_its_interval() -> None:
 
 
 @pytest.mark.parametrize("number", [6, 15, 21, 40])
-def test_intervals_hold_the_true_median_as_often_as_they_say(number: int) -> None:
+def test_intervals_contain_the_true_median_with_the_stated_confidence(number: int) -> None:
     chance = random.Random(0)
     trials = 2000
     held = 0
