@@ -1,12 +1,15 @@
-// GELU and its derivative in float32, without branches and without calls, for the CPU and for CUDA.
+// GELU and its derivative in float32 for the CPU and CUDA, free of branches and calls so that loops vectorize.
 //
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
 //
-// `Math` says how: Accurate or Brief below, or with what a GPU has at hand. It has a kind of Number; exp2; `normal`,
-// the distribution function of the normal distribution; `logistic`, the shares that 2^x and 1 have of their sum, for x
-// of at most 0; and `sum`, of a constant and a number. NaN stays NaN; gelu(inf) is inf, and gelu(-inf) is NaN, as the
-// formula -inf * 0 has it.
+// `Gelu` and `GeluTanh` take their arithmetic from a `Math` parameter: `Accurate` or `Fast`. A `Math` has
+//   Number             a float, possibly with a correction term,
+//   exp2(x)            2^x for x <= 0,
+//   normal(x)          the standard normal distribution function,
+//   logistic(x, ...)   2^x / (2^x + 1) and 1 / (2^x + 1) for x <= 0,
+//   sum(constant, x)   their sum.
+// NaN stays NaN. gelu(inf) is inf, and gelu(-inf) is NaN because the formula computes -inf * 0.
 #pragma once
 
 #include <cmath>
@@ -17,18 +20,18 @@
 
 namespace geglu {
 
-// The sum of coefficients times powers of x, from the power 0 up.
+// Horner's scheme; the coefficient of x^0 comes first.
 KIT_HOST_DEVICE float polynomial(float, float last) { return last; }
 template <class... Rest>
 KIT_HOST_DEVICE float polynomial(float x, float first, Rest... rest) {
   return polynomial(x, rest...) * x + first;
 }
 
-// x of at most 0 in two: a number from -0.5 to 0.5, and 2 to the power of the rest, an integer. Below -127 that is 0. A
-// comparison with NaN is false and keeps it.
+// Splits x <= 0 into a fraction in [-0.5, 0.5], which is returned, and an integer n, of which `scale` is 2^n. Below
+// -127 `scale` is 0. The comparison is written so that NaN passes through.
 KIT_HOST_DEVICE float split_exponent(float x, float& scale) {
   x = -127.0f > x ? -127.0f : x;
-  constexpr float kMagic = 0x1.8p23f;  // a sum with it has the nearest integer in its low bits
+  constexpr float kMagic = 0x1.8p23f;  // adding it rounds to an integer, which then stands in the low bits
   const float shifted = x + kMagic;
   uint32_t bits;
   memcpy(&bits, &shifted, sizeof(bits));
@@ -37,9 +40,9 @@ KIT_HOST_DEVICE float split_exponent(float x, float& scale) {
   return x - (shifted - kMagic);
 }
 
-// As good as one rounding at the end, nearly: what float32 code is held to.
+// For float32: results are nearly as exact as one rounding at the end.
 struct Accurate {
-  // A number in two parts.
+  // An unevaluated sum of two floats.
   struct Number {
     float high, low;
     static KIT_HOST_DEVICE Number choose(bool first, Number a, Number b) {
@@ -53,7 +56,7 @@ struct Accurate {
     }
   };
 
-  // For an `other` of about as much as `constant`, or less, and roughly otherwise.
+  // Compensated if |other| is at most about |constant|; else `low` is only an approximation.
   static KIT_HOST_DEVICE Number sum(double constant, float other) {
     const auto high = static_cast<float>(constant), rounded = high + other;
     return {rounded, (high - rounded) + other + static_cast<float>(constant - high)};
@@ -72,12 +75,12 @@ struct Accurate {
   }
 
   static KIT_HOST_DEVICE Number normal(float x) {
-    const Number small = split_exp2(tail(fabsf(x)));
+    const Number small = split_exp2(log2_tail(fabsf(x)));
     return Number::choose(x < 0.0f, small, {1.0f - small.high, -small.low});
   }
 
  private:
-  // 2^x, for x of at most 0: a power of 2, and the rest, which is small where x is.
+  // 2^x for x <= 0, as a power of two and a remainder that is small for small |x|.
   static KIT_HOST_DEVICE Number split_exp2(float x) {
     float power;
     const float rest = split_exponent(x, power);
@@ -86,18 +89,19 @@ struct Accurate {
     return {power, power * (rest * slope)};
   }
 
-  // The logarithm to base 2 of the distribution function at -t: off by at most 4e-9 in 2^tail, and by 2e-7 of that up
-  // to t = 5.5. The polynomial falls without end.
-  static KIT_HOST_DEVICE float tail(float t) {
+  // log2 of the normal distribution function at -t, for t >= 0. The absolute error of 2^log2_tail is at most 4e-9; the
+  // relative error is at most 2e-7 up to t = 5.5. The polynomial decreases without bound.
+  static KIT_HOST_DEVICE float log2_tail(float t) {
     return polynomial(t, -1.0f, -1.151104093e+00f, -4.592247605e-01f, -5.241658911e-02f, 6.883515511e-03f,
                       8.384621469e-05f, -3.433951060e-04f, 1.058917769e-04f, -1.941714800e-05f, 2.354633352e-06f,
                       -1.844738193e-07f, 8.419983821e-09f, -1.685437068e-10f);
   }
 };
 
-// To 3e-5, a tenth of what rounding to 16 bits costs in the mean. `Instructions` are those of a processor.
-template <class Instructions>
-struct Rough {
+// For 16-bit dtypes: accurate to 3e-5, a tenth of the mean error of rounding to 16 bits. `Intrinsics` gives exp2 and
+// reciprocal.
+template <class Intrinsics>
+struct Fast {
   struct Number {
     float value;
     static KIT_HOST_DEVICE Number choose(bool first, Number a, Number b) { return {first ? a.value : b.value}; }
@@ -109,29 +113,29 @@ struct Rough {
 
   static KIT_HOST_DEVICE Number sum(double constant, float other) { return {static_cast<float>(constant) + other}; }
 
-  static KIT_HOST_DEVICE float exp2(float x) { return Instructions::exp2(x); }
+  static KIT_HOST_DEVICE float exp2(float x) { return Intrinsics::exp2(x); }
 
   static KIT_HOST_DEVICE void logistic(float x, Number& small, Number& large) {
     const float power = exp2(x);
-    large = {Instructions::reciprocal(1.0f + power)};
+    large = {Intrinsics::reciprocal(1.0f + power)};
     small = {power * large.value};
   }
 
   static KIT_HOST_DEVICE Number normal(float x) {
-    const float small = exp2(tail(fabsf(x)));
+    const float small = exp2(log2_tail(fabsf(x)));
     return {x < 0.0f ? small : 1.0f - small};
   }
 
  private:
-  // 2^tail has this relative error up to t = 5.5, and one of 4e-4 at 9.
-  static KIT_HOST_DEVICE float tail(float t) {
+  // The relative error of 2^log2_tail is at most 3e-5 up to t = 5.5, and 4e-4 at t = 9.
+  static KIT_HOST_DEVICE float log2_tail(float t) {
     return polynomial(t, -1.0f, -1.150799058e+00f, -4.597317989e-01f, -5.273749134e-02f, 7.960423722e-03f,
                       -8.062422214e-04f, 4.772346880e-05f, -1.230269020e-06f);
   }
 };
 
-// Those that every processor has.
-struct Plain {
+// In portable C++, vectorizable.
+struct PortableIntrinsics {
   static KIT_HOST_DEVICE float exp2(float x) {
     float power;
     const float rest = split_exponent(x, power);
@@ -141,7 +145,7 @@ struct Plain {
   static KIT_HOST_DEVICE float reciprocal(float x) { return 1.0f / x; }
 };
 
-using Brief = Rough<Plain>;
+using FastPortable = Fast<PortableIntrinsics>;
 
 constexpr double kLog2E = 1.4426950408889634;
 
@@ -150,11 +154,11 @@ template <class Math>
 struct Gelu {
   static KIT_HOST_DEVICE float value(float x) { return x * Math::normal(x).rounded(); }
 
-  static KIT_HOST_DEVICE void value_and_slope(float x, float& value, float& slope) {
+  static KIT_HOST_DEVICE void value_and_derivative(float x, float& value, float& derivative) {
     const auto phi = Math::normal(x);
     constexpr float kDensity = 0.398942280f;  // 1 / sqrt(2 pi)
     value = x * phi.rounded();
-    slope = phi.plus(x * (kDensity * Math::exp2(x * x * static_cast<float>(-0.5 * kLog2E))));
+    derivative = phi.plus(x * (kDensity * Math::exp2(x * x * static_cast<float>(-0.5 * kLog2E))));
   }
 };
 
@@ -163,28 +167,28 @@ template <class Math>
 struct GeluTanh {
   static KIT_HOST_DEVICE float value(float x) {
     typename Math::Number small, large;
-    shares(x, small, large);
+    sigmoid_pair(x, small, large);
     return x * Math::Number::choose(x < 0.0f, small, large).rounded();
   }
 
-  static KIT_HOST_DEVICE void value_and_slope(float x, float& value, float& slope) {
+  static KIT_HOST_DEVICE void value_and_derivative(float x, float& value, float& derivative) {
     typename Math::Number small, large;
-    shares(x, small, large);
+    sigmoid_pair(x, small, large);
     const auto sigmoid = Math::Number::choose(x < 0.0f, small, large);
-    // Where the square is limited, what it is multiplied with is 0 already.
+    // Clamping the square avoids inf * 0; `small` is 0 well before the limit.
     const float square = x * x;
     const auto inner = Math::sum(kScale, static_cast<float>(3 * kCubic) * (square > 1e4f ? 1e4f : square));
     value = x * sigmoid.rounded();
-    slope = sigmoid.plus(inner.times(x * large.times(small)));
+    derivative = sigmoid.plus(inner.times(x * large.times(small)));
   }
 
  private:
   static constexpr double kScale = 1.5957691216057308;  // 2 * sqrt(2 / pi)
   static constexpr double kCubic = 0.044715 * kScale;
 
-  // Of exp(-|2 * sqrt(2 / pi) * (x + 0.044715 x^3)|), which is at most 1, so that neither the sigmoid nor what it
-  // leaves of 1 comes from a difference.
-  static KIT_HOST_DEVICE void shares(float x, typename Math::Number& small, typename Math::Number& large) {
+  // Sets `small` to sigmoid(-|y|) and `large` to sigmoid(|y|) for y = 2 * sqrt(2 / pi) * (x + 0.044715 x^3). Both come
+  // from exp(-|y|) <= 1, so that neither is computed as a difference, which would cancel.
+  static KIT_HOST_DEVICE void sigmoid_pair(float x, typename Math::Number& small, typename Math::Number& large) {
     constexpr auto kFirst = static_cast<float>(-kLog2E * kScale), kThird = static_cast<float>(-kLog2E * kCubic);
     Math::logistic(fabsf(x) * (kFirst + kThird * (x * x)), small, large);
   }

@@ -1,11 +1,10 @@
-// What one call of a kernel works on, in plain C++, so that device code compiles without Torch and once for every
-// Torch.
+// The arguments of a kernel call in plain C++, so that device code is compiled without Torch and once for all versions.
 //
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
 //
-// In all of them: `rows` rows of `hidden` elements each, both at least 1; the elements of a row are adjacent; strides
-// and sizes are counted in elements. The arithmetic is float32, and each result is rounded once.
+// Each call has `rows` rows of `hidden` contiguous elements, both at least 1. Strides and sizes are in elements. The
+// arithmetic is float32, and each result is rounded once.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +18,7 @@ using kit::Type;
 
 enum class Approximate : int { none, tanh };
 
-// out = round(up * gelu(gate)), its rows one after another.
+// out = round(up * gelu(gate)); `out` is contiguous.
 struct Forward {
   int64_t rows, hidden;
   Type type;  // of all tensors
@@ -35,7 +34,7 @@ struct Backward {
   Approximate approximate;
   Rows grad, gate, up;
   void *grad_gate, *grad_up;
-  int64_t stride;  // between rows of grad_gate, and of grad_up
+  int64_t stride;  // of the rows of grad_gate and of grad_up
 };
 
 }  // namespace geglu

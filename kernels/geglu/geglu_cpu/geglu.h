@@ -1,4 +1,4 @@
-// GEGLU on the CPU: functions over a range of elements, counted over all rows. Who calls them decides on the threads.
+// GEGLU on the CPU: elements `begin` to `end`, counted over all rows. The caller splits the range over threads.
 #pragma once
 
 #include "geglu/problem.h"

@@ -1,7 +1,10 @@
-// What the kernels in both directions share: fast arithmetic, and how elements are laid over threads.
+// Device code of both passes: arithmetic, and the mapping of elements to threads.
 //
-// Vectors, or where they do not fit single elements, are counted over all rows. A block takes so many of them that
-// follow one another, whatever rows they lie in: threads are idle at the end of a tensor only, not of a row.
+// Reads:    nothing of its own; the kernels pass the addresses.
+// Must not: depend on the pass.
+//
+// Vectors (or single elements, where rows are not 16-byte aligned) are numbered over all rows, and each block takes a
+// contiguous range of numbers. Threads are idle at the end of a tensor only, not at the end of each row.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,10 +24,10 @@ namespace geglu {
 using namespace kit;
 
 constexpr int kThreads = 256;
-constexpr int kSingles = 4;  // elements of a thread, where vectors do not fit
+constexpr int kScalarLoads = 4;  // elements per thread of the scalar kernel
 
-// What the device has instructions for, off by less than `Brief` is anyhow.
-struct Instructions {
+// Approximate instructions of the GPU. Their error is below that of `Fast`'s polynomial.
+struct CudaIntrinsics {
   static __device__ __forceinline__ float exp2(float x) {
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
@@ -34,14 +37,14 @@ struct Instructions {
 };
 
 template <typename T>
-using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Rough<Instructions>>;
+using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Fast<CudaIntrinsics>>;
 
 template <int kValue>
 using Constant = std::integral_constant<int, kValue>;
 
-// Calls `launch` with a Tag of the arithmetic.
+// Calls `launch` with the Tag of the GELU form.
 template <typename T, typename Launch>
-void with_gelu(Approximate approximate, Launch&& launch) {
+void dispatch_gelu(Approximate approximate, Launch&& launch) {
   if (approximate == Approximate::none) {
     launch(Tag<Gelu<MathFor<T>>>{});
   } else {
@@ -49,10 +52,10 @@ void with_gelu(Approximate approximate, Launch&& launch) {
   }
 }
 
-// Divides numbers below 2^31 by a product, of which the high half is kept.
-class Divider {
+// Divides numbers below 2^31 by a run-time constant with one multiplication and a shift.
+class FastDivisor {
  public:
-  explicit Divider(uint32_t divisor) {
+  explicit FastDivisor(uint32_t divisor) {
     while ((uint64_t{1} << shift_) < divisor) ++shift_;
     factor_ = static_cast<uint32_t>(((uint64_t{1} << (31 + shift_)) + divisor - 1) / divisor);
   }
@@ -66,74 +69,73 @@ class Divider {
   int shift_ = 0;
 };
 
-// Some of the vectors of some of the rows, few enough to count them with 31 bits. A vector of one element is one, too.
-struct Piece {
+// The vectors of one launch: at most 2^30, so that 32-bit arithmetic numbers them. A vector may be a single element.
+struct Chunk {
   int64_t first_row, first_column;
-  uint32_t count, columns;  // vectors in all, and in a row
-  Divider by_columns;
+  uint32_t count, columns;  // vectors in the chunk and per row
+  FastDivisor by_columns;
 
-  // The last vector instead of one beyond it: reading that again costs less than a branch around each load.
-  __device__ __forceinline__ uint32_t within(uint32_t vector) const { return min(vector, count - 1); }
+  // Threads past the end load the last vector again, which costs less than a branch around each load.
+  __device__ __forceinline__ uint32_t clamped(uint32_t vector) const { return min(vector, count - 1); }
 
   __device__ __forceinline__ uint32_t row(uint32_t vector) const { return by_columns.quotient(vector); }
 };
 
-// Where the vectors of a piece lie in a tensor whose rows are `stride` apart.
+// Addresses of a chunk's vectors in a tensor with evenly strided rows.
 template <typename T, int kWidth>
-class Even {
+class StridedRows {
  public:
-  Even(void* data, int64_t stride, const Piece& piece)
-      : start_(static_cast<T*>(data) + piece.first_row * stride + piece.first_column),
-        between_(stride - static_cast<int64_t>(piece.columns) * kWidth) {}
-  Even(const Rows& rows, const Piece& piece)
-      : Even(const_cast<void*>(rows.data), rows.dims == 0 ? 0 : rows.strides[0], piece) {}
+  StridedRows(void* data, int64_t stride, const Chunk& chunk)
+      : start_(static_cast<T*>(data) + chunk.first_row * stride + chunk.first_column),
+        gap_(stride - static_cast<int64_t>(chunk.columns) * kWidth) {}
+  StridedRows(const Rows& rows, const Chunk& chunk)
+      : StridedRows(const_cast<void*>(rows.data), rows.dims == 0 ? 0 : rows.strides[0], chunk) {}
 
-  // `row` is that of the vector in the piece.
+  // `row` is the vector's row in the chunk.
   __device__ __forceinline__ T* at(uint32_t vector, uint32_t row) const {
-    return start_ + static_cast<int64_t>(vector) * kWidth + row * between_;
+    return start_ + static_cast<int64_t>(vector) * kWidth + row * gap_;
   }
 
  private:
   T* start_;
-  int64_t between_;  // the end of a row's vectors and the start of the next one's
+  int64_t gap_;  // elements from the end of a row to the start of the next
 };
 
-// The same where several leading dimensions do not fold into one.
+// Addresses of a chunk's vectors in a tensor whose leading dimensions do not fold into one.
 template <typename T, int kWidth>
-class Uneven {
+class NdRows {
  public:
-  Uneven(const Rows& rows, const Piece& piece) : rows_(rows), piece_(piece) {}
+  NdRows(const Rows& rows, const Chunk& chunk) : rows_(rows), chunk_(chunk) {}
 
   __device__ __forceinline__ const T* at(uint32_t vector, uint32_t row) const {
-    const int64_t column = piece_.first_column + static_cast<int64_t>(vector - row * piece_.columns) * kWidth;
-    return static_cast<const T*>(rows_.data) + rows_.offset(piece_.first_row + row) + column;
+    const int64_t column = chunk_.first_column + static_cast<int64_t>(vector - row * chunk_.columns) * kWidth;
+    return static_cast<const T*>(rows_.data) + rows_.offset(chunk_.first_row + row) + column;
   }
 
  private:
   Rows rows_;
-  Piece piece_;
+  Chunk chunk_;
 };
 
-template <typename T, int kWidth, bool kEven>
-using Source = std::conditional_t<kEven, Even<T, kWidth>, Uneven<T, kWidth>>;
+template <typename T, int kWidth, bool kStrided>
+using InputRows = std::conditional_t<kStrided, StridedRows<T, kWidth>, NdRows<T, kWidth>>;
 
-// Calls `launch` with how many elements make a vector, how many vectors a thread takes, and whether rows are even, as
-// constants.
+// Calls `launch` with elements per vector, vectors per thread and whether rows are evenly strided, as constants.
 template <typename T, typename Launch>
-void with_access(bool vectors, bool even, Launch&& launch) {
+void dispatch_access(bool vectors, bool strided, Launch&& launch) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  if (vectors && even) {
+  if (vectors && strided) {
     launch(Constant<kWidth>{}, Constant<1>{}, std::true_type{});
   } else if (vectors) {
     launch(Constant<kWidth>{}, Constant<1>{}, std::false_type{});
-  } else if (even) {
-    launch(Constant<1>{}, Constant<kSingles>{}, std::true_type{});
+  } else if (strided) {
+    launch(Constant<1>{}, Constant<kScalarLoads>{}, std::true_type{});
   } else {
     launch(Constant<1>{}, Constant<1>{}, std::false_type{});
   }
 }
 
-// Rows that follow one another in all tensors are one: then vectors fit, however long a row was.
+// Merges all rows into one if every tensor is contiguous: then vectors fit, whatever the width of a row.
 inline void fold(int64_t& rows, int64_t& hidden, std::initializer_list<Rows*> tensors) {
   for (const Rows* tensor : tensors) {
     if (tensor->dims != 1 || tensor->strides[0] != hidden) return;
@@ -143,18 +145,18 @@ inline void fold(int64_t& rows, int64_t& hidden, std::initializer_list<Rows*> te
   for (Rows* tensor : tensors) tensor->dims = 0;
 }
 
-// Calls `launch(piece, blocks)` until all elements had their turn.
+// Calls `launch(chunk, blocks)` for each chunk of at most 2^30 vectors.
 template <int kWidth, int kLoads, typename Launch>
-void for_each_piece(int64_t rows, int64_t hidden, const Launch& launch) {
-  constexpr int64_t kMost = int64_t{1} << 30;
+void for_each_chunk(int64_t rows, int64_t hidden, const Launch& launch) {
+  constexpr int64_t kMaxVectors = int64_t{1} << 30;
   constexpr int64_t kTile = kThreads * kLoads;
-  const int64_t in_row = hidden / kWidth;
-  for (int64_t column = 0; column < in_row; column += kMost) {
-    const auto columns = static_cast<uint32_t>(std::min(kMost, in_row - column));
-    const int64_t step = kMost / columns;
+  const int64_t vectors_per_row = hidden / kWidth;
+  for (int64_t column = 0; column < vectors_per_row; column += kMaxVectors) {
+    const auto columns = static_cast<uint32_t>(std::min(kMaxVectors, vectors_per_row - column));
+    const int64_t step = kMaxVectors / columns;
     for (int64_t row = 0; row < rows; row += step) {
       const auto count = static_cast<uint32_t>(std::min(step, rows - row) * columns);
-      launch(Piece{row, column * kWidth, count, columns, Divider(columns)},
+      launch(Chunk{row, column * kWidth, count, columns, FastDivisor(columns)},
              static_cast<unsigned>((count + kTile - 1) / kTile));
     }
   }

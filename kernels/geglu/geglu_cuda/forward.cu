@@ -1,35 +1,37 @@
-// GEGLU, forward, on CUDA.
+// GEGLU on CUDA: forward pass.
 //
 // Reads:    gate and up, each element once.
-// Writes:   `out`: three times the size of an element moves for each result. With 16 bits and 3 TB/s that leaves the
-//           arithmetic of an H100 about 59 instructions for each; it takes about 20.
+// Writes:   `out`. Per result three elements move: two loads and one store.
 // Must not: allocate, synchronize, or use another stream than the one given.
+//
+// The kernels are memory-bound: at 3 TB/s and 16 bits an H100 can execute about 59 instructions per result, and they
+// need about 20.
 #include "geglu_cuda/device.cuh"
 #include "geglu_cuda/geglu.h"
 
 namespace geglu {
 namespace {
 
-// Where rows that start anywhere are read in vectors: elements of a row, so that few vectors lie in two of them, and of
-// all rows, so that there are threads enough.
-constexpr int64_t kShortest = 512, kLongest = int64_t{1} << 24, kEnough = 65536;
+// Limits of the unaligned kernel: the width of a row, so that few vectors span two rows, and the elements of all rows,
+// so that the launch has enough threads.
+constexpr int64_t kMinHidden = 512, kMaxHidden = int64_t{1} << 24, kMinElements = 65536;
 
-template <typename T, int kWidth, bool kEven>
+template <typename T, int kWidth, bool kStrided>
 struct Tensors {
-  Source<T, kWidth, kEven> gate, up;
+  InputRows<T, kWidth, kStrided> gate, up;
   T* out;
 };
 
-template <typename T, int kWidth, int kLoads, bool kEven, class G>
+template <typename T, int kWidth, int kLoads, bool kStrided, class G>
 __global__ void __launch_bounds__(kThreads)
-    forward_kernel(const __grid_constant__ Tensors<T, kWidth, kEven> tensors, const __grid_constant__ Piece piece) {
+    forward_kernel(const __grid_constant__ Tensors<T, kWidth, kStrided> tensors, const __grid_constant__ Chunk chunk) {
   const uint32_t first = blockIdx.x * (kThreads * kLoads) + threadIdx.x;
   trigger_next_grid();
   grid_wait();
   Vector<T, kWidth> gate[kLoads], up[kLoads];
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    const uint32_t vector = piece.within(first + i * kThreads), row = piece.row(vector);
+    const uint32_t vector = chunk.clamped(first + i * kThreads), row = chunk.row(vector);
     gate[i] = load<T, kWidth>(tensors.gate.at(vector, row));
     up[i] = load<T, kWidth>(tensors.up.at(vector, row));
   }
@@ -41,33 +43,33 @@ __global__ void __launch_bounds__(kThreads)
       out.elements[j] = encode<T>(decode(up[i].elements[j]) * G::value(decode(gate[i].elements[j])));
     }
     const uint32_t vector = first + i * kThreads;
-    if (vector < piece.count) store(tensors.out + static_cast<int64_t>(vector) * kWidth, out);
+    if (vector < chunk.count) store(tensors.out + static_cast<int64_t>(vector) * kWidth, out);
   }
 }
 
-// As many elements as a vector has, from wherever they start: of the one or two vectors that they lie in.
+// One vector of elements at any alignment, assembled from the one or two aligned words that hold it.
 template <typename T, int kWidth>
-class Anywhere {
+class UnalignedVector {
  public:
-  // Of those elements, `first` to `last` are in the tensor: no vector is read that has none of them.
-  __device__ __forceinline__ void read(const T* from, int first, int last) {
+  // Loads the words. Only elements `first` to `last` are in the tensor: no word without one of them is loaded.
+  __device__ __forceinline__ void load(const T* from, int first, int last) {
     static_assert(sizeof(T) * kWidth == sizeof(uint4));
-    const auto whole = [](const T* at) {
+    const auto aligned_word = [](const T* at) {
       return *reinterpret_cast<const uint4*>(reinterpret_cast<uintptr_t>(at) / sizeof(uint4) * sizeof(uint4));
     };
-    bytes_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % sizeof(uint4));
-    low_ = whole(from + first);
-    high_ = whole(from + last);
+    byte_offset_ = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(from) % sizeof(uint4));
+    low_ = aligned_word(from + first);
+    high_ = aligned_word(from + last);
   }
 
   __device__ __forceinline__ Vector<T, kWidth> vector() const {
     uint32_t words[8] = {low_.x, low_.y, low_.z, low_.w, high_.x, high_.y, high_.z, high_.w};
 #pragma unroll
-    for (int i = 0; i < 6; ++i) words[i] = bytes_ & 8 ? words[i + 2] : words[i];
+    for (int i = 0; i < 6; ++i) words[i] = byte_offset_ & 8 ? words[i + 2] : words[i];
 #pragma unroll
-    for (int i = 0; i < 5; ++i) words[i] = bytes_ & 4 ? words[i + 1] : words[i];
+    for (int i = 0; i < 5; ++i) words[i] = byte_offset_ & 4 ? words[i + 1] : words[i];
 #pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], bytes_ % 4 * 8);
+    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], byte_offset_ % 4 * 8);
     Vector<T, kWidth> vector;
     memcpy(&vector, words, sizeof(vector));
     return vector;
@@ -75,36 +77,36 @@ class Anywhere {
 
  private:
   uint4 low_, high_;
-  uint32_t bytes_;
+  uint32_t byte_offset_;
 };
 
-// For rows that do not start at multiples of the vector, and have at least its elements: the vectors of the result are
-// counted over all rows, and some of them have elements of two.
+// For rows that are not 16-byte aligned but at least one vector wide. The vectors of the contiguous output are numbered
+// over all rows; one that spans two rows takes elements from both.
 template <typename T, class G>
 __global__ void __launch_bounds__(kThreads)
-    forward_anywhere_kernel(const __grid_constant__ Tensors<T, 1, true> tensors, const __grid_constant__ Piece piece) {
+    forward_unaligned_kernel(const __grid_constant__ Tensors<T, 1, true> tensors, const __grid_constant__ Chunk chunk) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  const uint32_t first = (blockIdx.x * kThreads + threadIdx.x) * kWidth, row = piece.row(first);
-  const int left = static_cast<int>(min((row + 1) * piece.columns - first, static_cast<uint32_t>(kWidth)));
-  const int all = static_cast<int>(min(piece.count - first, static_cast<uint32_t>(kWidth)));
+  const uint32_t first = (blockIdx.x * kThreads + threadIdx.x) * kWidth, row = chunk.row(first);
+  const int in_row = static_cast<int>(min((row + 1) * chunk.columns - first, static_cast<uint32_t>(kWidth)));
+  const int count = static_cast<int>(min(chunk.count - first, static_cast<uint32_t>(kWidth)));
   trigger_next_grid();
   grid_wait();
-  if (first >= piece.count) return;
-  Anywhere<T, kWidth> gate, up, next_gate, next_up;
-  gate.read(tensors.gate.at(first, row), 0, left - 1);
-  up.read(tensors.up.at(first, row), 0, left - 1);
-  if (left < all) {
-    next_gate.read(tensors.gate.at(first, row + 1), left, all - 1);
-    next_up.read(tensors.up.at(first, row + 1), left, all - 1);
+  if (first >= chunk.count) return;
+  UnalignedVector<T, kWidth> gate, up, next_gate, next_up;
+  gate.load(tensors.gate.at(first, row), 0, in_row - 1);
+  up.load(tensors.up.at(first, row), 0, in_row - 1);
+  if (in_row < count) {
+    next_gate.load(tensors.gate.at(first, row + 1), in_row, count - 1);
+    next_up.load(tensors.up.at(first, row + 1), in_row, count - 1);
   }
   auto gates = gate.vector(), ups = up.vector();
-  if (left < all) {
-    const auto other_gates = next_gate.vector(), other_ups = next_up.vector();
+  if (in_row < count) {
+    const auto next_gates = next_gate.vector(), next_ups = next_up.vector();
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      if (i >= left) {
-        gates.elements[i] = other_gates.elements[i];
-        ups.elements[i] = other_ups.elements[i];
+      if (i >= in_row) {
+        gates.elements[i] = next_gates.elements[i];
+        ups.elements[i] = next_ups.elements[i];
       }
     }
   }
@@ -113,29 +115,29 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < kWidth; ++i) {
     out.elements[i] = encode<T>(decode(ups.elements[i]) * G::value(decode(gates.elements[i])));
   }
-  if (all == kWidth) {
+  if (count == kWidth) {
     store(tensors.out + first, out);
   } else {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) {
-      if (i < all) tensors.out[first + i] = out.elements[i];
+      if (i < count) tensors.out[first + i] = out.elements[i];
     }
   }
 }
 
 template <typename T, class G>
-void launch_anywhere(const Forward& problem, cudaStream_t stream) {
-  constexpr int64_t kWidth = kVectorBytes / sizeof(T), kTile = kThreads * kWidth, kMost = int64_t{1} << 30;
-  // Of whole vectors of the result, so that each piece of it starts with one.
-  const int64_t step = kMost / problem.hidden / kWidth * kWidth;
+void launch_unaligned(const Forward& problem, cudaStream_t stream) {
+  constexpr int64_t kWidth = kVectorBytes / sizeof(T), kTile = kThreads * kWidth, kMaxElements = int64_t{1} << 30;
+  // A multiple of the vector's width, so that the output of each chunk starts aligned.
+  const int64_t step = kMaxElements / problem.hidden / kWidth * kWidth;
   for (int64_t row = 0; row < problem.rows; row += step) {
     const auto hidden = static_cast<uint32_t>(problem.hidden);
     const auto count = static_cast<uint32_t>(std::min(step, problem.rows - row) * problem.hidden);
-    const Piece piece{row, 0, count, hidden, Divider(hidden)};
+    const Chunk chunk{row, 0, count, hidden, FastDivisor(hidden)};
     T* out = static_cast<T*>(problem.out) + row * problem.hidden;
-    const Tensors<T, 1, true> tensors{{problem.gate, piece}, {problem.up, piece}, out};
-    launch_with_pdl(forward_anywhere_kernel<T, G>, static_cast<unsigned>((count + kTile - 1) / kTile), kThreads, 0,
-                    stream, tensors, piece);
+    const Tensors<T, 1, true> tensors{{problem.gate, chunk}, {problem.up, chunk}, out};
+    launch_with_pdl(forward_unaligned_kernel<T, G>, static_cast<unsigned>((count + kTile - 1) / kTile), kThreads, 0,
+                    stream, tensors, chunk);
   }
 }
 
@@ -145,16 +147,17 @@ void launch(Forward problem, cudaStream_t stream) {
   fold(problem.rows, problem.hidden, {&problem.gate, &problem.up});
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.out);
-  const bool even = problem.gate.dims <= 1 && problem.up.dims <= 1;
-  if (!vectors && even && aligned(problem.out) && problem.hidden >= kShortest && problem.hidden <= kLongest &&
-      problem.rows * problem.hidden >= kEnough) {
-    return launch_anywhere<T, G>(problem, stream);
+  const bool strided = problem.gate.dims <= 1 && problem.up.dims <= 1;
+  if (!vectors && strided && aligned(problem.out) && problem.hidden >= kMinHidden && problem.hidden <= kMaxHidden &&
+      problem.rows * problem.hidden >= kMinElements) {
+    return launch_unaligned<T, G>(problem, stream);
   }
-  with_access<T>(vectors, even, [&](auto width, auto loads, auto is_even) {
-    for_each_piece<width(), loads()>(problem.rows, problem.hidden, [&](const Piece& piece, unsigned blocks) {
-      T* out = static_cast<T*>(problem.out) + piece.first_row * problem.hidden + piece.first_column;
-      const Tensors<T, width(), is_even()> tensors{{problem.gate, piece}, {problem.up, piece}, out};
-      launch_with_pdl(forward_kernel<T, width(), loads(), is_even(), G>, blocks, kThreads, 0, stream, tensors, piece);
+  dispatch_access<T>(vectors, strided, [&](auto width, auto loads, auto is_strided) {
+    for_each_chunk<width(), loads()>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
+      T* out = static_cast<T*>(problem.out) + chunk.first_row * problem.hidden + chunk.first_column;
+      const Tensors<T, width(), is_strided()> tensors{{problem.gate, chunk}, {problem.up, chunk}, out};
+      launch_with_pdl(forward_kernel<T, width(), loads(), is_strided(), G>, blocks, kThreads, 0, stream, tensors,
+                      chunk);
     });
   });
 }
@@ -164,7 +167,7 @@ void launch(Forward problem, cudaStream_t stream) {
 int forward(const Forward& problem, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
-    with_gelu<T>(problem.approximate, [&](auto gelu) {
+    dispatch_gelu<T>(problem.approximate, [&](auto gelu) {
       launch<T, typename decltype(gelu)::Element>(problem, static_cast<cudaStream_t>(stream));
     });
   });
