@@ -1,11 +1,12 @@
-// What one call of the kernel works on, in plain C++, so that device code compiles without Torch and once for every
-// Torch.
+// The arguments of a kernel call in plain C++, so that device code is compiled without Torch and once for all versions.
 //
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
 //
-// Strides and sizes are counted in elements; the elements of a head are adjacent. The arithmetic is float32, and each
-// result is rounded once.
+// Strides and sizes are in elements; the elements of a head are contiguous. The arithmetic is float32, and each result
+// is rounded once.
+//
+// Some elements of a head may not be rotated (partial rotary embeddings); they are copied.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct Strides {
   int64_t batch, token, head;
 };
 
-// One of the tensors that turn by the same angles. In place: `from` is `to`, with equal strides.
+// One of the tensors that are rotated by the same angles. In place: `from` is `to`, with equal strides.
 struct Side {
   const void* from = nullptr;
   void* to = nullptr;
@@ -31,29 +32,28 @@ struct Side {
   Strides from_strides = {}, to_strides = {};
 };
 
-// An axis of a grid.
+// One axis of the token grid (frames, height or width).
 struct Axis {
-  int64_t size;   // positions on it
-  int64_t begin;  // its first pair, where the axes follow one another
-  int64_t first;  // the pair of the first entry in its rows: `begin`, or a little less, a multiple of kAlignedPairs
+  int64_t size;   // positions
+  int64_t begin;  // its first pair, if the axes own contiguous ranges of pairs
+  int64_t first;  // pair of the first entry in its table rows: `begin` rounded down to a multiple of kAlignedPairs
 };
 
-// The first entry in a row of a grid's table belongs to a pair that is a multiple of this, so that entries are read in
-// vectors.
+// The first entry of a table row belongs to a pair that is a multiple of this, so that vectorized loads are aligned.
 constexpr int kAlignedPairs = 8;
 
-// The cosines and sines of a grid, the last axis of which runs fastest: float32 [rows, entries, 2], one row for each
-// position of the first axis, then of the second, then of the third, 16-byte aligned. Axes that follow one another:
-// the entries of a row are those of the pairs from `first` on, zero for pairs of other axes. Axes in turn: pair p is
-// entry p / kAxes of axis p % kAxes.
+// Cosines and sines of a token grid, whose last axis runs fastest: float32 [rows, entries, 2], 16-byte aligned, with
+// one row per position of the first axis, then of the second, then of the third. If the axes own contiguous ranges of
+// pairs, the entries of a row belong to the pairs from `first` on and are zero for pairs of other axes. If the axes are
+// interleaved, pair p is entry p / kAxes of axis p % kAxes.
 struct Grid {
   const float* table = nullptr;  // null: there is no grid
-  int64_t entries = 0;           // even
-  bool in_turn = false;
+  int64_t entries = 0;           // per row, even
+  bool in_turn = false;          // the axes are interleaved
   Axis axes[kAxes] = {};
 };
 
-// The cosines and sines of tokens: a row for each, an entry for each pair.
+// Cosines and sines per token: one row per token, one entry per pair.
 struct Tokens {
   const void* cos = nullptr;
   const void* sin = nullptr;
@@ -61,20 +61,21 @@ struct Tokens {
   int64_t batch_stride = 0, row_stride = 0, pair_stride = 0;
 };
 
-// (a, b) -> (a * cos - b * sin, a * sin + b * cos) for every pair of every head.
+// Rotates every pair (a, b) of every head to (a * cos - b * sin, a * sin + b * cos).
 struct Rotation {
   int64_t batch, tokens;
-  int64_t prefix;         // the first tokens of each sequence, which stay as they are
+  int64_t prefix;         // tokens at the start of each sequence that are not rotated
   int64_t width;          // elements of a head, even
-  int64_t pairs;          // of a head that turn, over all axes; the elements of the others stay as they are
-  int64_t first_turning;  // element of a head: 0, or, so that what stays is in front, width - 2 * pairs
-  Type type;              // of both sides
+  int64_t pairs;          // rotated pairs of a head, over all axes
+  int64_t first_turning;  // first rotated element of a head: 0, or width - 2 * pairs if the others come first
+  Type type;              // of q and k
   Side sides[kMaxSides];
   Grid grid;
   Tokens table;
-  bool half;     // pair p is the elements p and p + pairs of what turns; else 2 p and 2 p + 1
-  bool inverse;  // by the negative angles
+  bool half;     // pair p is the rotated elements p and p + pairs (half-split); else 2 p and 2 p + 1
+  bool inverse;  // rotate by the negative angles, as the backward pass does
 
+  // Elements of a head that are not rotated: how many, and the first of them.
   KIT_HOST_DEVICE int64_t staying() const { return width - 2 * pairs; }
   KIT_HOST_DEVICE int64_t first_staying() const { return first_turning > 0 ? 0 : 2 * pairs; }
 };

@@ -1,4 +1,4 @@
-// Rotation on CUDA: launches on the current device. Returns a cudaError_t, 0 when the launch succeeded.
+// Rotation on CUDA. Launches on the current device and returns a cudaError_t, 0 on success.
 #pragma once
 
 #include "rope3d/problem.h"
