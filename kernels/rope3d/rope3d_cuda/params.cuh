@@ -1,0 +1,97 @@
+// Parameters of the rotation kernel: the tensors, the tables of angles, and the mapping of tokens and heads to threads.
+//
+// Reads:    nothing.
+// Must not: launch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "rope3d/problem.h"
+
+namespace rope3d {
+
+// Where the angles come from: the tables of a token grid, whose axes own contiguous ranges of pairs or are interleaved;
+// or a table with one row per token.
+enum class Source { contiguous_axes, interleaved_axes, tokens };
+
+// Heads per thread: two of one tensor, or one of q and one of k.
+constexpr int kHeads = 2;
+
+template <Source kSource>
+constexpr bool kBothSides = kSource == Source::interleaved_axes;
+
+// Divides numbers below 2^31 by a run-time constant with one multiplication and a shift.
+struct FastDivisor {
+  uint32_t value, factor, shift;
+
+  __device__ __forceinline__ uint32_t operator()(uint32_t number, uint32_t& rest) const {
+    const uint32_t quotient = (__umulhi(number, factor) + number) >> shift;
+    rest = number - quotient * value;
+    return quotient;
+  }
+};
+
+// Returns the divisor for `number`, or for 1 if that is 0.
+inline FastDivisor fast_divisor(int64_t number) {
+  FastDivisor result{static_cast<uint32_t>(std::max<int64_t>(number, 1)), 0, 0};
+  while ((uint64_t{1} << result.shift) < result.value) ++result.shift;
+  const uint64_t above = (uint64_t{1} << result.shift) - result.value;
+  result.factor = static_cast<uint32_t>((above << 32) / result.value + 1);
+  return result;
+}
+
+// One tensor. Strides are in vectors: of 16 bytes with a 32-bit Index, of one element with a 64-bit Index.
+template <typename Index>
+struct TensorLayout {
+  const void* from;
+  void* to;
+  Index from_batch, from_token, from_head, to_batch, to_token, to_head;
+};
+
+// How tokens, or groups of heads, are numbered: a block has `in_block` of them, and the number grows by `in_y` with
+// threadIdx.y and by `in_z` with threadIdx.z. One of the two factors is 1, the other 0.
+struct ThreadMapping {
+  uint32_t in_block, in_y, in_z;
+};
+
+// threadIdx.x counts the columns of a head. threadIdx.y counts groups of heads and threadIdx.z tokens; where the stride
+// of a token is smaller than that of a head, it is the other way round.
+template <typename Index>
+struct Params {
+  TensorLayout<Index> tensors[kMaxSides];
+  uint32_t sequences, tokens_per_sequence;
+  uint32_t columns;
+  uint32_t heads[kMaxSides], groups[kMaxSides];  // a thread has the heads group, group + groups, ...
+  uint32_t first_k_block;                        // in blockIdx.z, where blocks have heads of one tensor only
+  bool alternate_sides;                          // instead, blocks of q and of k alternate in blockIdx.x
+  bool early_trigger;
+  bool interleave_sequences;
+  ThreadMapping token_mapping, group_mapping;
+  FastDivisor block_divisor;  // by the sequences if they are interleaved, else by the blocks of a sequence
+  uint32_t prefix;
+  int pairs, passthrough, first_rotated;
+  bool half, vectorized_table;
+  float sign;
+  union {
+    struct {
+      const float* table;
+      FastDivisor by_width, by_height;
+      int stride, second_row, third_row;                         // in elements; of the first rows of the axes
+      int second_begin, third_begin, second_first, third_first;  // pairs
+    } grid;
+    struct {
+      const void* cos;
+      const void* sin;
+      int64_t batch_stride, row_stride, pair_stride;
+      Type type;
+    } tokens;
+  };
+  // Bytes to prefetch per token, or per head of one where the stride of a token is the smaller one; or 0. Last, so that
+  // short launches, which do not prefetch, read fewer cache lines of parameters.
+  uint32_t prefetch_bytes[kMaxSides];
+};
+
+}  // namespace rope3d
