@@ -10,18 +10,9 @@
 #include <cstdint>
 
 #include "rope3d/problem.h"
+#include "rope3d_cuda/launch_plan.h"
 
 namespace rope3d {
-
-// Where the angles come from: the tables of a token grid, whose axes own contiguous ranges of pairs or are interleaved;
-// or a table with one row per token.
-enum class Source { contiguous_axes, interleaved_axes, tokens };
-
-// Heads per thread: two of one tensor, or one of q and one of k.
-constexpr int kHeads = 2;
-
-template <Source kSource>
-constexpr bool kBothSides = kSource == Source::interleaved_axes;
 
 // Divides numbers below 2^31 by a run-time constant with one multiplication and a shift.
 struct FastDivisor {

@@ -2,90 +2,43 @@
 //
 // Reads:    device attributes.
 // Must not: allocate, synchronize, or use another stream than the one given.
-#include <algorithm>
-
+//
+// Bytes: q and k are read once and written once; the tables of a grid, some 10 KB, come from the caches. In bfloat16,
+// 13 x 30 x 44 tokens with 16 heads of 128 elements in q and in k move 4 * 17,160 * 16 * 128 * 2 B = 281 MB. A copy of
+// as many bytes takes 94.0 us (H100), and this kernel 1 % less.
+#include "kit/elements.cuh"
+#include "kit/launch.cuh"
+#include "rope3d_cuda/launch_plan.h"
+#include "rope3d_cuda/launch_table.h"
+#include "rope3d_cuda/params.cuh"
 #include "rope3d_cuda/rope3d.h"
 #include "rope3d_cuda/rotate_kernel.cuh"
 
 namespace rope3d {
 namespace {
 
-// Fewest threads per block.
-constexpr int kBlock = 128;
+// Elements per vector of the general kernel, which takes heads at any alignment: one.
+constexpr int kGeneralWidth = 1;
 
-// With fewer threads a launch does not fill all SMs: then a thread has one head of each tensor, and blocks are smaller.
-constexpr int64_t kFew = 65536;
-constexpr int kOfFew = 64;
-
-// Threads per block where the stride of a token is smaller than that of a head.
-constexpr int kNear = 256;
-
-// Up to so many blocks run beside the next kernel.
-constexpr int64_t kVeryFew = 64;
-
-// Bytes of q and k that fit into the L2 cache of every supported GPU of the data center.
-constexpr int64_t kFits = int64_t{1} << 24;
-
-// Most sequences that are interleaved: memory is slower the more places are read at a time.
-constexpr int64_t kMostInTurn = 4;
-
-// Whether every row of a table starts at a multiple of the vector size, and whole columns turn.
-bool vectors_of_table(const Tokens& table, int64_t pairs, int64_t column) {
+// Whether load_vectors may be used: every table row is 16-byte aligned, and only whole columns are rotated.
+bool is_table_vectorizable(const Tokens& table, int64_t pairs, int64_t pairs_per_column) {
   const int64_t element = table.type == Type::float32 ? 4 : 2;
   const auto whole = [=](int64_t stride) { return stride * element % kVectorBytes == 0; };
-  return (table.pair_stride == 1 || table.pair_stride == 2) && pairs % column == 0 && kit::aligned(table.cos) &&
-         kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
+  return (table.pair_stride == 1 || table.pair_stride == 2) && pairs % pairs_per_column == 0 &&
+         kit::aligned(table.cos) && kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
 }
 
-// Whether the second cache does not hold so many bytes, so that some of them are certain to come from memory: then each
-// block asks for its tokens as wholes, before the kernel in front has ended. Where that kernel may just have written
-// all of them, asking twice takes longer: up to 3% with 22 MB.
-bool come_from_memory(int64_t bytes) {
+bool exceeds_l2_cache(int64_t bytes) {
   int device, cache;
-  return bytes > kFits && cudaGetDevice(&device) == cudaSuccess &&
+  return cudaGetDevice(&device) == cudaSuccess &&
          cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device) == cudaSuccess && bytes > cache;
 }
 
-template <typename T, int kWidth, bool kSplit, Source kSource, typename Index>
-void launch(const Rotation& problem, cudaStream_t stream) {
-  constexpr int64_t kUnit = std::is_same_v<Index, uint32_t> ? kWidth : 1;
-  const int64_t columns = problem.width / (kSplit ? 2 * kWidth : kWidth);
-  const int64_t total = problem.batch * problem.tokens;
-  const auto parts = [](int64_t count, int64_t size) { return (count + size - 1) / size; };
-  const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
-  const auto whole = [](int64_t value) { return static_cast<int>(value); };
-  constexpr int64_t kEach = kBothSides<kSource> ? 1 : kHeads;
-  const int64_t heads[kMaxSides] = {problem.sides[0].heads, problem.sides[1].heads};
-  const bool few = total * columns * (heads[0] + heads[1]) / kHeads < kFew;
-  int64_t groups[kMaxSides];
-  for (int i = 0; i < kMaxSides; ++i) groups[i] = few ? heads[i] : parts(heads[i], kEach);
-  if (kBothSides<kSource>) groups[0] = std::max(groups[0], groups[1]);
-
-  Params<Index> params{{},
-                       number(problem.batch),
-                       number(problem.tokens),
-                       number(columns),
-                       {number(heads[0]), number(heads[1])},
-                       {number(groups[0]), number(groups[1])},
-                       0,
-                       false,
-                       false,
-                       false,
-                       {},
-                       {},
-                       {},
-                       number(problem.prefix),
-                       whole(problem.pairs),
-                       whole(problem.staying()),
-                       whole(problem.first_turning),
-                       problem.half,
-                       false,
-                       problem.inverse ? -1.0f : 1.0f,
-                       {},
-                       {}};
+template <typename Index>
+void set_tensors(const Rotation& problem, int64_t elements_per_unit, Params<Index>& params) {
+  const auto units = [=](int64_t stride) { return static_cast<Index>(stride / elements_per_unit); };
   for (int i = 0; i < kMaxSides; ++i) {
     const Side& side = problem.sides[i];
-    const auto units = [](int64_t stride) { return static_cast<Index>(stride / kUnit); };
     params.tensors[i] = {side.from,
                          side.to,
                          units(side.from_strides.batch),
@@ -94,95 +47,128 @@ void launch(const Rotation& problem, cudaStream_t stream) {
                          units(side.to_strides.batch),
                          units(side.to_strides.token),
                          units(side.to_strides.head)};
+    params.heads[i] = static_cast<uint32_t>(side.heads);
   }
+}
+
+template <typename Index>
+void set_grid(const Grid& grid, Params<Index>& params) {
+  const auto number = [](int64_t value) { return static_cast<int>(value); };
+  const Axis(&axes)[kAxes] = grid.axes;
+  const int64_t stride = 2 * grid.entries;
+  params.grid = {grid.table,
+                 fast_divisor(axes[2].size),
+                 fast_divisor(axes[1].size),
+                 number(stride),
+                 number(axes[0].size * stride),
+                 number((axes[0].size + axes[1].size) * stride),
+                 number(axes[1].begin),
+                 number(axes[2].begin),
+                 number(axes[1].first),
+                 number(axes[2].first)};
+}
+
+template <typename Index>
+void set_rotation(const Rotation& problem, int64_t columns, Params<Index>& params) {
+  params.sequences = static_cast<uint32_t>(problem.batch);
+  params.tokens_per_sequence = static_cast<uint32_t>(problem.tokens);
+  params.columns = static_cast<uint32_t>(columns);
+  params.prefix = static_cast<uint32_t>(problem.prefix);
+  params.pairs = static_cast<int>(problem.pairs);
+  params.passthrough = static_cast<int>(problem.staying());
+  params.first_rotated = static_cast<int>(problem.first_turning);
+  params.half = problem.half;
+  params.sign = problem.inverse ? -1.0f : 1.0f;
+}
+
+template <typename Index>
+void set_plan(const LaunchPlan& plan, int64_t sequences, Params<Index>& params) {
+  const auto number = [](int64_t value) { return static_cast<uint32_t>(value); };
+  for (int i = 0; i < kMaxSides; ++i) params.groups[i] = number(plan.groups[i]);
+  params.first_k_block = number(plan.q_blocks);
+  params.alternate_sides = plan.alternate_sides;
+  params.early_trigger = plan.early_trigger;
+  params.interleave_sequences = plan.interleave_sequences;
+  params.token_mapping = {number(plan.tokens_per_block), plan.token_major, !plan.token_major};
+  params.group_mapping = {number(plan.groups_per_block), !plan.token_major, plan.token_major};
+  params.block_divisor = fast_divisor(plan.interleave_sequences ? sequences : plan.blocks_per_sequence);
+}
+
+// Lets blocks prefetch their tokens as contiguous pieces while the previous kernel still runs.
+template <typename Index>
+void set_prefetch(const Rotation& problem, const LaunchConfig& config, int64_t element_bytes, bool token_major,
+                  Params<Index>& params) {
+  const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
+  const int64_t bytes = problem.batch * problem.tokens * heads * problem.width * element_bytes;
+  if (bytes <= config.prefetch_min_bytes || !exceeds_l2_cache(bytes)) return;
+  for (int i = 0; i < kMaxSides; ++i) {
+    const Side& side = problem.sides[i];
+    const int64_t stride = token_major ? side.from_strides.token : side.from_strides.head;
+    const int64_t piece = (token_major ? 1 : side.heads) * problem.width * element_bytes;
+    params.prefetch_bytes[i] = stride == problem.width ? static_cast<uint32_t>(piece) : 0;
+  }
+}
+
+template <typename T, int kWidth, int kRow, Source kSource, typename Index>
+void launch(const Rotation& problem, cudaStream_t stream) {
+  constexpr LaunchConfig kConfig = kLaunchTable[kRow];
+  constexpr bool kVectorized = std::is_same_v<Index, uint32_t>;
+  const int64_t columns = problem.width / (kConfig.split ? 2 * kWidth : kWidth);
+  const LaunchPlan plan = plan_launch(problem, kConfig, kSource, columns);
+  Params<Index> params{};
+  set_tensors(problem, kVectorized ? kWidth : 1, params);
+  set_rotation(problem, columns, params);
   if constexpr (kSource == Source::tokens) {
     const Tokens& table = problem.table;
     params.tokens = {table.cos, table.sin, table.batch_stride, table.row_stride, table.pair_stride, table.type};
-    params.vectorized_table = vectors_of_table(table, problem.pairs, kSplit ? kWidth : kWidth / 2);
+    params.vectorized_table = is_table_vectorizable(table, problem.pairs, kConfig.split ? kWidth : kWidth / 2);
   } else {
-    const Axis(&axes)[kAxes] = problem.grid.axes;
-    const int64_t stride = 2 * problem.grid.entries;
-    params.grid = {problem.grid.table,   fast_divisor(axes[2].size),   fast_divisor(axes[1].size),
-                   whole(stride),        whole(axes[0].size * stride), whole((axes[0].size + axes[1].size) * stride),
-                   whole(axes[1].begin), whole(axes[2].begin),         whole(axes[1].first),
-                   whole(axes[2].first)};
+    set_grid(problem.grid, params);
   }
-
-  // A block has whole tokens if they are small enough, else about equal parts of them, which run long after one
-  // another: memory is read in longer pieces the more of a token a block has.
-  const int64_t x = parts(columns, parts(columns, kMaxThreads<kSplit>));
-  const auto rows_of_block = [=](int64_t threads) { return std::max<int64_t>(threads / x, 1); };
-  const int64_t most = std::max(groups[0], groups[1]);
-  const bool tokens_first = problem.sides[0].from_strides.token < problem.sides[0].from_strides.head;
-  constexpr int64_t kElement = sizeof(T);
-  if (kUnit > 1 && come_from_memory(total * (heads[0] + heads[1]) * problem.width * kElement)) {
-    for (int i = 0; i < kMaxSides; ++i) {
-      const Strides& strides = problem.sides[i].from_strides;
-      const bool adjacent = (tokens_first ? strides.token : strides.head) == problem.width;
-      params.prefetch_bytes[i] = adjacent ? number((tokens_first ? 1 : heads[i]) * problem.width * kElement) : 0;
-    }
-  }
-  int64_t y, z;
-  if (tokens_first) {
-    y = std::min(rows_of_block(few ? kOfFew : kNear), problem.tokens);
-    z = 1;
-  } else {
-    y = parts(most, parts(most, rows_of_block(few ? kOfFew : kMaxThreads<kSplit>)));
-    z = std::min<int64_t>({std::max<int64_t>(kBlock / (x * y), 1), problem.tokens, 64});
-  }
-  const int64_t tokens_in_block = tokens_first ? y : z, groups_in_block = tokens_first ? z : y;
-  params.token_mapping = {number(tokens_in_block), tokens_first, !tokens_first};
-  params.group_mapping = {number(groups_in_block), !tokens_first, tokens_first};
-  const int64_t blocks_of_q = parts(groups[0], groups_in_block);
-  const int64_t blocks_of_k = kBothSides<kSource> ? 0 : parts(groups[1], groups_in_block);
-  params.first_k_block = number(blocks_of_q);
-  // A few sequences that share a table have their tokens in turn: its rows are still in the cache for the next one.
-  const int64_t pieces = parts(problem.tokens, tokens_in_block);
-  params.interleave_sequences =
-      kSource == Source::tokens && problem.table.batch_stride == 0 && problem.batch <= kMostInTurn;
-  params.block_divisor = fast_divisor(params.interleave_sequences ? problem.batch : pieces);
-  int64_t along_x = problem.batch * pieces, along_z = blocks_of_q + blocks_of_k;
-  if (kSource == Source::tokens && !tokens_first && heads[1] > 0 && along_x > kSideBlocks && along_x < INT32_MAX / 4) {
-    params.alternate_sides = true;
-    along_x = kMaxSides * kSideBlocks * parts(along_x, kSideBlocks);
-    along_z = std::max(blocks_of_q, blocks_of_k);
-  }
-  const int64_t along_y = parts(columns, x);
-  params.early_trigger = along_x * along_y * along_z <= kVeryFew;
-  const dim3 block(number(x), number(y), number(z));
-  const dim3 blocks(number(along_x), number(along_y), number(along_z));
-  launch_with_pdl(rotate_kernel<T, kWidth, kSplit, kSource, Index>, blocks, block, 0, stream, params);
+  set_plan(plan, problem.batch, params);
+  if (kVectorized) set_prefetch(problem, kConfig, sizeof(T), plan.token_major, params);
+  const auto dim = [](const int64_t (&sizes)[3]) {
+    return dim3(static_cast<unsigned>(sizes[0]), static_cast<unsigned>(sizes[1]), static_cast<unsigned>(sizes[2]));
+  };
+  launch_with_pdl(rotate_kernel<T, kWidth, kRow, kSource, Index>, dim(plan.blocks), dim(plan.threads), 0, stream,
+                  params);
 }
 
 template <typename T, int kWidth, bool kSplit, typename Index>
-void launch(const Rotation& problem, cudaStream_t stream) {
-  if (problem.grid.table == nullptr) return launch<T, kWidth, kSplit, Source::tokens, Index>(problem, stream);
-  if (problem.grid.in_turn) return launch<T, kWidth, kSplit, Source::interleaved_axes, Index>(problem, stream);
-  return launch<T, kWidth, kSplit, Source::contiguous_axes, Index>(problem, stream);
+void dispatch_source(const Rotation& problem, cudaStream_t stream) {
+  const auto capability = [](auto row) {
+    return compiled_capability(reinterpret_cast<const void*>(rotate_kernel<T, kWidth, row(), Source::tokens, Index>));
+  };
+  dispatch_launch_config<sizeof(T), kSplit>(capability, [&](auto row) {
+    if (problem.grid.table == nullptr) return launch<T, kWidth, row(), Source::tokens, Index>(problem, stream);
+    if (problem.grid.in_turn) return launch<T, kWidth, row(), Source::interleaved_axes, Index>(problem, stream);
+    return launch<T, kWidth, row(), Source::contiguous_axes, Index>(problem, stream);
+  });
 }
 
-// Whether every head starts at a multiple of the vector size, and vectors up to the last can be counted in 32 bits.
-bool vectors(const Rotation& problem, const void* data, const Strides& strides, int64_t heads, int64_t element) {
-  const auto whole = [=](int64_t stride) { return stride * element % kVectorBytes == 0; };
+// Whether every head is 16-byte aligned and a 32-bit index reaches the last vector.
+bool is_vectorizable(const Rotation& problem, const void* data, const Strides& strides, int64_t heads,
+                     int64_t element_bytes) {
+  const auto whole = [=](int64_t stride) { return stride * element_bytes % kVectorBytes == 0; };
   const int64_t last = (problem.batch - 1) * strides.batch + (problem.tokens - 1) * strides.token +
                        (heads - 1) * strides.head + problem.width;
   return kit::aligned(data) && whole(strides.batch) && whole(strides.token) && whole(strides.head) &&
-         last * element / kVectorBytes <= UINT32_MAX;
+         last * element_bytes / kVectorBytes <= UINT32_MAX;
 }
 
 template <typename T>
 void launch_typed(const Rotation& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  bool whole =
+  bool vectors =
       problem.half ? problem.pairs % kWidth == 0 && problem.staying() % (2 * kWidth) == 0 : problem.width % kWidth == 0;
   for (const Side& side : problem.sides) {
     if (side.heads == 0) continue;
-    whole = whole && vectors(problem, side.from, side.from_strides, side.heads, sizeof(T)) &&
-            vectors(problem, side.to, side.to_strides, side.heads, sizeof(T));
+    vectors = vectors && is_vectorizable(problem, side.from, side.from_strides, side.heads, sizeof(T)) &&
+              is_vectorizable(problem, side.to, side.to_strides, side.heads, sizeof(T));
   }
-  if (!whole) return launch<T, 1, true, uint64_t>(problem, stream);
-  return problem.half ? launch<T, kWidth, true, uint32_t>(problem, stream)
-                      : launch<T, kWidth, false, uint32_t>(problem, stream);
+  if (!vectors) return dispatch_source<T, kGeneralWidth, true, uint64_t>(problem, stream);
+  return problem.half ? dispatch_source<T, kWidth, true, uint32_t>(problem, stream)
+                      : dispatch_source<T, kWidth, false, uint32_t>(problem, stream);
 }
 
 }  // namespace

@@ -27,14 +27,6 @@ namespace rope3d {
 
 using namespace kit;
 
-// Most threads per block: a column of two vectors needs more registers.
-template <bool kSplit>
-constexpr int kMaxThreads = kSplit ? 256 : 512;
-
-// Where blocks of q and of k alternate: this many of q, then as many of k. The table rows that q has used are still in
-// the cache when k needs them.
-constexpr int64_t kSideBlocks = 64;
-
 // What a thread works on.
 struct Work {
   uint32_t column;
@@ -43,8 +35,9 @@ struct Work {
   uint32_t side;   // q or k; 0 if the thread has a head of both
 };
 
-template <Source kSource, typename Index>
+template <int kRow, Source kSource, typename Index>
 __device__ __forceinline__ Work assign_work(const Params<Index>& params) {
+  constexpr int64_t kSideBlocks = kLaunchTable[kRow].side_blocks;
   Work work;
   work.column = blockIdx.y * blockDim.x + threadIdx.x;
   uint32_t x = blockIdx.x, z = blockIdx.z;
@@ -52,7 +45,7 @@ __device__ __forceinline__ Work assign_work(const Params<Index>& params) {
   if (kSource == Source::tokens && params.alternate_sides) {
     work.side = x / kSideBlocks % kMaxSides;
     x = x / (kMaxSides * kSideBlocks) * kSideBlocks + x % kSideBlocks;
-  } else if (!kBothSides<kSource> && z >= params.first_k_block) {
+  } else if (!has_both_sides(kSource) && z >= params.first_k_block) {
     work.side = 1;
     z -= params.first_k_block;
   }
@@ -72,13 +65,14 @@ __device__ __forceinline__ Work assign_work(const Params<Index>& params) {
 // The tensor of a thread's i-th head.
 template <Source kSource>
 __device__ __forceinline__ uint32_t side_of(const Work& work, int i) {
-  return kBothSides<kSource> ? i % kMaxSides : work.side;
+  return has_both_sides(kSource) ? i % kMaxSides : work.side;
 }
 
 // The number of a thread's i-th head in its tensor.
 template <Source kSource, typename Index>
 __device__ __forceinline__ uint32_t head_of(const Params<Index>& params, const Work& work, int i) {
-  return work.group + (kBothSides<kSource> ? i / kMaxSides : i) * params.groups[kBothSides<kSource> ? 0 : work.side];
+  return work.group +
+         (has_both_sides(kSource) ? i / kMaxSides : i) * params.groups[has_both_sides(kSource) ? 0 : work.side];
 }
 
 // A column of a head: its first pair, and the offsets of its vectors in the head, in vectors.
@@ -106,7 +100,7 @@ __device__ __forceinline__ Column column_of(const Params<Index>& params, uint32_
 
 // Prefetches the block's tokens into L2 before the grid wait. L2 is coherent, so no stale data is loaded later. One
 // thread prefetches all heads of a token, or all tokens of a head where the stride of a token is the smaller one.
-template <typename Unit, Source kSource, typename Index>
+template <typename Unit, int kHeads, Source kSource, typename Index>
 __device__ __forceinline__ void prefetch_tokens([[maybe_unused]] const Params<Index>& params,
                                                 [[maybe_unused]] const Work& work) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -148,20 +142,24 @@ __device__ __forceinline__ void rotate_pair(T& a, T& b, float cos, float sin) {
   b = encode<T>(first * sin + second * cos);
 }
 
-// kSplit: a column is two vectors, with the first and the second elements of its pairs. Else it is one vector of whole
-// pairs.
-template <typename T, int kWidth, bool kSplit, Source kSource, typename Index>
-__global__ void __launch_bounds__(kMaxThreads<kSplit>) rotate_kernel(const __grid_constant__ Params<Index> params) {
+// kRow: of the launch table.
+template <typename T, int kWidth, int kRow, Source kSource, typename Index>
+__global__ void __launch_bounds__(kLaunchTable[kRow].max_threads)
+    rotate_kernel(const __grid_constant__ Params<Index> params) {
+  // Split: a column is two vectors, with the first and the second elements of its pairs. Else it is one vector of whole
+  // pairs.
+  constexpr bool kSplit = kLaunchTable[kRow].split;
+  constexpr int kHeads = kLaunchTable[kRow].heads_per_thread;
   constexpr int kPairs = kSplit ? kWidth : kWidth / 2;
   using Unit = Vector<T, std::is_same_v<Index, uint32_t> ? kWidth : 1>;  // of strides and offsets
   if (params.early_trigger) trigger_next_grid();
-  const Work work = assign_work<kSource>(params);
+  const Work work = assign_work<kRow, kSource>(params);
   if (work.sequence >= params.sequences || work.token >= params.tokens_per_sequence || work.column >= params.columns ||
       work.group >= params.groups[work.side]) {
     return;
   }
   const Column column = column_of<kWidth, kSplit>(params, work.column);
-  prefetch_tokens<Unit, kSource>(params, work);
+  prefetch_tokens<Unit, kHeads, kSource>(params, work);
   grid_wait();
   Vector<T, kWidth> a[kHeads], b[kHeads];
 #pragma unroll
