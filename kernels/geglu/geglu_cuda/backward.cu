@@ -9,15 +9,16 @@
 namespace geglu {
 namespace {
 
-template <typename T, int kWidth, bool kStrided>
+template <class Config>
 struct Tensors {
-  InputRows<T, kWidth, kStrided> grad, gate, up;
-  StridedRows<T, kWidth> grad_gate, grad_up;
+  typename Config::InputRows grad, gate, up;
+  typename Config::OutputRows grad_gate, grad_up;
 };
 
-template <typename T, int kWidth, int kLoads, bool kStrided, class G>
-__global__ void __launch_bounds__(kThreads)
-    backward_kernel(const __grid_constant__ Tensors<T, kWidth, kStrided> tensors, const __grid_constant__ Chunk chunk) {
+template <typename T, class Config, class G>
+__global__ void __launch_bounds__(Config::kThreads)
+    backward_kernel(const __grid_constant__ Tensors<Config> tensors, const __grid_constant__ Chunk chunk) {
+  constexpr int kThreads = Config::kThreads, kLoads = Config::kLoads, kWidth = Config::kWidth;
   const uint32_t first = blockIdx.x * (kThreads * kLoads) + threadIdx.x;
   trigger_next_grid();
   grid_wait();
@@ -59,15 +60,18 @@ void launch(Backward problem, cudaStream_t stream) {
                        aligned(problem.grad, sizeof(T)) && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.grad_gate) && aligned(problem.grad_up);
   const bool strided = problem.grad.dims <= 1 && problem.gate.dims <= 1 && problem.up.dims <= 1;
-  dispatch_access<T>(vectors, strided, [&](auto width, auto loads, auto is_strided) {
-    for_each_chunk<width(), loads()>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
-      const Tensors<T, width(), is_strided()> tensors{{problem.grad, chunk},
-                                                      {problem.gate, chunk},
-                                                      {problem.up, chunk},
-                                                      {problem.grad_gate, problem.stride, chunk},
-                                                      {problem.grad_up, problem.stride, chunk}};
-      launch_with_pdl(backward_kernel<T, width(), loads(), is_strided(), G>, blocks, kThreads, 0, stream, tensors,
-                      chunk);
+  const auto capability = [](auto row) {
+    return compiled_capability(reinterpret_cast<const void*>(backward_kernel<T, KernelConfig<T, row()>, G>));
+  };
+  dispatch_access<Pass::backward, T>(vectors, strided, problem.rows, problem.hidden, capability, [&](auto row) {
+    using Row = KernelConfig<T, row()>;
+    for_each_chunk<Row>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
+      const Tensors<Row> tensors{{problem.grad, chunk},
+                                 {problem.gate, chunk},
+                                 {problem.up, chunk},
+                                 {problem.grad_gate, problem.stride, chunk},
+                                 {problem.grad_up, problem.stride, chunk}};
+      launch_with_pdl(backward_kernel<T, Row, G>, blocks, Row::kThreads, 0, stream, tensors, chunk);
     });
   });
 }

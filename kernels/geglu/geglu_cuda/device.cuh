@@ -16,15 +16,13 @@
 
 #include "geglu/gelu.h"
 #include "geglu/problem.h"
+#include "geglu_cuda/launch_table.h"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
 
 namespace geglu {
 
 using namespace kit;
-
-constexpr int kThreads = 256;
-constexpr int kScalarLoads = 4;  // elements per thread of the scalar kernel
 
 // Approximate instructions of the GPU. Their error is below that of `Fast`'s polynomial.
 struct CudaIntrinsics {
@@ -38,9 +36,6 @@ struct CudaIntrinsics {
 
 template <typename T>
 using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Fast<CudaIntrinsics>>;
-
-template <int kValue>
-using Constant = std::integral_constant<int, kValue>;
 
 // Calls `launch` with the Tag of the GELU form.
 template <typename T, typename Launch>
@@ -117,21 +112,35 @@ class NdRows {
   Chunk chunk_;
 };
 
-template <typename T, int kWidth, bool kStrided>
-using InputRows = std::conditional_t<kStrided, StridedRows<T, kWidth>, NdRows<T, kWidth>>;
+// A row of the launch table as compile-time constants.
+template <typename T, int kRow>
+struct KernelConfig {
+  static constexpr LaunchConfig kConfig = kLaunchTable[kRow];
+  static constexpr int kThreads = kConfig.threads, kLoads = kConfig.loads;
+  static constexpr Access kAccess = kConfig.access;
+  static constexpr bool kStrided = kAccess != Access::vectors_nd && kAccess != Access::elements_nd;
+  static constexpr bool kVectors = kAccess == Access::vectors || kAccess == Access::vectors_nd;
+  static constexpr int kWidth = kVectors ? kVectorBytes / sizeof(T) : 1;  // elements per load
 
-// Calls `launch` with elements per vector, vectors per thread and whether rows are evenly strided, as constants.
-template <typename T, typename Launch>
-void dispatch_access(bool vectors, bool strided, Launch&& launch) {
-  constexpr int kWidth = kVectorBytes / sizeof(T);
+  using OutputRows = StridedRows<T, kWidth>;
+  using InputRows = std::conditional_t<kStrided, OutputRows, NdRows<T, kWidth>>;
+};
+
+// Calls `launch(row)` with the row of the launch table for a call, as a std::integral_constant.
+template <Pass kPass, typename T, typename Capability, typename Launch>
+void dispatch_access(bool vectors, bool strided, int64_t rows, int64_t hidden, const Capability& capability,
+                     const Launch& launch) {
+  const auto dispatch = [&](auto access) {
+    dispatch_launch_config<kPass, access(), sizeof(T)>(rows, hidden, capability, launch);
+  };
   if (vectors && strided) {
-    launch(Constant<kWidth>{}, Constant<1>{}, std::true_type{});
+    dispatch(std::integral_constant<Access, Access::vectors>{});
   } else if (vectors) {
-    launch(Constant<kWidth>{}, Constant<1>{}, std::false_type{});
+    dispatch(std::integral_constant<Access, Access::vectors_nd>{});
   } else if (strided) {
-    launch(Constant<1>{}, Constant<kScalarLoads>{}, std::true_type{});
+    dispatch(std::integral_constant<Access, Access::elements>{});
   } else {
-    launch(Constant<1>{}, Constant<1>{}, std::false_type{});
+    dispatch(std::integral_constant<Access, Access::elements_nd>{});
   }
 }
 
@@ -146,17 +155,17 @@ inline void fold(int64_t& rows, int64_t& hidden, std::initializer_list<Rows*> te
 }
 
 // Calls `launch(chunk, blocks)` for each chunk of at most 2^30 vectors.
-template <int kWidth, int kLoads, typename Launch>
+template <class Config, typename Launch>
 void for_each_chunk(int64_t rows, int64_t hidden, const Launch& launch) {
   constexpr int64_t kMaxVectors = int64_t{1} << 30;
-  constexpr int64_t kTile = kThreads * kLoads;
-  const int64_t vectors_per_row = hidden / kWidth;
+  constexpr int64_t kTile = Config::kThreads * Config::kLoads;
+  const int64_t vectors_per_row = hidden / Config::kWidth;
   for (int64_t column = 0; column < vectors_per_row; column += kMaxVectors) {
     const auto columns = static_cast<uint32_t>(std::min(kMaxVectors, vectors_per_row - column));
     const int64_t step = kMaxVectors / columns;
     for (int64_t row = 0; row < rows; row += step) {
       const auto count = static_cast<uint32_t>(std::min(step, rows - row) * columns);
-      launch(Chunk{row, column * kWidth, count, columns, FastDivisor(columns)},
+      launch(Chunk{row, column * Config::kWidth, count, columns, FastDivisor(columns)},
              static_cast<unsigned>((count + kTile - 1) / kTile));
     }
   }

@@ -12,19 +12,16 @@
 namespace geglu {
 namespace {
 
-// Limits of the unaligned kernel: the width of a row, so that few vectors span two rows, and the elements of all rows,
-// so that the launch has enough threads.
-constexpr int64_t kMinHidden = 512, kMaxHidden = int64_t{1} << 24, kMinElements = 65536;
-
-template <typename T, int kWidth, bool kStrided>
+template <typename T, class Config>
 struct Tensors {
-  InputRows<T, kWidth, kStrided> gate, up;
+  typename Config::InputRows gate, up;
   T* out;
 };
 
-template <typename T, int kWidth, int kLoads, bool kStrided, class G>
-__global__ void __launch_bounds__(kThreads)
-    forward_kernel(const __grid_constant__ Tensors<T, kWidth, kStrided> tensors, const __grid_constant__ Chunk chunk) {
+template <typename T, class Config, class G>
+__global__ void __launch_bounds__(Config::kThreads)
+    forward_kernel(const __grid_constant__ Tensors<T, Config> tensors, const __grid_constant__ Chunk chunk) {
+  constexpr int kThreads = Config::kThreads, kLoads = Config::kLoads, kWidth = Config::kWidth;
   const uint32_t first = blockIdx.x * (kThreads * kLoads) + threadIdx.x;
   trigger_next_grid();
   grid_wait();
@@ -82,11 +79,11 @@ class UnalignedVector {
 
 // For rows that are not 16-byte aligned but at least one vector wide. The vectors of the contiguous output are numbered
 // over all rows; one that spans two rows takes elements from both.
-template <typename T, class G>
-__global__ void __launch_bounds__(kThreads)
-    forward_unaligned_kernel(const __grid_constant__ Tensors<T, 1, true> tensors, const __grid_constant__ Chunk chunk) {
+template <typename T, class Config, class G>
+__global__ void __launch_bounds__(Config::kThreads)
+    forward_unaligned_kernel(const __grid_constant__ Tensors<T, Config> tensors, const __grid_constant__ Chunk chunk) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  const uint32_t first = (blockIdx.x * kThreads + threadIdx.x) * kWidth, row = chunk.row(first);
+  const uint32_t first = (blockIdx.x * Config::kThreads + threadIdx.x) * kWidth, row = chunk.row(first);
   const int in_row = static_cast<int>(min((row + 1) * chunk.columns - first, static_cast<uint32_t>(kWidth)));
   const int count = static_cast<int>(min(chunk.count - first, static_cast<uint32_t>(kWidth)));
   trigger_next_grid();
@@ -125,9 +122,13 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-template <typename T, class G>
+template <typename T, class Config, class G>
 void launch_unaligned(const Forward& problem, cudaStream_t stream) {
-  constexpr int64_t kWidth = kVectorBytes / sizeof(T), kTile = kThreads * kWidth, kMaxElements = int64_t{1} << 30;
+  constexpr int64_t kWidth = kVectorBytes / sizeof(T), kTile = Config::kThreads * kWidth;
+  constexpr int64_t kMaxElements = int64_t{1} << 30;
+  static_assert(Config::kConfig.min_hidden >= kWidth && Config::kConfig.max_hidden <= kMaxElements / kWidth,
+                "a vector spans at most two rows, and a chunk holds at least a vector's width of whole rows");
+  static_assert(Config::kLoads == 1, "the unaligned kernel loads one vector per thread");
   // A multiple of the vector's width, so that the output of each chunk starts aligned.
   const int64_t step = kMaxElements / problem.hidden / kWidth * kWidth;
   for (int64_t row = 0; row < problem.rows; row += step) {
@@ -135,10 +136,21 @@ void launch_unaligned(const Forward& problem, cudaStream_t stream) {
     const auto count = static_cast<uint32_t>(std::min(step, problem.rows - row) * problem.hidden);
     const Chunk chunk{row, 0, count, hidden, FastDivisor(hidden)};
     T* out = static_cast<T*>(problem.out) + row * problem.hidden;
-    const Tensors<T, 1, true> tensors{{problem.gate, chunk}, {problem.up, chunk}, out};
-    launch_with_pdl(forward_unaligned_kernel<T, G>, static_cast<unsigned>((count + kTile - 1) / kTile), kThreads, 0,
-                    stream, tensors, chunk);
+    const Tensors<T, Config> tensors{{problem.gate, chunk}, {problem.up, chunk}, out};
+    launch_with_pdl(forward_unaligned_kernel<T, Config, G>, static_cast<unsigned>((count + kTile - 1) / kTile),
+                    Config::kThreads, 0, stream, tensors, chunk);
   }
+}
+
+// Launches the unaligned kernel if the launch table has a row for the call, and returns whether it has.
+template <typename T, class G>
+bool try_unaligned(const Forward& problem, cudaStream_t stream) {
+  const auto capability = [](auto row) {
+    return compiled_capability(reinterpret_cast<const void*>(forward_unaligned_kernel<T, KernelConfig<T, row()>, G>));
+  };
+  return dispatch_launch_config<Pass::forward, Access::unaligned, sizeof(T)>(
+      problem.rows, problem.hidden, capability,
+      [&](auto row) { launch_unaligned<T, KernelConfig<T, row()>, G>(problem, stream); });
 }
 
 template <typename T, class G>
@@ -148,16 +160,16 @@ void launch(Forward problem, cudaStream_t stream) {
   const bool vectors = problem.hidden % kWidth == 0 && aligned(problem.gate, sizeof(T)) &&
                        aligned(problem.up, sizeof(T)) && aligned(problem.out);
   const bool strided = problem.gate.dims <= 1 && problem.up.dims <= 1;
-  if (!vectors && strided && aligned(problem.out) && problem.hidden >= kMinHidden && problem.hidden <= kMaxHidden &&
-      problem.rows * problem.hidden >= kMinElements) {
-    return launch_unaligned<T, G>(problem, stream);
-  }
-  dispatch_access<T>(vectors, strided, [&](auto width, auto loads, auto is_strided) {
-    for_each_chunk<width(), loads()>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
+  if (!vectors && strided && aligned(problem.out) && try_unaligned<T, G>(problem, stream)) return;
+  const auto capability = [](auto row) {
+    return compiled_capability(reinterpret_cast<const void*>(forward_kernel<T, KernelConfig<T, row()>, G>));
+  };
+  dispatch_access<Pass::forward, T>(vectors, strided, problem.rows, problem.hidden, capability, [&](auto row) {
+    using Row = KernelConfig<T, row()>;
+    for_each_chunk<Row>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
       T* out = static_cast<T*>(problem.out) + chunk.first_row * problem.hidden + chunk.first_column;
-      const Tensors<T, width(), is_strided()> tensors{{problem.gate, chunk}, {problem.up, chunk}, out};
-      launch_with_pdl(forward_kernel<T, width(), loads(), is_strided(), G>, blocks, kThreads, 0, stream, tensors,
-                      chunk);
+      const Tensors<T, Row> tensors{{problem.gate, chunk}, {problem.up, chunk}, out};
+      launch_with_pdl(forward_kernel<T, Row, G>, blocks, Row::kThreads, 0, stream, tensors, chunk);
     });
   });
 }
