@@ -25,7 +25,7 @@ struct LaunchConfig {
   // Which calls the row is for.
   Pass pass;
   Access access;
-  int min_capability;              // that the code was compiled for: 90 is 9.0; 0: any
+  int min_capability;              // of the compiled code: 90 is 9.0; 0: any
   int element_bytes;               // 2 or 4; 0: any
   int64_t min_hidden, max_hidden;  // elements of a row; contiguous rows count as one
   int64_t min_elements;            // of the call

@@ -12,7 +12,7 @@ namespace rope3d {
 
 struct LaunchConfig {
   // Which calls the row is for.
-  int min_capability;  // that the code was compiled for: 90 is 9.0; 0: any
+  int min_capability;  // of the compiled code: 90 is 9.0; 0: any
   int element_bytes;   // of q and k: 2 or 4; 0: any
   bool split;          // two vectors per column: half-split pairs, and heads that are not 16-byte aligned; else one
 
@@ -20,9 +20,9 @@ struct LaunchConfig {
   int heads_per_thread;      // even: of one tensor, or, for interleaved axes, half of q and half of k
   int max_threads;           // per block; also the __launch_bounds__, from which the compiler derives the registers
   int min_threads;           // per block: it takes more tokens until it has that many
-  int token_major_threads;   // per block if the stride of a token is smaller than that of a head
-  int64_t small_launch;      // a launch with fewer threads gets one head of each tensor per thread, and per block
-  int small_launch_threads;  // at most so many threads over its heads (over its tokens, if their stride is smaller)
+  int token_major_threads;   // per block if tensors are token-major: the stride of a token is smaller than of a head
+  int64_t small_launch;      // launches of fewer threads get one head of each tensor per thread, and in each block
+  int small_launch_threads;  // at most so many threads for the heads of a token (or, token-major, for the tokens)
 
   // Order of blocks.
   int64_t side_blocks;                // for tables per token: so many blocks of q, then as many of k

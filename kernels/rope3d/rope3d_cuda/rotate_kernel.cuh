@@ -150,6 +150,7 @@ __global__ void __launch_bounds__(kLaunchTable[kRow].max_threads)
   // pairs.
   constexpr bool kSplit = kLaunchTable[kRow].split;
   constexpr int kHeads = kLaunchTable[kRow].heads_per_thread;
+  static_assert(kHeads % kMaxSides == 0);
   constexpr int kPairs = kSplit ? kWidth : kWidth / 2;
   using Unit = Vector<T, std::is_same_v<Index, uint32_t> ? kWidth : 1>;  // of strides and offsets
   if (params.early_trigger) trigger_next_grid();
