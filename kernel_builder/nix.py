@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import __version__
+import kernel_builder
 from kernel_builder.build import ninja_run, plan
 from kernel_builder.config import build_toml
 from kernel_builder.config import project as projects
@@ -133,7 +133,7 @@ def package(spec: Spec, out: Path) -> None:
         target = ninja_run.object_path(toolchains.cache, wanted[key])
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    provenance = {"kernel-builder": {"version": __version__, **spec["builder"]}}
+    provenance = {"kernel-builder": spec["builder"] or {"version": kernel_builder.__version__}}
     if spec["commit"]:
         provenance["kernel"] = spec["commit"]
     summary = pipeline.build(

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from kernel_builder import __version__
+import kernel_builder
 from kernel_builder.errors import BuildError, KernelBuilderError
 
 # Command name -> module under kernel_builder.cli that holds it, and the attribute.
@@ -97,8 +97,16 @@ class LazyGroup(click.Group):
         ctx.exit(error.exit_code)
 
 
+def _show_version(ctx: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        click.echo(f"kernel-builder, version {kernel_builder.__version__}")
+        ctx.exit()
+
+
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="kernel-builder")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit."
+)
 def main() -> None:
     """Build, check and publish compute kernels for PyTorch.
 

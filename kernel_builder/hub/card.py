@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kernel_builder import __version__
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import ConfigError, VariantError
@@ -175,7 +174,14 @@ def _origin_commands(project: Project, packages: Mapping[str, Package]) -> Itera
         yield f"git clone {project.source} {project.name} && cd {project.name}"
     if len(commits) == 1:
         yield f"git checkout {commits.pop()}"
-    yield f"pip install torch-kernel-builder=={__version__}"
+    origins = [package.origin("kernel-builder") for package in packages.values()]
+    builders = {(origin.get("version"), origin.get("commit")) for origin in origins}
+    if len(builders) == 1:
+        version, commit = builders.pop()
+        if commit:
+            yield f"pip install ./kernel-builder    # a checkout of commit {commit}"
+        elif version:
+            yield f"pip install torch-kernel-builder=={version}"
 
 
 def _list(names: Sequence[str]) -> str:

@@ -25,7 +25,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import __version__
+import kernel_builder
 from kernel_builder.build.include_scan import read_unchanged
 from kernel_builder.build.plan import PlannedVariant, digest
 from kernel_builder.config.project import KernelDependency, Project
@@ -71,12 +71,14 @@ def git_state(directory: Path, files: Sequence[str] = (".",)) -> GitState | None
 
 
 def provenance(project: Project) -> dict[str, Any]:
-    """Which builder made a package, from which commit of the sources."""
-    builder: dict[str, Any] = {"version": __version__}
-    here = Path(__file__).parent
-    own = git_state(here) if (here.parent / ".git").exists() else None
-    if own:
-        builder.update(own.as_dict())
+    """Which builder made a package, from which commit of the sources.
+
+    The builder is its commit if it runs from a git checkout, else its version. Not both: the version of an editable
+    install is that of the commit it was installed at, so two checkouts of one commit would record different bytes.
+    """
+    here = Path(kernel_builder.__file__).parent
+    own = git_state(here, (".", ":(exclude,glob)**/__pycache__/**")) if (here.parent / ".git").exists() else None
+    builder = own.as_dict() if own else {"version": kernel_builder.__version__}
     recorded: dict[str, Any] = {"kernel-builder": builder}
     inputs = {"build.toml", *(str(path.relative_to(project.root)) for _, path in project.python_files)}
     for part in [project.framework, *project.kernels]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
-from kernel_builder import __version__
+import kernel_builder
 from kernel_builder.errors import FetchError
 from kernel_builder.toolchain.lock import Wheel
 
@@ -77,7 +77,7 @@ class Index:
             total=4, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False
         )
         self._session = requests.Session()
-        self._session.headers["User-Agent"] = f"kernel-builder/{__version__}"
+        self._session.headers["User-Agent"] = f"kernel-builder/{kernel_builder.__version__}"
         if "@" in parts.netloc:
             self._session.auth = _auth_for(self._host, requests.utils.get_auth_from_url(parts.geturl()))
         adapter = HTTPAdapter(max_retries=self._retries)
