@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import kernel_builder
 from kernel_builder.build import ninja_run, plan
 from kernel_builder.config import build_toml
 from kernel_builder.config import project as projects
@@ -113,6 +112,7 @@ def package(spec: Spec, out: Path) -> None:
         KernelBuilderError: As `pipeline.build`.
     """
     from kernel_builder import pipeline
+    from kernel_builder.package.assembly import builder_origin
 
     toolchains = _toolchains(spec)
     directory = Path(spec["source"])
@@ -133,7 +133,7 @@ def package(spec: Spec, out: Path) -> None:
         target = ninja_run.object_path(toolchains.cache, wanted[key])
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-    provenance = {"kernel-builder": spec["builder"] or {"version": kernel_builder.__version__}}
+    provenance = {"kernel-builder": builder_origin(spec["builder"])}
     if spec["commit"]:
         provenance["kernel"] = spec["commit"]
     summary = pipeline.build(

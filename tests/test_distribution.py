@@ -102,7 +102,11 @@ def test_packages_name_the_commit_of_a_builder_in_a_checkout(tree: Path, tmp_pat
         run(*command, cwd=tmp_path, PYTHONDONTWRITEBYTECODE="", **environment)
         metadata = json.loads((tmp_path / "out" / "torch-cuda" / "metadata.json").read_text())
         commit = git(tree, "rev-parse", "HEAD").strip()
-        assert metadata["provenance"]["kernel-builder"] == {"commit": commit, "dirty": False}
+        assert metadata["provenance"]["kernel-builder"] == {
+            "version": f"0+g{commit[:12]}",
+            "commit": commit,
+            "dirty": False,
+        }
     assert list(tree.rglob("*.pyc"))
 
 

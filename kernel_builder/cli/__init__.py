@@ -105,7 +105,12 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, asked: bool) 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_show_version, help="Show the version and exit."
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
 )
 def main() -> None:
     """Build, check and publish compute kernels for PyTorch.

@@ -158,8 +158,7 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, Package]) -> s
 def _origin(package: Package) -> tuple[str, str]:
     """Where a package comes from: the commit of its sources, and its builder."""
     builder = package.origin("kernel-builder")
-    made = " ".join(word for word in (builder.get("version"), _commit(builder)) if word)
-    return _commit(package.origin("kernel")) or "-", made or "-"
+    return _commit(package.origin("kernel")) or "-", _commit(builder) or builder.get("version") or "-"
 
 
 def _commit(state: Mapping[str, Any]) -> str:

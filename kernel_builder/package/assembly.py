@@ -70,16 +70,23 @@ def git_state(directory: Path, files: Sequence[str] = (".",)) -> GitState | None
     return GitState(commit.strip(), bool(status.strip()))
 
 
-def provenance(project: Project) -> dict[str, Any]:
-    """Which builder made a package, from which commit of the sources.
+def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
+    """What a package records of its builder.
 
-    The builder is its commit if it runs from a git checkout, else its version. Not both: the version of an editable
-    install is that of the commit it was installed at, so two checkouts of one commit would record different bytes.
+    Args:
+        state: `GitState.as_dict` of a builder in a git checkout, else empty.
     """
+    # The public client wants a version. That of an editable install is the version it was installed at, and depends on
+    # the tags that a clone has, so a checkout records its commit as the version: equal sources give equal bytes.
+    version = f"0+g{state['commit'][:12]}" if state else kernel_builder.__version__
+    return {"version": version, **state}
+
+
+def provenance(project: Project) -> dict[str, Any]:
+    """Which builder made a package, from which commit of the sources."""
     here = Path(kernel_builder.__file__).parent
     own = git_state(here, (".", ":(exclude,glob)**/__pycache__/**")) if (here.parent / ".git").exists() else None
-    builder = own.as_dict() if own else {"version": kernel_builder.__version__}
-    recorded: dict[str, Any] = {"kernel-builder": builder}
+    recorded: dict[str, Any] = {"kernel-builder": builder_origin(own.as_dict() if own else {})}
     inputs = {"build.toml", *(str(path.relative_to(project.root)) for _, path in project.python_files)}
     for part in [project.framework, *project.kernels]:
         inputs.update(getattr(part, "src", ()))
