@@ -15,13 +15,14 @@ from kernel_builder.hub.publish import publish
 _OPTIONS = (
     click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path)),
     click.option(
-        "--repo-id", metavar="ORG/NAME", help="The repository. [default: [general.hub] repo-id of pipeline.toml]"
+        "--repo-id", metavar="ORG/NAME", help="The repository. [default: [general.hub] repo-id of build.toml]"
     ),
     click.option("--branch", metavar="NAME", help="The branch for the builds. [default: v<version>]"),
     click.option("--private", is_flag=True, help="Make the repository a private one, if it is new."),
     click.option("--create-pr", is_flag=True, help="Open pull requests instead of committing."),
     click.option("--prune", is_flag=True, help="Remove the variants on the branch that are not in DIR/build."),
     click.option("--message", metavar="TEXT", help="The first line of the commits."),
+    click.option("--card-note", metavar="TEXT", help="A sentence for the card, such as how the packages were tested."),
     click.option("--dry-run", is_flag=True, help="Check and compare, say what would be done, and write nothing."),
     click.option("--load/--no-load", default=True, help="Load each package that this machine can load, as a check."),
     click.option("--quiet", "-q", is_flag=True, help="Say nothing but errors."),

@@ -25,12 +25,14 @@ def render(
     repo_id: str,
     packages: Mapping[str, Package],
     api: Api,
+    note: str | None = None,
 ) -> str:
     """The text of `README.md`.
 
     Args:
         packages: Every package on the branch of the builds, by variant.
         api: What users of the module see.
+        note: A sentence of the publisher, such as how the packages were tested.
 
     Raises:
         ConfigError: If the front matter of `CARD.md`, or `README.md` where there is no card, is not YAML.
@@ -61,7 +63,7 @@ def render(
         _api(api),
         _variants(packages),
         *_speed(card_figures.find(project)),
-        _build(project, repo_id, packages),
+        _build(project, repo_id, packages, note),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -125,7 +127,7 @@ def _speed(runs: Sequence[Measurement]) -> Iterator[str]:
     yield "\n".join(lines)
 
 
-def _build(project: Project, repo_id: str, packages: Mapping[str, Package]) -> str:
+def _build(project: Project, repo_id: str, packages: Mapping[str, Package], note: str | None) -> str:
     builds: dict[tuple[str, ...], list[str]] = {}
     for name, package in sorted(packages.items()):
         builds.setdefault((*_origin(package), package.compiler or "-"), []).append(name)
@@ -142,6 +144,8 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, Package]) -> s
     dirty = [name for name, package in sorted(packages.items()) if package.is_dirty]
     if dirty:
         lines += ["", f"Built from sources, or by a builder, with uncommitted changes: {_list(dirty)}."]
+    if note and (told := " ".join(note.split())):
+        lines += ["", told if told.endswith((".", "!", "?")) else f"{told}."]
     lines += [
         "",
         "With the sources of that commit, that builder and that compiler, every file is the same to the bit. To build",

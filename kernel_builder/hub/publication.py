@@ -21,6 +21,7 @@ class Request:
         private: Make the repository a private one, if it is new.
         create_pr: Open pull requests instead of committing.
         prune: Remove the variants on the branch that are not among the packages.
+        card_note: A sentence for the card, such as how the packages were tested.
         dry_run: Do everything but write.
         message: The commits' first line.
         load: Load each package that this machine can load, as a check.
@@ -34,6 +35,7 @@ class Request:
     private: bool = False
     create_pr: bool = False
     prune: bool = False
+    card_note: str | None = None
     dry_run: bool = False
     message: str | None = None
     load: bool = True

@@ -176,7 +176,9 @@ def _write_main(work: _Work) -> tuple[Written | None, Mapping[str, Package], str
         return None, kept, f"main is left as it is: {work.branch} is not the branch of a version"
     if newest > project.version:
         return None, kept, f"main is left as it is: it is of version {newest}"
-    text = card.render(project, repository.repo_id, {**work.packages, **kept}, spoken_api(work.packages))
+    text = card.render(
+        project, repository.repo_id, {**work.packages, **kept}, spoken_api(work.packages), work.request.card_note
+    )
     runs = {path: Content(file) for run in card_figures.find(project) for path, file in run.files.items()}
     wanted = {**project_sources.of(project.root), **runs, "README.md": Content(text.encode())}
     on_main = repository.files(heads["main"]) if "main" in heads else {}

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from kernel_builder.config.variant import this_platform
@@ -27,6 +28,14 @@ BIN = Path(sys.executable).parent
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))
 ORGANISATION = "kernels-community"
+
+
+def inputs(workflow: str, trigger: str = "workflow_call") -> dict[str, dict[str, Any]]:
+    """The inputs of a workflow. YAML 1.1 reads the key `on` as true."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())[True][
+        trigger
+    ]["inputs"]
+    return found
 
 
 def run(*command: str | Path, **options: Any) -> str:
@@ -70,8 +79,14 @@ def test_the_ten_lines_of_the_documentation_call_the_workflow() -> None:
 class Rehearsal:
     """Runs the commands of a workflow's jobs as GitHub does: by `bash -e`, in a checkout, with their environment."""
 
-    def __init__(self, checkout: Path, context: Mapping[str, str], environment: Mapping[str, str]) -> None:
-        self.workflow = yaml.safe_load((ROOT / ".github/workflows/publish-kernels.yml").read_text())
+    def __init__(
+        self,
+        checkout: Path,
+        context: Mapping[str, str],
+        environment: Mapping[str, str],
+        workflow: str = "publish-kernels.yml",
+    ) -> None:
+        self.workflow = yaml.safe_load((ROOT / ".github/workflows" / workflow).read_text())
         self.checkout, self.environment = checkout, environment
         inputs = self.workflow[True]["workflow_call"]["inputs"]
         self.context = {f"inputs.{name}": str(given.get("default", "")) for name, given in inputs.items()} | context
@@ -79,6 +94,22 @@ class Rehearsal:
     def _value(self, text: object, matrix: Mapping[str, str]) -> str:
         known = {**self.context, **{f"matrix.{key}": value or "" for key, value in matrix.items()}}
         return re.sub(r"\$\{\{ ([\w.-]+) \}\}", lambda match: known[match[1]], str(text))
+
+    def runs(self, name: str, **results: str) -> bool:
+        """Returns whether a job runs after others with these results: `success`, `failure` or `skipped`."""
+        job = self.workflow["jobs"][name]
+        failed = any(result != "success" for result in results.values())
+        expression = re.sub(r"inputs\.[\w-]+", lambda match: repr(self.context[match[0]]), job.get("if", "success()"))
+        expression = re.sub(r"needs\.([\w-]+)\.result", lambda match: repr(results[match[1]]), expression)
+        for github, python in (
+            ("&&", " and "),
+            ("||", " or "),
+            ("!cancelled()", "True"),
+            ("success()", str(not failed)),
+        ):
+            expression = expression.replace(github, python)
+        # As on GitHub, a condition without a status function holds only after jobs that succeeded.
+        return bool(eval(expression, {"__builtins__": {}})) and ("cancelled()" in str(job.get("if")) or not failed)
 
     def job(self, name: str, matrix: Mapping[str, str] | None = None) -> dict[str, str]:
         """Runs the commands of a job, and returns what they have put out."""
@@ -104,6 +135,7 @@ if "sign" in sys.orig_argv:
     from sigstore.models import ClientTrustConfig
     ClientTrustConfig.production = classmethod(lambda cls, offline=False: cls.from_json({trust!r}))
 """
+RUN = "https://github.com/org/kernels/actions/runs/7"
 WORKFLOW = "org/kernels/.github/workflows/publish-kernels.yml@refs/tags/v1.0"
 
 
@@ -121,11 +153,13 @@ def test_the_release_rehearsed_against_our_own_hub(
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
     environment = {key: value for key, value in hub.environment.items() if key not in {"HF_TOKEN", "HF_ENDPOINT"}}
+    environment |= {"GITHUB_SERVER_URL": "https://github.com", "GITHUB_REPOSITORY": "org/kernels", "GITHUB_RUN_ID": "7"}
     environment |= {"KERNEL_BUILDER_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path / "without")}
     context = {
         "inputs.projects": "kernels/python-only kernels/stable-scale",
         "inputs.organisation": ORGANISATION,
         "inputs.endpoint": hub.url,
+        "inputs.gpu-runner": "gpu",
         "secrets.hf-token": "",
     }
     rehearsal = Rehearsal(checkout, context, environment)
@@ -140,13 +174,60 @@ def test_the_release_rehearsed_against_our_own_hub(
             rehearsal.job("build", part)
     shutil.copytree(checkout / "packages", checkout, dirs_exist_ok=True)  # as the artifacts come back
 
+    assert not rehearsal.runs("gpu", build="failure")
+    assert not rehearsal.runs("publish", build="failure", gpu="skipped")
+    assert not rehearsal.runs("publish", build="success", gpu="failure")
+    assert rehearsal.runs("gpu", build="success")
+    assert rehearsal.runs("publish", build="success", gpu="success")
     rehearsal.job("publish")  # without a token: a dry run
     assert not hub.api().repo_exists(f"{ORGANISATION}/stable-scale", repo_type="kernel")
     (tmp_path / "trusting").mkdir()
     (tmp_path / "trusting" / "sitecustomize.py").write_text(TRUSTING.format(trust=sigstore.trust))
     environment |= {"PYTHONPATH": str(tmp_path / "trusting"), **sigstore.job_of("org/kernels", WORKFLOW)}
     context |= {"inputs.projects": "kernels/stable-scale", "secrets.hf-token": "any"}
-    Rehearsal(checkout, context, environment).job("publish")
     published = f"{ORGANISATION}/stable-scale"
+
+    def publish() -> str:
+        Rehearsal(checkout, context, environment).job("publish")
+        return Path(hub.api().hf_hub_download(published, "README.md", repo_type="kernel")).read_text()
+
+    assert f"passed their tests on a GPU, in [this run]({RUN})." in publish()
+    context["inputs.skip-gpu-tests"] = "the runner is being repaired"
+    without = Rehearsal(checkout, context, environment)
+    assert not without.runs("gpu", build="success")
+    assert without.runs("publish", build="success", gpu="skipped")
+    assert not without.runs("publish", build="failure", gpu="skipped")
+    assert "published without a test on a GPU: the runner is being repaired." in publish()
     assert f"build/{CPU}/metadata.json" in tree(hub, published, "v1")
     assert verify(published, endpoint=hub.url, signers=[f"https://github.com/{WORKFLOW}"], require_signature=True).ok
+
+
+def test_a_release_without_a_gpu_needs_a_reason(tmp_path: Path) -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/publish-kernels.yml").read_text())
+    (check,) = (step for step in workflow["jobs"]["plan"]["steps"] if step.get("name", "").startswith("Require a GPU"))
+    for runner, reason, status in (("", "", 1), ("gpu", "", 0), ("", "no GPU code", 0)):
+        given = {**os.environ, "GPU_RUNNER": runner, "SKIP_GPU_TESTS": reason}
+        assert subprocess.run(["bash", "-e", "-c", check["run"]], env=given, check=False).returncode == status
+    called, gpu = workflow["jobs"]["gpu"], inputs("gpu.yml")
+    assert called["uses"].endswith("/gpu.yml")
+    assert {name for name, given in gpu.items() if given.get("required")} <= set(called["with"]) <= set(gpu)
+    assert set(inputs("gpu.yml", "workflow_dispatch")) == set(gpu)
+
+
+def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    run(BIN / "kernel-builder", "init", "kernels/relu", "--name", "me/relu", "--backends", "cpu", cwd=checkout)
+    context = {
+        "inputs.kernels": "kernels/relu",
+        "inputs.backend": "cpu",
+        "inputs.packages": "false",
+        "inputs.benchmark-options": "--rounds 3 --against eager --only device --pass forward --shapes 64x64",
+    }
+    Rehearsal(checkout, context, dict(os.environ), "gpu.yml").job("gpu")
+    results = json.loads((checkout / "benchmark-results" / "relu.json").read_text())
+    assert results["kernel"] == "relu"
+    assert results["rows"]
+    (checkout / "kernels/relu/tests/test_fails.py").write_text("def test_fails():\n    assert False\n")
+    with pytest.raises(AssertionError, match="test_fails"):
+        Rehearsal(checkout, context, dict(os.environ), "gpu.yml").job("gpu")
