@@ -143,12 +143,12 @@ def first_load(directory: Path) -> Figure:
     load, copy = statistics.median(loads), statistics.median(copies)
     return Figure(
         "first-load",
-        f"first `get_kernel` of a kernel of {BINARY // MB} MB in a fresh process, beside a plain copy of its files",
+        f"first `get_kernel` of a {BINARY // MB} MB kernel in a fresh process, and a plain copy of its files",
         "-",
-        f"{load * 1000:.0f} ms, beside {copy * 1000:.0f} ms",
+        f"{load * 1000:.0f} ms; copy {copy * 1000:.0f} ms",
         True,
         (f"HF_ENDPOINT=URL python -c 'get_kernel(\"{KERNEL}\", version=1)'", "cp -r build/torch-cpu COPY"),
-        f"Median of {REPEATS}, each with an empty client cache, without the imports of torch and kernels.",
+        f"Median of {REPEATS} runs, each with an empty client cache. Importing torch and kernels is not counted.",
         {"load-seconds": loads, "copy-seconds": copies, "bytes": BINARY},
     )
 
@@ -167,13 +167,13 @@ def publishing(directory: Path) -> Figure:
                 )["seconds"]
     return Figure(
         "publish",
-        f"publishing a package of {BINARIES} binaries, {BINARIES * BINARY_OF_MANY // MB} MB, in one commit",
+        f"publish a package of {BINARIES} binaries, {BINARIES * BINARY_OF_MANY // MB} MB, in one commit",
         "-",
-        f"{taken['xet-first-seconds']:.1f} s by Xet, {taken['lfs-first-seconds']:.1f} s by LFS; again, unchanged: "
+        f"{taken['xet-first-seconds']:.1f} s by Xet, {taken['lfs-first-seconds']:.1f} s by LFS; unchanged, "
         f"{taken['xet-again-seconds']:.2f} s and {taken['lfs-again-seconds']:.2f} s",
         True,
         ("HfApi().upload_folder(repo_type='kernel', revision='v1', …)",),
-        "By `huggingface_hub` alone; what `kernel-builder upload` checks before is not in it.",
+        "`huggingface_hub` alone, without the checks of `kernel-builder upload`.",
         {**taken, "bytes": BINARIES * BINARY_OF_MANY},
     )
 
@@ -228,13 +228,13 @@ def at_once(directory: Path) -> Figure:
     p50, p99 = statistics.median(taken), taken[min(len(taken) - 1, round(0.99 * (len(taken) - 1)))]
     return Figure(
         "at-once",
-        f"{CLIENTS} clients that load a kernel of {BINARY // 10 // MB} MB at once",
-        "none fails",
+        f"{CLIENTS} clients load a {BINARY // 10 // MB} MB kernel at the same time",
+        "no failures",
         f"p50 {p50:.2f} s, p99 {p99:.2f} s, {len(failed)} failed",
         not failed,
         (f'get_kernel("{KERNEL}", version=1) in {CLIENTS} processes, each with an empty cache',),
-        f"Clients and server share the cores: the clients computed {theirs:.1f} s, the server {used:.1f} s. "
-        f"Its peak memory was {most / MB:.0f} MB.",
+        f"Clients and server share the cores: the clients took {theirs:.1f} s of CPU time, the server {used:.1f} s. "
+        f"Peak memory of the server: {most / MB:.0f} MB.",
         {
             "seconds": taken,
             "failed": failed,
@@ -293,14 +293,14 @@ def memory(directory: Path) -> Figure:
         raise RuntimeError(f"what came down has the SHA-256 {came}, not {expected}")
     return Figure(
         "memory",
-        f"the server's peak memory while a file of {HUGE // MB} MB goes up and comes down",
+        f"peak memory of the server while a {HUGE // MB} MB file is uploaded and downloaded",
         f"at most {MEMORY // MB} MB",
-        f"{peaks['lfs-up'] / MB:.0f} MB up by LFS, {peaks['xet-up'] / MB:.0f} MB up by Xet, "
-        f"{peaks['down'] / MB:.0f} MB down",
+        f"upload {peaks['lfs-up'] / MB:.0f} MB by LFS, {peaks['xet-up'] / MB:.0f} MB by Xet; "
+        f"download {peaks['down'] / MB:.0f} MB",
         max(peaks.values()) <= MEMORY,
         ("HfApi().upload_folder(…)", "GET /kernels/…/resolve/v1/huge.so"),
-        f"Resident, at its highest; {peaks['idle'] / MB:.0f} MB before the first request. "
-        f"{seconds['lfs-up']:.1f} s and {seconds['xet-up']:.1f} s up, {seconds['down']:.1f} s down, hashing included.",
+        f"Peak resident memory; {peaks['idle'] / MB:.0f} MB before the first request. Upload "
+        f"{seconds['lfs-up']:.1f} s by LFS and {seconds['xet-up']:.1f} s by Xet, download {seconds['down']:.1f} s, hashing included.",
         {"peak-bytes": peaks, "seconds": seconds},
     )
 
@@ -320,8 +320,8 @@ def spoken(on: Mapping[str, Any]) -> str:
     """The machine, in words."""
     used = ", ".join(f"{name} {on[name]}" for name in ("python", *PACKAGES))
     return (
-        f"{on['cpu']}, {on['cores']} cores, {on['system']}, {used}. One server process; clients on the same machine, "
-        "over loopback."
+        f"{on['cpu']}, {on['cores']} cores, {on['system']}, {used}. One server process; the clients run on the "
+        "same machine, over loopback."
     )
 
 
