@@ -300,7 +300,8 @@ def memory(directory: Path) -> Figure:
         max(peaks.values()) <= MEMORY,
         ("HfApi().upload_folder(…)", "GET /kernels/…/resolve/v1/huge.so"),
         f"Peak resident memory; {peaks['idle'] / MB:.0f} MB before the first request. Upload "
-        f"{seconds['lfs-up']:.1f} s by LFS and {seconds['xet-up']:.1f} s by Xet, download {seconds['down']:.1f} s, hashing included.",
+        f"{seconds['lfs-up']:.1f} s by LFS and {seconds['xet-up']:.1f} s by Xet, "
+        f"download {seconds['down']:.1f} s, hashing included.",
         {"peak-bytes": peaks, "seconds": seconds},
     )
 
