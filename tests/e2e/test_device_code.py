@@ -1,11 +1,11 @@
 """The device code of `kernels/` compiles without a warning, for every capability, under nvcc and under clang.
 
-It needs `clang-22` on the path, and CUDA_12_WHEELS must name a directory made by
+`make device-code` runs it. It needs `clang-22` on the path, and CUDA_12_WHEELS must name a directory made by
 
     pip install --no-deps --target DIR nvidia-cuda-runtime-cu12==12.6.77 nvidia-cuda-nvcc-cu12==12.6.85 \
         nvidia-cuda-cccl-cu12==12.6.77
 
-Wheels of CUDA 12 have no nvcc, so clang compiles for it. This takes minutes, so CI leaves it out.
+Wheels of CUDA 12 have no nvcc, so clang compiles for it. This takes minutes, so `make test` leaves it out.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ SOURCES = sorted(ROOT.glob("kernels/*/*_cuda/*.cu"))
 CLANG_CAPABILITIES = ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90"]
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(CLANG is None, reason="clang-22 is not on the path"),
-    pytest.mark.skipif(not WHEELS.is_dir(), reason="CUDA_12_WHEELS names no directory of CUDA 12.6 wheels"),
+    pytest.mark.device_code,
     pytest.mark.parametrize("source", SOURCES, ids=[str(path.relative_to(ROOT / "kernels")) for path in SOURCES]),
 ]
 
@@ -38,6 +36,7 @@ pytestmark = [
 @pytest.fixture(scope="session")
 def cuda_12(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Assemble a CUDA 12 toolkit for clang from the wheels, with `fatbinary` of CUDA 13, which they lack."""
+    assert WHEELS.is_dir(), "CUDA_12_WHEELS names no directory of CUDA 12.6 wheels"
     tree = tmp_path_factory.mktemp("cuda-12")
     for wheel in ("cuda_runtime", "cuda_nvcc", "cuda_cccl"):
         shutil.copytree(WHEELS / wheel / "include", tree / "include", dirs_exist_ok=True)
@@ -65,7 +64,7 @@ def compiles(command: Sequence[str | Path], source: Path, output: Path) -> None:
 
 
 def test_clang(source: Path, cuda_12: Path, tmp_path: Path) -> None:
-    assert CLANG is not None
+    assert CLANG is not None, "clang-22 is not on the path"
     capabilities = [f"--cuda-gpu-arch={capability}" for capability in CLANG_CAPABILITIES]
     warnings = ["-Wall", "-Wextra", "-Werror"]
     compiles([CLANG, "-x", "cuda", f"--cuda-path={cuda_12}", *capabilities, *warnings], source, tmp_path / "object")

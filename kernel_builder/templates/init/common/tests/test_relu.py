@@ -15,7 +15,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 DEVICE = "cuda" if "cuda" in BACKENDS and torch.cuda.is_available() else "cpu"
 if DEVICE not in BACKENDS:
-    pytest.skip("there is no GPU here, and the kernel is not for the CPU", allow_module_level=True)
+    pytest.skip("needs a GPU: the kernel is not for the CPU", allow_module_level=True)
 kernel = get_local_kernel(PROJECT, backend=DEVICE)
 
 
