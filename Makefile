@@ -1,16 +1,18 @@
-# make quickstart   build kernels/rmsnorm, load it, check it, time it
-# make test         the whole test suite: lint, types, documentation, tests
-# make lint         format, lint, types, declared dependencies; what pre-commit runs
-# make docs         the documentation as a site in site/, with every link checked
+# make quickstart    build kernels/rmsnorm, publish it to a local Hub, load it from there, check it, time it
+# make test          the whole test suite: lint, types, documentation, tests; it ends by naming what was skipped
+# make lint          format, lint, types, import contract, declared dependencies; what pre-commit runs
+# make docs          build the documentation in site/ and check every link
+# make gpu-test      the kernels' tests, on a machine with a GPU
+# make device-code   compile all device code with nvcc and clang, warnings as errors (minutes; needs clang-22)
 #
-# All set themselves up in .venv. TORCH chooses the Torch to test with, e.g. make test TORCH=torch==2.14.1; with JOBS=2
-# two tests run at a time.
+# All set themselves up in .venv. TORCH selects the Torch to test with (make test TORCH=torch==2.14.1), JOBS the number of
+# tests that run at a time, and PYTEST more options for pytest.
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
 JOBS ?= 0
 KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 
-.PHONY: quickstart test lint docs clean
+.PHONY: quickstart test gpu-test device-code lint docs clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -22,9 +24,15 @@ quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
 
 test: .venv/ready lint docs
-	.venv/bin/python -m pytest tests -n $(JOBS) --dist loadfile
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
-	set -e; for kernel in $(KERNELS); do .venv/bin/python -m pytest $$kernel/tests -n $(JOBS); done
+	.venv/bin/python -m pytest -p tests.skips tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile $(PYTEST)
+
+gpu-test: .venv/ready
+	.venv/bin/kernel-builder build $(KERNELS) --backend cuda
+	.venv/bin/python -m pytest -p tests.skips tests/measure $(KERNELS:%=%/tests) $(PYTEST)
+
+device-code: .venv/ready
+	.venv/bin/python -m pytest -m device_code tests/e2e/test_device_code.py $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .
