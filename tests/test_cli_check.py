@@ -162,5 +162,5 @@ def test_check_config_says_what_a_project_is(tmp_path: Path) -> None:
 def test_the_commands_are_quick_to_start() -> None:
     """Heavy libraries are imported only when needed, so that the program starts fast."""
     heavy = "{'auditwheel', 'abi3info', 'elftools', 'kernels', 'kernels_data', 'torch', 'vermin'}"
-    code = f"import sys, kernel_builder.cli.check; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, kernel_builder.cli.check_command; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -18,25 +18,25 @@ import click
 import kernel_builder
 from kernel_builder.errors import BuildError, KernelBuilderError
 
-# Command name -> module under kernel_builder.cli that holds it, and the attribute.
+# Command -> the function of `kernel_builder.cli.<module>` that it runs.
 _COMMANDS = {
-    "build": ("build", "build"),
-    "build-and-copy": ("build", "build_and_copy"),
-    "upload": ("upload", "upload"),
-    "build-and-upload": ("upload", "build_and_upload"),
-    "verify": ("verify", "verify"),
-    "sign": ("sign", "sign"),
-    "hub": ("hub", "hub"),
-    "list-variants": ("variants", "list_variants"),
-    "check-config": ("check", "check_config"),
-    "check-abi": ("check", "check_abi"),
-    "check-builds": ("check", "check_builds"),
-    "hash": ("check", "hash_builds"),
-    "benchmark": ("benchmark", "benchmark"),
-    "doctor": ("doctor", "doctor"),
-    "toolchain": ("toolchain", "toolchain"),
-    "init": ("init", "init"),
-    "completions": ("completions", "completions"),
+    "build": "build_command.build",
+    "build-and-copy": "build_command.build_and_copy",
+    "upload": "upload_command.upload",
+    "build-and-upload": "upload_command.build_and_upload",
+    "verify": "verify_command.verify",
+    "sign": "sign_command.sign",
+    "hub": "hub_command.hub",
+    "list-variants": "variants_command.list_variants",
+    "check-config": "check_command.check_config",
+    "check-abi": "check_command.check_abi",
+    "check-builds": "check_command.check_builds",
+    "hash": "check_command.hash_builds",
+    "benchmark": "benchmark_command.benchmark",
+    "doctor": "doctor_command.doctor",
+    "toolchain": "toolchain_command.toolchain",
+    "init": "init_command.init",
+    "completions": "completions_command.completions",
 }
 
 
@@ -71,8 +71,8 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in _COMMANDS:
             return None
-        module, attribute = _COMMANDS[name]
-        command = getattr(importlib.import_module(f"kernel_builder.cli.{module}"), attribute)
+        module, _, function = _COMMANDS[name].partition(".")
+        command = getattr(importlib.import_module(f"kernel_builder.cli.{module}"), function)
         assert isinstance(command, click.Command)
         return command
 

@@ -83,7 +83,7 @@ def build_and_upload(
     What DIR/build holds besides, such as the variants of another machine, is published too.
     """
     from kernel_builder import pipeline
-    from kernel_builder.cli.build import print_summary, run
+    from kernel_builder.cli.build_command import print_summary, run
     from kernel_builder.toolchain import Toolchains, compiler_cache
 
     summary = run(

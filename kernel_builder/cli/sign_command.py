@@ -24,7 +24,7 @@ def sign(directory: Path, identity_token: str | None, as_json: bool) -> None:
     metadata.json.sigstore. One that has a signature of these bytes already keeps it. Signatures are public, and are
     entered into a public log for good.
     """
-    from kernel_builder.cli.check import packages_of
+    from kernel_builder.cli.check_command import packages_of
     from kernel_builder.hub.signing import sign as write_signatures
 
     signed = write_signatures(packages_of(directory), identity_token=identity_token)
