@@ -6,7 +6,7 @@ import pytest
 from kernels.variants import parse_variant
 
 from kernel_builder.config import matrix
-from kernel_builder.config.variant import Noarch, Release, StableAbi, Torch, Variant
+from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
 from kernel_builder.errors import VariantError
 
 
@@ -15,9 +15,9 @@ from kernel_builder.errors import VariantError
     [
         (
             "torch214-cxx11-cu130-x86_64-linux",
-            Variant(Torch(Release(2, 14)), "cuda", Release(13, 0), "x86_64-linux"),
+            Variant(FullAbi(Release(2, 14)), "cuda", Release(13, 0), "x86_64-linux"),
         ),
-        ("torch29-cxx11-cpu-aarch64-linux", Variant(Torch(Release(2, 9)), "cpu", None, "aarch64-linux")),
+        ("torch29-cxx11-cpu-aarch64-linux", Variant(FullAbi(Release(2, 9)), "cpu", None, "aarch64-linux")),
         (
             "torch-stable-abi210-cu126-x86_64-linux",
             Variant(StableAbi(Release(2, 10)), "cuda", Release(12, 6), "x86_64-linux"),
@@ -53,7 +53,7 @@ def test_other_names_are_refused_with_an_example(name: str) -> None:
 def test_the_client_reads_every_name_of_the_matrix_the_same_way() -> None:
     for torch in matrix.torch_releases():
         for cuda in matrix.cuda_releases():
-            for framework in (Torch(torch), StableAbi(torch)):
+            for framework in (FullAbi(torch), StableAbi(torch)):
                 name = Variant(framework, "cuda", cuda, "x86_64-linux").name
                 theirs = parse_variant(name)
                 assert theirs.variant_str == name

@@ -120,7 +120,7 @@ def _select(toolchains: Toolchains, cuda: tuple[Release, ...], torch: tuple[Rele
 def list_toolchains(lock_file: Path | None, as_json: bool) -> None:
     """Show what is pinned for this platform, what is in the store, and the sizes."""
     toolchains = _toolchains(lock_file)
-    stored = {entry.name: entry for entry in toolchains.store.entries()}
+    stored = {entry.name: entry for entry in toolchains.store.trees()}
     rows: list[dict[str, Any]] = [
         {
             "name": tree.name,
@@ -178,7 +178,7 @@ def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
     """Free disk space: always what interrupted downloads left, and the toolchains that the options name."""
     store = _toolchains(None).store
     limit = time.time() - older_than * 86400 if older_than is not None else None
-    doomed = [entry for entry in store.entries() if everything or (limit is not None and entry.used <= limit)]
+    doomed = [entry for entry in store.trees() if everything or (limit is not None and entry.used <= limit)]
     removed = [entry for entry in doomed if store.remove(entry.name)]
     freed = store.remove_leftovers() + sum(entry.bytes for entry in removed)
     if as_json:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.config import toml_schema
-from kernel_builder.config.toml_schema import Key, Place
+from kernel_builder.config.toml_schema import Key, TomlPlace
 from kernel_builder.config.variant import BACKENDS, Release
 from kernel_builder.errors import ConfigError
 
@@ -44,7 +44,7 @@ _CUTLASS = ("2_10", "3_5", "3_6", "3_8", "3_9", "4_0", "4_4", "4_5")
 KERNEL_DEPENDS = ("torch", *(f"cutlass_{version}" for version in _CUTLASS), "sycl_tla", "metal-cpp")
 
 
-def _capability(value: Any, place: Place) -> str:
+def _capability(value: Any, place: TomlPlace) -> str:
     from kernel_builder.config.matrix import known_capabilities
 
     known = known_capabilities()
@@ -60,7 +60,7 @@ def _capability(value: Any, place: Place) -> str:
     return str(value)
 
 
-def _stable_abi(value: Any, place: Place) -> Release | dict[str, Release]:
+def _stable_abi(value: Any, place: TomlPlace) -> Release | dict[str, Release]:
     """One version for all backends, or a table backend -> version."""
     if not isinstance(value, dict):
         return toml_schema.release(value, place)
@@ -68,7 +68,7 @@ def _stable_abi(value: Any, place: Place) -> Release | dict[str, Release]:
     return dict(read(value, place))
 
 
-def _kernel_dependency(value: Any, place: Place) -> dict[str, Any]:
+def _kernel_dependency(value: Any, place: TomlPlace) -> dict[str, Any]:
     read = toml_schema.table(
         {"repo-id": Key(_repo_id, required=True), "version": Key(toml_schema.natural), "revision": Key(_word)}
     )
@@ -82,7 +82,7 @@ def _kernel_dependency(value: Any, place: Place) -> dict[str, Any]:
     return dependency
 
 
-def _kernel(value: Any, place: Place) -> dict[str, Any]:
+def _kernel(value: Any, place: TomlPlace) -> dict[str, Any]:
     """A `[kernel.<name>]` table; its backend says which keys it may have."""
     name = _kernel_name(place.key, place.as_table())
     given = value.get("backend") if isinstance(value, dict) else None
@@ -214,7 +214,7 @@ def validate(document: Mapping[str, Any], where: str) -> dict[str, Any]:
     Raises:
         ConfigError: If it is not what edition 5 allows.
     """
-    place = Place(where)
+    place = TomlPlace(where)
     _require_edition(document, place)
     tables = dict(toml_schema.table(_DOCUMENT)(document, place))
     found = [name for name in FRAMEWORKS if name.replace("-", "_") in tables]
@@ -224,8 +224,8 @@ def validate(document: Mapping[str, Any], where: str) -> dict[str, Any]:
             where=str(place),
             hint="keep one of [torch] (compiled), [torch-noarch] (Python only) and [tvm-ffi] (compiled, without Torch)",
         )
-    _check_range(tables.get("torch", {}), Place(where, "torch"))
-    _check_range(tables["general"].get("cuda", {}), Place(where, "general.cuda"))
+    _check_range(tables.get("torch", {}), TomlPlace(where, "torch"))
+    _check_range(tables["general"].get("cuda", {}), TomlPlace(where, "general.cuda"))
     return tables
 
 
@@ -263,7 +263,7 @@ def _parse(path: Path) -> dict[str, Any]:
         raise ConfigError(f"is not TOML: {words}", where=str(path), hint="mend the line it names") from error
 
 
-def _require_edition(document: Mapping[str, Any], place: Place) -> None:
+def _require_edition(document: Mapping[str, Any], place: TomlPlace) -> None:
     """Refuse other editions by name: their keys would only be unknown keys otherwise."""
     general = document.get("general")
     if not isinstance(general, dict) or general.get("edition") == EDITION:
@@ -301,7 +301,7 @@ def _old_keys(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((f"`[{name}] {key}`", now) for key, now in _OLD_KEYS[kind].items() if key in table)
 
 
-def _check_range(table: Mapping[str, Any], place: Place) -> None:
+def _check_range(table: Mapping[str, Any], place: TomlPlace) -> None:
     low, high = table.get("minver"), table.get("maxver")
     if low and high and low > high:
         raise ConfigError(

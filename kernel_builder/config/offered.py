@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kernel_builder.config import matrix
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch
-from kernel_builder.config.variant import Noarch, Release, StableAbi, Torch, Variant
+from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
 from kernel_builder.errors import VariantError
 
 # The backends that this builder compiles for. The format has more; projects may name them, and they are skipped.
@@ -101,16 +101,16 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
     for backend in project.backends:
         if backend not in COMPILED_BACKENDS:
             continue
-        frameworks: list[StableAbi | Torch] = []
+        frameworks: list[StableAbi | FullAbi] = []
         floor = framework.stable_abi.get(backend)
         in_range = [r for r in known_matrix.torch if _in_range(r, framework.minver, framework.maxver)]
         if floor:
             frameworks.append(StableAbi(floor))
             if whole:
-                frameworks += [Torch(release) for release in in_range if release >= floor]
+                frameworks += [FullAbi(release) for release in in_range if release >= floor]
         else:
             frameworks += [
-                Torch(release) for release in (in_range if whole else in_range[-known_matrix.hub_releases :])
+                FullAbi(release) for release in (in_range if whole else in_range[-known_matrix.hub_releases :])
             ]
         before = len(found)
         for offered in frameworks:
@@ -119,7 +119,7 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
             else:
                 published = (
                     known_matrix.torch[offered.release]
-                    if isinstance(offered, Torch)
+                    if isinstance(offered, FullAbi)
                     else tuple(known_matrix.capabilities)
                 )
                 usable = _cuda_releases_of(project, published)

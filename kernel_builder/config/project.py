@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.config import build_toml
-from kernel_builder.config.toml_schema import Place
+from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import BACKENDS, Release
 from kernel_builder.errors import ConfigError
 
@@ -144,9 +144,9 @@ def read(directory: Path) -> Project:
         (table, folder) for table, (make, folder) in _FRAMEWORKS.items() if isinstance(project.framework, make)
     )
     if not isinstance(project.framework, TorchNoarch):
-        _check_files(project.root, project.framework.src, project.framework.include, Place(str(file), table))
+        _check_files(project.root, project.framework.src, project.framework.include, TomlPlace(str(file), table))
     for kernel in project.kernels:
-        _check_files(project.root, kernel.src, kernel.include, Place(str(file), f"kernel.{kernel.name}"))
+        _check_files(project.root, kernel.src, kernel.include, TomlPlace(str(file), f"kernel.{kernel.name}"))
     package = directory / folder / project.python_name
     return replace(project, python_files=_python_files(project.root, package, project.framework.pyext))
 
@@ -198,7 +198,7 @@ def _of_backends(general: Mapping[str, Any], key: str) -> dict[str, Any]:
     return {backend: general[backend][key] for backend in BACKENDS if general.get(backend, {}).get(key)}
 
 
-def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], place: Place) -> None:
+def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], place: TomlPlace) -> None:
     """Refuse sources and include directories that are missing, named twice, or outside the project."""
     for key, paths, kind, exists in (
         ("src", src, "file", Path.is_file),

@@ -1,6 +1,6 @@
 """What a TOML table may hold: keys, and a reader for each value. Knows nothing of kernels.
 
-A reader takes a parsed value and the `Place` where it stands, and returns what the program uses instead of it. It
+A reader takes a parsed value and the `TomlPlace` where it stands, and returns what the program uses instead of it. It
 raises `ConfigError` if the value is not what the key may hold.
 """
 
@@ -28,7 +28,7 @@ _LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
-class Place:
+class TomlPlace:
     """Where a value stands: `build.toml: [kernel.relu] src`."""
 
     file: str
@@ -40,16 +40,16 @@ class Place:
             return f"{self.file}: [{self.key}]" if self.key else self.file
         return f"{self.file}: [{self.table}] {self.key}".rstrip()
 
-    def at(self, key: str) -> Place:
+    def at(self, key: str) -> TomlPlace:
         """A key of this table."""
         return replace(self, key=key)
 
-    def as_table(self) -> Place:
+    def as_table(self) -> TomlPlace:
         """The table that this key holds."""
-        return Place(self.file, f"{self.table}.{self.key}" if self.table else self.key)
+        return TomlPlace(self.file, f"{self.table}.{self.key}" if self.table else self.key)
 
 
-Reader = Callable[[Any, Place], Any]
+Reader = Callable[[Any, TomlPlace], Any]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def _listed(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in sorted(names))
 
 
-def _wrong_type(value: Any, place: Place, expected: str, hint: str | None = None) -> ConfigError:
+def _wrong_type(value: Any, place: TomlPlace, expected: str, hint: str | None = None) -> ConfigError:
     got = _TYPES.get(type(value), "a date or time")
     return ConfigError(f"expected {expected}, got {got}", where=str(place), hint=hint or f"write {expected} here")
 
@@ -83,7 +83,7 @@ def table(keys: Mapping[str, Key]) -> Reader:
     dataclass.
     """
 
-    def read(value: Any, place: Place) -> dict[str, Any]:
+    def read(value: Any, place: TomlPlace) -> dict[str, Any]:
         place = place.as_table()
         if not isinstance(value, dict):
             raise _wrong_type(value, place, "a table")
@@ -108,7 +108,7 @@ def table(keys: Mapping[str, Key]) -> Reader:
 def tables(read_one: Reader) -> Reader:
     """A table of tables, each with a name of its own. The reader returns name -> what `read_one` returned."""
 
-    def read(value: Any, place: Place) -> dict[str, Any]:
+    def read(value: Any, place: TomlPlace) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise _wrong_type(value, place.as_table(), "a table")
         return {name: read_one(item, place.as_table().at(name)) for name, item in value.items()}
@@ -119,7 +119,7 @@ def tables(read_one: Reader) -> Reader:
 def list_of(read_one: Reader, *, least: int = 0, hint: str | None = None) -> Reader:
     """An array of values of one kind, at least `least` of them. The reader returns a tuple."""
 
-    def read(value: Any, place: Place) -> tuple[Any, ...]:
+    def read(value: Any, place: TomlPlace) -> tuple[Any, ...]:
         if not isinstance(value, list):
             raise _wrong_type(value, place, "an array", f"put it in brackets: `{place.key} = [ … ]`")
         if len(value) < least:
@@ -129,7 +129,7 @@ def list_of(read_one: Reader, *, least: int = 0, hint: str | None = None) -> Rea
     return read
 
 
-def text(value: Any, place: Place) -> str:
+def text(value: Any, place: TomlPlace) -> str:
     """Any string."""
     if not isinstance(value, str):
         raise _wrong_type(value, place, "a string", "put it in quotes")
@@ -140,7 +140,7 @@ def matching(pattern: str, expected: str) -> Reader:
     """A string that `pattern` matches in full. `expected` says what that is, with an example."""
     compiled = re.compile(pattern, re.ASCII)
 
-    def read(value: Any, place: Place) -> str:
+    def read(value: Any, place: TomlPlace) -> str:
         if not compiled.fullmatch(text(value, place)):
             raise ConfigError(f"{value!r} is not {expected}", where=str(place), hint=f"write {expected}")
         return str(value)
@@ -152,7 +152,7 @@ def one_of(names: Iterable[str], what: str) -> Reader:
     """One of these strings; `what` says what they are, with its article."""
     known = tuple(names)
 
-    def read(value: Any, place: Place) -> str:
+    def read(value: Any, place: TomlPlace) -> str:
         if text(value, place) not in known:
             meant = nearest(value, known)
             raise ConfigError(
@@ -165,7 +165,7 @@ def one_of(names: Iterable[str], what: str) -> Reader:
     return read
 
 
-def natural(value: Any, place: Place) -> int:
+def natural(value: Any, place: TomlPlace) -> int:
     """An integer from 0."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong_type(value, place, "an integer")
@@ -174,7 +174,7 @@ def natural(value: Any, place: Place) -> int:
     return value
 
 
-def release(value: Any, place: Place) -> Release:
+def release(value: Any, place: TomlPlace) -> Release:
     """A `major.minor` version, as a string."""
     if not isinstance(value, str):
         raise _wrong_type(value, place, "a string", 'versions are strings: write "2.10", in quotes')
@@ -187,7 +187,7 @@ def release(value: Any, place: Place) -> Release:
     return Release.parse(value)
 
 
-def inner_path(value: Any, place: Place) -> str:
+def inner_path(value: Any, place: TomlPlace) -> str:
     """A relative POSIX path that does not leave the project by its own words. The reader returns it without `./`."""
     path = PurePosixPath(text(value, place))
     if not value or path.is_absolute() or ".." in path.parts:

@@ -53,7 +53,7 @@ class Release(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Torch:
+class FullAbi:
     """The full C++ ABI of one Torch release."""
 
     release: Release
@@ -84,7 +84,7 @@ class Noarch:
 class Variant:
     """Framework x backend x platform. `cuda` is set when and only when a compiled backend is `cuda`."""
 
-    framework: Torch | StableAbi | Noarch
+    framework: FullAbi | StableAbi | Noarch
     backend: str
     cuda: Release | None = None
     platform: str | None = None
@@ -124,7 +124,7 @@ class Variant:
                 hint="`kernel-builder list-variants DIR` lists the variants of a project",
             )
         framework = (
-            Torch(Release.from_digits(match["torch"]))
+            FullAbi(Release.from_digits(match["torch"]))
             if match["torch"]
             else StableAbi(Release.from_digits(match["stable"]))
         )

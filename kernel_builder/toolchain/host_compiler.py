@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain.probe_cache import Facts
+from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.tools import HostCompiler
 
 # Environment variables that change what g++, ld or nvcc make of a command; the ones of Nix are read by its wrappers.
@@ -41,7 +41,7 @@ _HINT = (
 )
 
 
-def find(facts: Facts, cxx: str | None = None) -> HostCompiler:
+def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
     """The host compiler: `cxx`, else CXX, else the g++ on the PATH.
 
     Raises:
@@ -53,7 +53,7 @@ def find(facts: Facts, cxx: str | None = None) -> HostCompiler:
         raise ToolchainError("no such program; a C++ compiler, g++ 11 or newer, is needed", where=named, hint=_HINT)
     path = Path(found).absolute()
     # The PATH decides which assembler and linker a g++ runs that does not bring its own.
-    about = facts.recall(f"host compiler {os.environ.get('PATH')}", [path], lambda: _ask(path))
+    about = probes.recall(f"host compiler {os.environ.get('PATH')}", [path], lambda: _ask(path))
     if not about["gcc"]:
         raise ToolchainError(
             f"is not g++, which nvcc and the checks of the output count on, but: {about['words']}",
@@ -65,7 +65,7 @@ def find(facts: Facts, cxx: str | None = None) -> HostCompiler:
         raise ToolchainError(f"is g++ {version}, expected {OLDEST} or newer", where=str(path), hint=_HINT)
     programs = [Path(program) for program in about["programs"]]
     try:
-        identity = facts.recall("host identity", [path, *programs], lambda: _identify(about["words"], programs))
+        identity = probes.recall("host identity", [path, *programs], lambda: _identify(about["words"], programs))
     except OSError as error:
         raise ToolchainError(
             f"lacks a part: {error.strerror}", where=str(error.filename), hint="install g++ again"

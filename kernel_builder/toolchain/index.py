@@ -1,20 +1,21 @@
-"""The package index: which files it has, and bytes of them. The only module that talks to the network.
+"""Reads a package index: the files that it lists, and byte ranges of them. The only module that uses the network.
 
-Any "simple" index will do: the default one, a company's, or a directory of wheels behind a plain file server. File
-servers that answer range requests send only what is needed; others work too, at the cost of the bytes before it.
+Any "simple" index works: PyPI, a company's mirror, or a directory of wheels behind a file server. A build asks the file
+server for byte ranges; a server that ignores ranges works too, but sends all bytes before the range as well.
 """
 
 from __future__ import annotations
 
-import configparser
-import io
 import os
 import re
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
 
 import kernel_builder
@@ -24,44 +25,44 @@ from kernel_builder.toolchain.lock import Wheel
 if TYPE_CHECKING:
     import requests
     from pypi_simple import DistributionPackage
+    from remotezip import RemoteZip
     from urllib3 import Retry
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two reads
-_CHUNK = 1 << 15  # bytes between two reports; a connection that breaks loses at most as many
+_CHUNK = 1 << 15  # bytes between two progress reports; a broken connection loses at most one chunk
 
 
 def configured_url(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The index that this machine's pip or uv is set to use: by environment, else by a pip configuration file."""
+    """Return the index that pip or uv is set to use on this machine, or None where neither is set.
+
+    The environment variables of both tools come first. pip reads its own configuration files.
+    """
     for name in ("PIP_INDEX_URL", "UV_DEFAULT_INDEX", "UV_INDEX_URL"):
         if value := environment.get(name):
             return value
-    configuration_home = environment.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
-    candidates = [
-        environment.get("PIP_CONFIG_FILE"),
-        f"{sys.prefix}/pip.conf",
-        f"{configuration_home}/pip/pip.conf",
-        str(Path.home() / ".pip/pip.conf"),
-        *(f"{directory}/pip/pip.conf" for directory in environment.get("XDG_CONFIG_DIRS", "/etc/xdg").split(":")),
-        "/etc/pip.conf",
-    ]
-    for candidate in filter(None, candidates):
-        parser = configparser.RawConfigParser()
-        try:
-            parser.read(candidate, encoding="utf-8")
-        except (configparser.Error, OSError, UnicodeDecodeError):
-            continue
-        if value := parser.get("global", "index-url", fallback=None):
-            return value
-    return None
+    # Environments that uv makes have no pip. Any other pip reads the same files of the user and the system.
+    pip = [sys.executable, "-m", "pip"] if find_spec("pip") else [shutil.which("pip") or ""]
+    try:
+        done = subprocess.run(
+            [*pip, "config", "get", "global.index-url"],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
+            env=dict(environment),
+        )
+    except (OSError, subprocess.SubprocessError):  # no pip, no such setting, or a file that pip cannot read
+        return None
+    return done.stdout.strip() or None
 
 
 class Index:
     """One simple index.
 
     Args:
-        url: Its address, with user and password where it needs them; else what pip or uv is set to use, else the
-            default one.
-        retries: How often and how patiently a failed request is made again.
+        url: The address, with user and password if the index needs them. None for the index that pip or uv is set to
+            use, or else PyPI.
+        retries: How often a failed request is repeated, and how long to wait between attempts.
     """
 
     def __init__(self, url: str | None = None, *, retries: Retry | None = None) -> None:
@@ -72,7 +73,7 @@ class Index:
 
         parts = urlsplit(url or configured_url() or PYPI_SIMPLE_ENDPOINT)
         self._host = parts.hostname
-        self.url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # fit to be shown
+        self.url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # without credentials
         self._retries = retries or Retry(
             total=4, backoff_factor=0.3, status_forcelist=(429, 500, 502, 503, 504), raise_on_status=False
         )
@@ -87,10 +88,10 @@ class Index:
         self._known: dict[str, list[DistributionPackage]] = {}
 
     def packages(self, project: str, wanted: str | None = None) -> list[DistributionPackage]:
-        """The files that the index lists for a project.
+        """List the files of a project.
 
         Args:
-            wanted: What it is for, for the error's text.
+            wanted: What the project is needed for; an error names it.
 
         Raises:
             FetchError: If the index cannot be reached or does not have the project.
@@ -105,22 +106,22 @@ class Index:
                 raise self._lacks(wanted or project) from None
             except (UnsupportedContentTypeError, UnsupportedRepoVersionError) as error:
                 raise FetchError(
-                    f"does not answer as a package index: {error}",
+                    f"is not a package index: {error}",
                     where=self.url,
-                    hint="give the address of a simple index, by `--index-url` or PIP_INDEX_URL",
+                    hint="give the address of a simple index with `--index-url` or PIP_INDEX_URL",
                 ) from error
         return self._known[project]
 
     def fetch(self, wheel: Wheel, start: int, stop: int, into: Path, report: Callable[[int], None]) -> None:
-        """Append to a file what it lacks of a wheel's bytes `start` to `stop`.
+        """Download bytes `start` to `stop` of a wheel into a file, continuing after the bytes the file already has.
 
-        What has arrived stays in the file whatever happens, so that a later call goes on from there.
+        Bytes that have arrived stay in the file after an error, so that the next call continues from there.
 
         Args:
-            report: Told the number of bytes in the file, from time to time.
+            report: Called with the number of bytes in the file after each chunk.
 
         Raises:
-            FetchError: If the index cannot be reached, or has another file under this name.
+            FetchError: If the index cannot be reached, or has a different file of this name.
             OSError: If the file cannot be written.
         """
         from requests import RequestException
@@ -135,7 +136,7 @@ class Index:
                     for chunk in body:
                         stream.write(chunk)
                         report(stream.tell())
-                except RequestException as error:  # the connection broke within the body
+                except RequestException as error:  # the connection broke inside the body
                     stream.flush()
                     if stream.tell() > have:
                         retries = self._retries
@@ -145,41 +146,36 @@ class Index:
                         raise self._unreachable(wheel.file, error) from last
                     retries.sleep()
 
-    def size(self, wheel: DistributionPackage) -> int:
-        """Bytes of a file, whether or not the index lists them.
-
-        Raises:
-            FetchError: If the file server does not answer range requests.
-        """
-        with (
-            self._reaching(wheel.filename),
-            self._session.get(wheel.url, headers=_range(0, 1), timeout=_TIMEOUT, stream=True) as response,
-        ):
-            total = re.fullmatch(r"bytes 0-0/(\d+)", response.headers.get("Content-Range", ""))
-            if not total:
-                raise FetchError(
-                    f"the file server answers {response.status_code} and not the range asked for",
-                    where=wheel.filename,
-                    hint="use an index whose file server answers range requests",
-                )
-            return int(total[1])
-
-    def open(self, wheel: DistributionPackage) -> io.BufferedReader:
-        """A file of the index as a seekable stream that fetches what is read.
+    @contextmanager
+    def open(self, wheel: DistributionPackage) -> Iterator[RemoteZip]:
+        """Open a wheel as a zip file that downloads only the members that are read.
 
         Raises:
             FetchError: On opening or reading, if the file server cannot be reached or does not answer range requests.
         """
-        return io.BufferedReader(_RemoteFile(self, wheel.url, wheel.filename, self.size(wheel)), buffer_size=1 << 16)
+        from remotezip import RangeNotSupported, RemoteZip, RemoteZipError
+        from urllib3.exceptions import HTTPError
 
-    def read(self, url: str, name: str, start: int, stop: int) -> bytes:
-        """Bytes of a remote file, held in memory.
+        try:
+            with RemoteZip(wheel.url, session=self._session, timeout=_TIMEOUT, headers=_UNCOMPRESSED) as archive:
+                yield archive
+        except RangeNotSupported as error:
+            raise FetchError(
+                "the file server does not answer range requests",
+                where=f"{wheel.filename} at {self.url}",
+                hint="use an index whose file server does, with `--index-url`",
+            ) from error
+        except (RemoteZipError, HTTPError) as error:
+            raise self._unreachable(wheel.filename, error) from error
+
+    def read(self, wheel: DistributionPackage, start: int, stop: int) -> bytes:
+        """Download bytes `start` to `stop` of a wheel into memory.
 
         Raises:
-            FetchError: If they cannot be had.
+            FetchError: If the file server cannot be reached.
         """
-        with self._reaching(name):
-            response = self._session.get(url, headers=_range(start, stop), timeout=_TIMEOUT)
+        with self._reaching(wheel.filename):
+            response = self._session.get(wheel.url, headers=_range(start, stop), timeout=_TIMEOUT)
             response.raise_for_status()
             return response.content
 
@@ -192,7 +188,7 @@ class Index:
                 raise FetchError(
                     f"the index states SHA-256 {stated}, expected {wheel.sha256}",
                     where=f"{wheel.file} at {self.url}",
-                    hint="this index has another file under that name: use one that mirrors the original",
+                    hint="this index has a different file of that name; use one that mirrors PyPI",
                 )
             return package.url
         raise self._lacks(wheel.file)
@@ -207,7 +203,7 @@ class Index:
         if response.status_code == 206:
             stated = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
             if not stated or int(stated[1]) != start:
-                raise FetchError("answered with another range than asked for", where=f"{wheel.file} at {self.url}")
+                raise FetchError("the file server sent the wrong range", where=f"{wheel.file} at {self.url}")
             if stated[2] not in {"*", str(wheel.size)}:
                 raise self._resized(wheel, stated[2])
         else:
@@ -221,23 +217,23 @@ class Index:
         return FetchError(
             f"has {got or 'another number of'} bytes at the index, expected {wheel.size}: truncated, or another file",
             where=f"{wheel.file} at {self.url}",
-            hint="try again, or another index (`--index-url`)",
+            hint="try again, or use another index (`--index-url`)",
         )
 
     def _lacks(self, wanted: str) -> FetchError:
         return FetchError(
             "the index does not have it",
             where=f"{wanted} at {self.url}",
-            hint="use an index that mirrors the default one, by `--index-url` or PIP_INDEX_URL",
+            hint="use an index that mirrors PyPI, with `--index-url` or PIP_INDEX_URL",
         )
 
     def _unreachable(self, wanted: str, error: BaseException) -> FetchError:
         return FetchError(
             f"the index cannot be reached: {error}",
             where=f"{wanted} at {self.url}",
-            hint="name an index within reach by `--index-url` or PIP_INDEX_URL; or run `kernel-builder toolchain "
-            "fetch` on a machine with network and copy its cache directory (KERNEL_BUILDER_CACHE); or use a toolkit "
-            "that is here (`--cuda-home`)",
+            hint="name an index that this machine can reach with `--index-url` or PIP_INDEX_URL; or run "
+            "`kernel-builder toolchain fetch` on a machine with network and copy its cache directory "
+            "(KERNEL_BUILDER_CACHE); or use an installed CUDA toolkit (`--cuda-home`)",
         )
 
     @contextmanager
@@ -250,13 +246,16 @@ class Index:
             raise self._unreachable(wanted, error) from error
 
 
+# Compression would change which bytes a range means.
+_UNCOMPRESSED = {"Accept-Encoding": "identity"}
+
+
 def _range(start: int, stop: int) -> dict[str, str]:
-    # Compression would change which bytes a range means.
-    return {"Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    return {"Range": f"bytes={start}-{stop - 1}", **_UNCOMPRESSED}
 
 
 def _slice(response: requests.Response, skip: int, length: int) -> Iterator[bytes]:
-    """`length` bytes of a response's body after the first `skip`; the connection is given back at the end."""
+    """Yield `length` bytes of a response's body after the first `skip`, then release the connection."""
     with response:
         position = 0
         for chunk in response.iter_content(_CHUNK):
@@ -269,7 +268,7 @@ def _slice(response: requests.Response, skip: int, length: int) -> Iterator[byte
 
 
 def _auth_for(host: str | None, credentials: tuple[str, str]) -> requests.auth.AuthBase:
-    """Credentials that go to one host only: an index may keep its files elsewhere."""
+    """Return credentials that are sent to one host only; an index may keep its files on another one."""
     from requests.auth import AuthBase, HTTPBasicAuth
 
     basic = HTTPBasicAuth(*credentials)
@@ -281,32 +280,3 @@ def _auth_for(host: str | None, credentials: tuple[str, str]) -> requests.auth.A
             return request
 
     return SameHost()
-
-
-class _RemoteFile(io.RawIOBase):
-    def __init__(self, index: Index, url: str, name: str, size: int) -> None:
-        self._index, self._url, self._name, self._size = index, url, name, size
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any, /) -> int:
-        stop = min(self._position + len(buffer), self._size)
-        if stop <= self._position:
-            return 0
-        data = self._index.read(self._url, self._name, self._position, stop)
-        buffer[: len(data)] = data
-        self._position += len(data)
-        return len(data)

@@ -54,7 +54,7 @@ class Wheel:
 
 
 @dataclass(frozen=True)
-class Cuda:
+class CudaPin:
     """One CUDA release. `version` is that of the index's `cuda-toolkit`, which says what belongs together."""
 
     release: Release
@@ -63,7 +63,7 @@ class Cuda:
 
 
 @dataclass(frozen=True)
-class Torch:
+class TorchPin:
     """One Torch release. A platform's headers are parts of one wheel, one for each subset."""
 
     release: Release
@@ -75,8 +75,8 @@ class Torch:
 class Lock:
     """All that is pinned, releases ascending."""
 
-    cuda: Mapping[Release, Cuda]
-    torch: Mapping[Release, Torch]
+    cuda: Mapping[Release, CudaPin]
+    torch: Mapping[Release, TorchPin]
 
 
 def load_wheel(entry: Mapping[str, Any]) -> Wheel:
@@ -99,7 +99,7 @@ def loads(text: str, where: str) -> Lock:
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
         cuda = {
-            Release.parse(name): Cuda(
+            Release.parse(name): CudaPin(
                 Release.parse(name),
                 entry["version"],
                 {platform: tuple(map(load_wheel, wheels)) for platform, wheels in entry["platforms"].items()},
@@ -107,7 +107,7 @@ def loads(text: str, where: str) -> Lock:
             for name, entry in data["cuda"].items()
         }
         torch = {
-            Release.parse(name): Torch(
+            Release.parse(name): TorchPin(
                 Release.parse(name),
                 entry["version"],
                 {

@@ -37,8 +37,8 @@ def _add(digest: hashlib._Hash, path: Path) -> None:
     digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\0{status.st_ino}\n".encode())
 
 
-class Facts:
-    """Facts kept in a directory. A directory that cannot be written is no error: they are found out again."""
+class ProbeCache:
+    """ProbeCache kept in a directory. A directory that cannot be written is no error: they are found out again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory

@@ -1,16 +1,17 @@
-"""Write the lock afresh from the index: which versions, and which bytes of their wheels.
+"""Writes a new lock from the index: which versions, and which bytes of their wheels.
 
-Rules: of each Torch release the newest patch, of its wheels the newest build for the oldest CPython (its headers are
-the same for all); of each CUDA release the newest patch of the index's `cuda-toolkit`, whose metadata says which
-versions of the parts belong together. Of the other wheels, only the ranges that a build would fetch are downloaded.
+- Torch: the newest patch of each release, and of its wheels the newest build for the oldest CPython. The headers are
+  the same in the wheels of every CPython.
+- CUDA: the newest patch of each release of `cuda-toolkit`, whose metadata pins the versions of the parts.
+
+Only the byte ranges that a build would fetch are downloaded, and each wheel's zip directory.
 """
 
 from __future__ import annotations
 
 import hashlib
-import zipfile
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from packaging.metadata import Metadata
 from packaging.specifiers import SpecifierSet
@@ -22,7 +23,7 @@ from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import wheel_trees, wheels
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import Cuda, Lock, Torch, Wheel
+from kernel_builder.toolchain.lock import CudaPin, Lock, TorchPin, Wheel
 from kernel_builder.toolchain.tools import Subset
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 CUDA_SET = "cuda-toolkit"
 CUDA_PARTS = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
 
-# Two runs of members closer than this many bytes are fetched as one: a request costs more.
+# Two ranges closer than this many bytes are fetched as one: a request costs more than the bytes between.
 _NEAR = 32_768
 
 
@@ -42,7 +43,7 @@ def resolve(
     platforms: Sequence[str],
     progress: Progress,
 ) -> Lock:
-    """The lock for these releases. CUDA releases whose compiler the index does not have are left out, with a word.
+    """Return the lock for these releases. A CUDA release whose compiler the index lacks is reported and left out.
 
     Raises:
         FetchError: If the index cannot be reached or lacks a Torch release.
@@ -51,7 +52,7 @@ def resolve(
     cudas = {}
     for release in cuda:
         if (pinned := _cuda(index, release, platforms)) is None:
-            progress.say(f"CUDA {release}: left out, the index has no complete compiler for it")
+            progress.say(f"CUDA {release}: left out, the index has no complete compiler of it")
             continue
         progress.say(f"CUDA {release}: {pinned.version}")
         cudas[release] = pinned
@@ -62,12 +63,12 @@ def resolve(
     return Lock(cudas, torches)
 
 
-def _cuda(index: Index, release: Release, platforms: Sequence[str]) -> Cuda | None:
+def _cuda(index: Index, release: Release, platforms: Sequence[str]) -> CudaPin | None:
     sets = _of_release(index.packages(CUDA_SET), release)
     if not sets:
         return None
     chosen = max(sets, key=_version)
-    with zipfile.ZipFile(index.open(chosen)) as archive:
+    with index.open(chosen) as archive:
         name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
         metadata = Metadata.from_email(archive.read(name), validate=False)
     wanted: dict[str, SpecifierSet] = {}
@@ -89,10 +90,10 @@ def _cuda(index: Index, release: Release, platforms: Sequence[str]) -> Cuda | No
                 _pin(index, max(offered, key=_preference), wheel_trees.cuda_prefix(release), [wheel_trees.keep_cuda])[0]
             )
         pinned[platform] = tuple(parts)
-    return Cuda(release, str(_version(chosen)), pinned)
+    return CudaPin(release, str(_version(chosen)), pinned)
 
 
-def _torch(index: Index, release: Release, platforms: Sequence[str]) -> Torch:
+def _torch(index: Index, release: Release, platforms: Sequence[str]) -> TorchPin:
     newest = max(map(_version, _of_release(index.packages("torch"), release)), default=None)
     pinned = {}
     subsets: tuple[Subset, ...] = ("stable", "full")
@@ -104,7 +105,7 @@ def _torch(index: Index, release: Release, platforms: Sequence[str]) -> Torch:
             index, max(offered, key=_preference), wheel_trees.TORCH_PREFIX, map(wheel_trees.keep_torch, subsets)
         )
         pinned[platform] = dict(zip(subsets, parts, strict=True))
-    return Torch(release, str(newest), pinned)
+    return TorchPin(release, str(newest), pinned)
 
 
 def _version(package: DistributionPackage) -> Version:
@@ -115,7 +116,7 @@ def _version(package: DistributionPackage) -> Version:
 
 
 def _of_release(packages: Iterable[DistributionPackage], release: Release) -> list[DistributionPackage]:
-    """The wheels of a release, without pre-releases and withdrawn ones."""
+    """Return the wheels of a release, without pre-releases and yanked files."""
     return [
         package
         for package in packages
@@ -141,7 +142,7 @@ def _for_platform(packages: Iterable[DistributionPackage], platform: str) -> lis
 
 
 def _preference(package: DistributionPackage) -> tuple[Version, bool, int, tuple[int, str] | tuple[()]]:
-    """Orders wheels by version, then oldest CPython with a plain ABI, then build."""
+    """Sort key of wheels: version, then the oldest CPython without free threading, then build number."""
     _, version, build, tags = parse_wheel_filename(package.filename)
     tag = min(tags, key=str)
     digits = tag.interpreter.removeprefix("cp")
@@ -152,59 +153,61 @@ def _preference(package: DistributionPackage) -> tuple[Version, bool, int, tuple
 def _pin(
     index: Index, package: DistributionPackage, prefix: str, keeps: Iterable[Callable[[str], bool]]
 ) -> list[Wheel]:
-    """Pin parts of one wheel: for each rule, the files after `prefix` that it keeps, and `RECORD`."""
+    """Pin parts of one wheel: for each rule of `keeps`, the files under `prefix` that it accepts, and `RECORD`."""
     name = package.filename
-    with index.open(package) as stream, zipfile.ZipFile(stream) as archive:
+    with index.open(package) as archive:
+        size = archive.size()
         infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
         ends = [*(info.header_offset for info in infos[1:]), archive.start_dir]
         record_name = next((i.filename for i in infos if i.filename.endswith(".dist-info/RECORD")), None)
         if record_name is None or "sha256" not in package.digests:
             raise ToolchainError("has no RECORD, or the index states no SHA-256 of it", where=name)
         record = archive.read(record_name)
-        hashes = wheels.parse_record(record.decode("utf-8"))
-        pinned = []
-        for keep in keeps:
-            ranges: list[tuple[int, int]] = []
-            unpacked = 0
-            for info, end in zip(infos, ends, strict=True):
-                inside = info.filename.removeprefix(prefix)
-                kept = info.filename.startswith(prefix) and not info.is_dir() and keep(inside)
-                if not kept and info.filename != record_name:
-                    continue
-                if info.flag_bits & 0x8 or (kept and info.filename not in hashes):
-                    raise ToolchainError(
-                        f"{info.filename}: has no sizes before its content, or no hash in RECORD", where=name
-                    )
-                unpacked += info.file_size if kept else 0
-                start = info.header_offset
-                if ranges and start - ranges[-1][1] < _NEAR:
-                    start = ranges.pop()[0]
-                ranges.append((start, end))
-            if not unpacked:
-                raise ToolchainError(f"has none of the files expected under {prefix}", where=name)
-            pinned.append(
-                Wheel(
-                    project=canonicalize_name(package.project or ""),
-                    version=str(_version(package)),
-                    file=name,
-                    size=index.size(package),
-                    sha256=package.digests["sha256"],
-                    record=hashlib.sha256(record).hexdigest(),
-                    ranges=tuple(ranges),
-                    fetched=_hash(stream, ranges),
-                    unpacked=unpacked,
+    hashes = wheels.parse_record(record.decode("utf-8"))
+    pinned = []
+    for keep in keeps:
+        ranges: list[tuple[int, int]] = []
+        unpacked = 0
+        for info, end in zip(infos, ends, strict=True):
+            inside = info.filename.removeprefix(prefix)
+            kept = info.filename.startswith(prefix) and not info.is_dir() and keep(inside)
+            if not kept and info.filename != record_name:
+                continue
+            if info.flag_bits & 0x8 or (kept and info.filename not in hashes):
+                raise ToolchainError(
+                    f"{info.filename}: has no sizes before its content, or no hash in RECORD", where=name
                 )
+            unpacked += info.file_size if kept else 0
+            start = info.header_offset
+            if ranges and start - ranges[-1][1] < _NEAR:
+                start = ranges.pop()[0]
+            ranges.append((start, end))
+        if not unpacked:
+            raise ToolchainError(f"has none of the files expected under {prefix}", where=name)
+        pinned.append(
+            Wheel(
+                project=canonicalize_name(package.project or ""),
+                version=str(_version(package)),
+                file=name,
+                size=size,
+                sha256=package.digests["sha256"],
+                record=hashlib.sha256(record).hexdigest(),
+                ranges=tuple(ranges),
+                fetched=_hash(index, package, ranges),
+                unpacked=unpacked,
             )
+        )
     return pinned
 
 
-def _hash(stream: BinaryIO, ranges: Iterable[tuple[int, int]]) -> str:
+def _hash(index: Index, package: DistributionPackage, ranges: Iterable[tuple[int, int]]) -> str:
     digest = hashlib.sha256()
     for start, stop in ranges:
-        stream.seek(start)
-        digest.update(stream.read(stop - start))
+        digest.update(index.read(package, start, stop))
     return digest.hexdigest()
 
 
 def _lacks(wanted: str, index: Index) -> FetchError:
-    return FetchError("the index does not have it", where=f"{wanted} at {index.url}", hint="try another `--index-url`")
+    return FetchError(
+        "the index does not have it", where=f"{wanted} at {index.url}", hint="use another index (`--index-url`)"
+    )

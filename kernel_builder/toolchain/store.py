@@ -33,7 +33,7 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredTree:
     """A finished tree. `bytes` is the sum of its files, `used` the time of its last use in seconds since 1970."""
 
     name: str
@@ -109,14 +109,14 @@ class Store:
                 self._remove(scratch)
         return home / "tree"
 
-    def entries(self) -> list[Entry]:
+    def trees(self) -> list[StoredTree]:
         """Every finished tree, by name."""
         found = []
         for name in self._names():
             home = self._home(name)
             manifest = json.loads((home / _MANIFEST).read_text())
             sizes = [size for _, size in manifest["files"].values()]
-            found.append(Entry(name, manifest["title"], sum(sizes), len(sizes), home.stat().st_mtime))
+            found.append(StoredTree(name, manifest["title"], sum(sizes), len(sizes), home.stat().st_mtime))
         return found
 
     def verify(self, name: str) -> Iterator[Damage]:

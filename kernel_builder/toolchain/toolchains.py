@@ -11,7 +11,7 @@ from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import host_compiler, lock, sysroot, system_cuda, wheel_trees
-from kernel_builder.toolchain.probe_cache import Facts
+from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.store import Store
 from kernel_builder.toolchain.tools import CudaToolkit, HostCompiler, Obstacle, Subset, TorchHeaders
 
@@ -60,7 +60,7 @@ class Toolchains:
         self._progress = progress or Silent()
         # With symbolic links resolved: compiler caches remember a compiler by its path.
         self.store = Store((self.cache / "toolchains").resolve(), self._progress)
-        self._facts = Facts(self.store.root / "facts")
+        self._probes = ProbeCache(self.store.root / "facts")
         self._cuda_home, self._cxx = cuda_home, cxx
         self._offline, self._index_url = offline, index_url
         self._pinned = pinned
@@ -77,7 +77,7 @@ class Toolchains:
         Raises:
             ToolchainError: If there is none, or it is not usable.
         """
-        return host_compiler.find(self._facts, self._cxx)
+        return host_compiler.find(self._probes, self._cxx)
 
     def system_cuda(self) -> CudaToolkit | None:
         """The toolkit that the user named, if any.
@@ -85,7 +85,7 @@ class Toolchains:
         Raises:
             ToolchainError: If what was named is not a toolkit.
         """
-        return system_cuda.find(self._facts, self._cuda_home)
+        return system_cuda.find(self._probes, self._cuda_home)
 
     def cuda(self, release: Release) -> CudaToolkit:
         """The toolkit of a CUDA release: the user's where it is of this release, else the pinned one.
@@ -102,7 +102,7 @@ class Toolchains:
         tree = wheel_trees.cuda_tree(self.lock.cuda[release], this_platform())
         root = self.fetch(tree)
         nvcc = root / "bin/nvcc"
-        version, capabilities = system_cuda.ask(self._facts, nvcc)
+        version, capabilities = system_cuda.ask(self._probes, nvcc)
         return CudaToolkit(
             root=root,
             release=release,

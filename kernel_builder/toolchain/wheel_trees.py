@@ -14,7 +14,7 @@ from kernel_builder.errors import FetchError
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import wheels
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import Cuda, Torch, Wheel
+from kernel_builder.toolchain.lock import CudaPin, TorchPin, Wheel
 from kernel_builder.toolchain.tools import Subset
 
 # Raise when the rules below give another directory for the same lock, so that one made by an older builder is not used.
@@ -85,7 +85,7 @@ class Tree:
         return sum(wheel.unpacked for wheel in self.wheels)
 
 
-def cuda_tree(cuda: Cuda, platform: str) -> Tree:
+def cuda_tree(cuda: CudaPin, platform: str) -> Tree:
     """The toolkit of a CUDA release. The platform must be one that is pinned."""
     return Tree(
         f"cuda-{cuda.release}",
@@ -97,7 +97,7 @@ def cuda_tree(cuda: Cuda, platform: str) -> Tree:
     )
 
 
-def torch_tree(torch: Torch, platform: str, subset: Subset) -> Tree:
+def torch_tree(torch: TorchPin, platform: str, subset: Subset) -> Tree:
     """The headers of a Torch release. The platform must be one that is pinned."""
     return Tree(
         f"torch-{torch.release}-{subset}",

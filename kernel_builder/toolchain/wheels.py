@@ -26,7 +26,7 @@ class CorruptWheel(ValueError):
 
 
 @dataclass(frozen=True)
-class Member:
+class WheelMember:
     """One file of a wheel, still compressed."""
 
     name: str
@@ -54,7 +54,7 @@ class Member:
         return data
 
 
-def members(data: memoryview) -> Iterator[Member]:
+def members(data: memoryview) -> Iterator[WheelMember]:
     """The files in a run of whole zip members, in order; directories are left out.
 
     Raises:
@@ -75,7 +75,7 @@ def members(data: memoryview) -> Iterator[Member]:
             raise CorruptWheel(f"ends within a zip member that started at byte {name_start - _LOCAL_HEADER.size}")
         name = bytes(data[name_start : name_start + name_length]).decode("utf-8", "replace")
         if not name.endswith("/"):
-            yield Member(name, method, data[start:position], size)
+            yield WheelMember(name, method, data[start:position], size)
 
 
 def parse_record(text: str) -> Mapping[str, str]:

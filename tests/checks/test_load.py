@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kernel_builder.checks import CheckReport, run
-from kernel_builder.config.variant import Release, Torch, this_platform
+from kernel_builder.config.variant import FullAbi, Release, this_platform
 
 from .sample import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
 
-FULL_ABI = f"{Torch(Release.parse(torch.__version__.partition('+')[0]))}-cpu-{this_platform()}"
+FULL_ABI = f"{FullAbi(Release.parse(torch.__version__.partition('+')[0]))}-cpu-{this_platform()}"
 CRASHING = f"torch-stable-abi211-cpu-{this_platform()}"
 RAISING = f"torch-stable-abi212-cpu-{this_platform()}"
 NOT_YET = f"torch-stable-abi299-cpu-{this_platform()}"
