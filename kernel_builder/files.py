@@ -33,7 +33,10 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
 
 @contextmanager
 def locked(path: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Hold the lock at `path`, which is freed when its holder dies. `waiting` is called once if another holds it.
+    """Hold the lock at `path`, which is freed when its holder dies.
+
+    Args:
+        waiting: Called once if another process holds the lock; may raise an exception in order not to wait.
 
     Raises:
         OSError: If the directory of `path` cannot be written.

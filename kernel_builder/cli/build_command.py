@@ -84,7 +84,7 @@ def run(request: Request, toolchains: Callable[..., Toolchains]) -> Summary:
     Args:
         toolchains: Makes the toolchains, given where to show their downloads, as `progress`.
     """
-    from kernel_builder.toolchain import shown
+    from kernel_builder.progress import shown
 
     with ExitStack() as stack, ExitStack() as fetching:
         listener = _Bar(stack, fetching) if sys.stderr.isatty() else _Lines()

@@ -82,7 +82,7 @@ def fetch(
     as_json: bool,
 ) -> None:
     """Bring pinned toolchains into the store: the given ones, or without `--cuda` and `--torch` all."""
-    from kernel_builder.toolchain import shown
+    from kernel_builder.progress import shown
 
     with shown(sys.stderr) as progress:
         toolchains = _toolchains(lock_file, index_url=index_url, progress=progress)
@@ -204,8 +204,8 @@ def lock(
 ) -> None:
     """Write the lock afresh from the index: the newest patch of every release in the matrix."""
     from kernel_builder.config import matrix
+    from kernel_builder.progress import shown
     from kernel_builder.toolchain import lock as locks
-    from kernel_builder.toolchain import shown
     from kernel_builder.toolchain.index import Index
     from kernel_builder.toolchain.resolve import resolve
 

@@ -45,7 +45,7 @@ def verify(name: str, source: Path | None, signers: tuple[str, ...], require_sig
     kernel-builder verify kernels-community/rmsnorm@v1 --source kernels/rmsnorm
     """
     from kernel_builder.hub.verification import verify as check
-    from kernel_builder.toolchain import shown
+    from kernel_builder.progress import shown
 
     with shown(sys.stderr) as progress:
         found = check(name, source=source, signers=signers, require_signature=require_signature, progress=progress)

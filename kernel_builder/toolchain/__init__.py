@@ -1,6 +1,5 @@
-"""Compilers, headers and libraries for a variant, as files with identities, wherever they come from."""
+"""Compilers, headers and libraries for a variant, from pinned wheels or from the user's system."""
 
-from kernel_builder.progress import Progress, Silent, shown
 from kernel_builder.toolchain.toolchains import Toolchains
 from kernel_builder.toolchain.tools import CudaToolkit, HostCompiler, Obstacle, Subset, TorchHeaders
 
@@ -8,10 +7,7 @@ __all__ = [
     "CudaToolkit",
     "HostCompiler",
     "Obstacle",
-    "Progress",
-    "Silent",
     "Subset",
     "Toolchains",
     "TorchHeaders",
-    "shown",
 ]

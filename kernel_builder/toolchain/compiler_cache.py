@@ -1,4 +1,4 @@
-"""Where a compiler cache is."""
+"""Finds sccache, the compiler cache."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from kernel_builder.errors import ToolchainError
 
 
 def find(choice: str = "auto") -> Path | None:
-    """The sccache to put before the compilers.
+    """Return the sccache to run the compilers with, or None for none.
 
     Args:
-        choice: `auto` for one that is installed beside this Python or on the path, `off` for none, or a program.
+        choice: `auto` for the one installed beside this Python or on the PATH, `off` for none, or a program.
 
     Raises:
-        ToolchainError: If a program was named that is not there.
+        ToolchainError: If the named program does not exist.
     """
     if choice == "off":
         return None
     name = "sccache" if choice == "auto" else choice
-    # The environment that the builder is installed in need not be active.
+    # The virtual environment of the builder need not be activated.
     found = shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
     if found is None and choice != "auto":
         raise ToolchainError(

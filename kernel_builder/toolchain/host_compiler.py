@@ -1,4 +1,4 @@
-"""The user's g++: found, judged, identified."""
+"""Finds the user's g++, checks that it can be used, and identifies it by its content."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.tools import HostCompiler
 
-# Environment variables that change what g++, ld or nvcc make of a command; the ones of Nix are read by its wrappers.
+# Environment variables that change the output of g++, ld or nvcc. Nix's compiler wrappers read those named NIX_*.
 _STEERING = (
     "COMPILER_PATH",
     "CPATH",
@@ -37,12 +37,12 @@ OLDEST = 11  # GCC's major version
 
 _HINT = (
     "install g++ 11 or newer (Debian, Ubuntu: `apt-get install g++`; Fedora, RHEL: `dnf install gcc-c++`, or "
-    "`dnf install gcc-toolset-14` and `scl enable gcc-toolset-14 bash`), or name one by `--cxx` or CXX"
+    "`dnf install gcc-toolset-14` and `scl enable gcc-toolset-14 bash`), or name one with `--cxx` or CXX"
 )
 
 
 def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
-    """The host compiler: `cxx`, else CXX, else the g++ on the PATH.
+    """Return the host compiler: `cxx`, or else CXX, or else the g++ on the PATH.
 
     Raises:
         ToolchainError: If there is none, it is not GCC's, or it is too old.
@@ -50,13 +50,13 @@ def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
     named = cxx or os.environ.get("CXX") or "g++"
     found = shutil.which(named)
     if found is None:
-        raise ToolchainError("no such program; a C++ compiler, g++ 11 or newer, is needed", where=named, hint=_HINT)
+        raise ToolchainError("no such program; expected the C++ compiler g++ 11 or newer", where=named, hint=_HINT)
     path = Path(found).absolute()
-    # The PATH decides which assembler and linker a g++ runs that does not bring its own.
+    # A g++ without its own assembler and linker takes those on the PATH.
     about = probes.recall(f"host compiler {os.environ.get('PATH')}", [path], lambda: _ask(path))
     if not about["gcc"]:
         raise ToolchainError(
-            f"is not g++, which nvcc and the checks of the output count on, but: {about['words']}",
+            f"is not g++, which nvcc and the checks of binaries need; it says: {about['words']}",
             where=str(path),
             hint=_HINT,
         )
@@ -68,20 +68,22 @@ def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
         identity = probes.recall("host identity", [path, *programs], lambda: _identify(about["words"], programs))
     except OSError as error:
         raise ToolchainError(
-            f"lacks a part: {error.strerror}", where=str(error.filename), hint="install g++ again"
+            f"g++ runs this program, which cannot be read: {error.strerror}",
+            where=str(error.filename),
+            hint="reinstall g++ and binutils",
         ) from error
     return HostCompiler(path, version, identity)
 
 
 def _ask(path: Path) -> dict[str, Any]:
-    # Its first word is the name it was called by, which says nothing about what it is.
+    # The first word is the name that the program was called by.
     words = _run(path, "--version").partition("\n")[0].partition(" ")[2]
     version = _run(path, "-dumpfullversion")
-    # Clang and Intel's compilers also answer to GCC's options.
+    # Clang and Intel's compilers accept GCC's options too.
     macros = _run(path, "-dM", "-E", "-x", "c++", os.devnull)
     gcc = not re.search(r"^#define __(clang|INTEL_COMPILER|NVCOMPILER)__? ", macros, re.MULTILINE)
     if not gcc or not re.fullmatch(r"\d+(\.\d+)*", version):
-        return {"gcc": False, "words": words or "a program that does not tell its version"}
+        return {"gcc": False, "words": words or "nothing"}
     programs = [_run(path, f"-print-prog-name={name}") for name in ("cc1plus", "as", "ld")]
     return {
         "gcc": True,
@@ -114,13 +116,13 @@ def _run(path: Path, *arguments: str) -> str:
 
 
 def environment() -> dict[str, str]:
-    """This process's environment for a compiler or linker: what decides on their output is in the command alone.
+    """Return this process's environment without the variables that change the output of a compiler or linker.
 
-    What the user has set for these tools would change bytes behind the back of a step's key, and so would the time.
+    The output must depend on the command and its inputs alone, since the key of a step covers nothing else.
     """
     kept = {name: value for name, value in os.environ.items() if name not in _STEERING}
     kept.update(LC_ALL="C.UTF-8", TZ="UTC", SOURCE_DATE_EPOCH="0")
-    # Nix's linker adds a run path otherwise. In its shells it reads the first name, outside of them the other.
+    # Nix's linker wrapper adds a run path otherwise. It reads the first name in a Nix shell, the second elsewhere.
     for name in ("NIX_DONT_SET_RPATH", f"NIX_DONT_SET_RPATH_{platform.machine()}_unknown_linux_gnu"):
         kept[name] = "1"
     return kept

@@ -1,8 +1,8 @@
-"""The lock: which wheels, which bytes of them, and the hash that pins their content. Data only.
+"""The toolchain lock: which wheels, which byte ranges of them, and the hashes that pin their content.
 
-Nothing here says where a wheel is: the index in use is asked for its address by file name. Of each wheel only the
-byte ranges with the members that are needed are fetched. One of them is the wheel's `RECORD`, which lists the SHA-256
-of every other file; the lock pins the SHA-256 of `RECORD`, and so all of them.
+The lock holds file names and no addresses, so that any index that has the files will do. Of each wheel only the byte
+ranges with the needed files are fetched. One of these files is the wheel's `RECORD`, which lists the SHA-256 of every
+other file: pinning the SHA-256 of `RECORD` pins all of them.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Wheel:
     """Part of one wheel.
 
     Attributes:
-        project: Its name in the index.
-        file: Its file name, by which the index is asked for it.
+        project: The name of the project in the index.
+        file: The file name of the wheel in the index.
         size: Bytes of the whole wheel.
-        sha256: Of the whole wheel, as the index states it.
-        record: SHA-256 of its `RECORD`.
-        ranges: Bytes to fetch, `(start, stop)`, ascending and apart. Each is a run of whole zip members.
-        fetched: SHA-256 of these bytes, one range after the other, for who has to know it before they are unpacked.
-        unpacked: Bytes on disk of the members that are kept.
+        sha256: SHA-256 of the whole wheel, as the index states it.
+        record: SHA-256 of the wheel's `RECORD`.
+        ranges: Byte ranges `(start, stop)` to fetch, ascending and disjoint. Each holds whole zip members.
+        fetched: SHA-256 of the bytes of all ranges in order. Nix needs it before the ranges are unpacked.
+        unpacked: Bytes on disk of the files that are kept.
     """
 
     project: str
@@ -55,7 +55,7 @@ class Wheel:
 
 @dataclass(frozen=True)
 class CudaPin:
-    """One CUDA release. `version` is that of the index's `cuda-toolkit`, which says what belongs together."""
+    """One CUDA release. `version` is the version of `cuda-toolkit`, whose metadata pins the versions of the parts."""
 
     release: Release
     version: str
@@ -64,7 +64,7 @@ class CudaPin:
 
 @dataclass(frozen=True)
 class TorchPin:
-    """One Torch release. A platform's headers are parts of one wheel, one for each subset."""
+    """One Torch release. Each platform has one wheel, of which each subset of the headers takes a part."""
 
     release: Release
     version: str
@@ -73,7 +73,7 @@ class TorchPin:
 
 @dataclass(frozen=True)
 class Lock:
-    """All that is pinned, releases ascending."""
+    """Everything that is pinned, releases ascending."""
 
     cuda: Mapping[Release, CudaPin]
     torch: Mapping[Release, TorchPin]
@@ -89,10 +89,13 @@ def _dump_wheel(wheel: Wheel) -> dict[str, Any]:
 
 
 def loads(text: str, where: str) -> Lock:
-    """Read a lock's text.
+    """Parse the text of a lock.
+
+    Args:
+        where: The file name for errors.
 
     Raises:
-        ToolchainError: If it is not a lock of this schema; `where` names it.
+        ToolchainError: If the text is not a lock of this schema.
     """
     try:
         data = json.loads(text)
@@ -119,13 +122,15 @@ def loads(text: str, where: str) -> Lock:
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ToolchainError(
-            f"is not a toolchain lock: {error!r}", where=where, hint="`kernel-builder toolchain lock` writes one"
+            f"is not a toolchain lock: {error!r}",
+            where=where,
+            hint="`kernel-builder toolchain lock --output FILE` writes one",
         ) from error
     return Lock(dict(sorted(cuda.items())), dict(sorted(torch.items())))
 
 
 def dumps(lock: Lock) -> str:
-    """The lock's text: JSON, releases ascending, one fact a line, so that a change reads well in review."""
+    """Return the text of a lock: JSON with one value a line, so that changes are easy to review."""
     data = {
         "schema": SCHEMA,
         "cuda": {
@@ -155,16 +160,18 @@ def read(path: Path) -> Lock:
     """Read a lock file.
 
     Raises:
-        ToolchainError: If it is missing or not a lock.
+        ToolchainError: If the file is missing or is not a lock.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ToolchainError(f"cannot be read: {error}", where=str(path)) from error
+        raise ToolchainError(
+            f"cannot be read: {error}", where=str(path), hint="`kernel-builder toolchain lock --output FILE` writes one"
+        ) from error
     return loads(text, str(path))
 
 
 @lru_cache(maxsize=1)
 def shipped() -> Lock:
-    """The lock that comes with this builder."""
+    """Return the lock that comes with the builder."""
     return loads((resources.files(__package__) / "lock.json").read_text(encoding="utf-8"), "lock.json")

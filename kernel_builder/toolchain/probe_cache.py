@@ -1,7 +1,6 @@
-"""What is known of programs and headers outside the store, kept for as long as the files stay as they were.
+"""Remembers what was found out about compilers and headers outside the store, until their files change.
 
-To hash a compiler or to ask it for its version takes time; to look whether its files have changed does not. A fact is
-kept under a digest of the paths, sizes and times of the files it follows from.
+Hashing a compiler or asking for its version takes up to seconds; looking whether its files have changed does not.
 """
 
 from __future__ import annotations
@@ -10,15 +9,18 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.files import write_atomically
+
 
 def signature(paths: Iterable[Path]) -> str:
-    """A digest that changes when one of the files is replaced or rewritten. Directories stand for all files below.
+    """Return a digest of the sizes, times and inodes of files; for a directory, of all files below it.
 
     Raises:
-        OSError: If one is missing.
+        OSError: If a path is missing.
     """
     digest = hashlib.sha256()
     for path in paths:
@@ -33,18 +35,23 @@ def signature(paths: Iterable[Path]) -> str:
 
 
 def _add(digest: hashlib._Hash, path: Path) -> None:
-    status = path.stat() if path.exists() else path.lstat()  # a dangling link is there, too
+    status = path.stat() if path.exists() else path.lstat()  # a dangling link counts too
     digest.update(f"{path}\0{status.st_size}\0{status.st_mtime_ns}\0{status.st_ctime_ns}\0{status.st_ino}\n".encode())
 
 
 class ProbeCache:
-    """ProbeCache kept in a directory. A directory that cannot be written is no error: they are found out again."""
+    """Answers kept in a directory. If the directory cannot be written, each question is answered anew."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
     def recall(self, topic: str, paths: Iterable[Path], find_out: Callable[[], Any]) -> Any:
-        """A JSON value that follows from these files, from memory or found out now.
+        """Return what `find_out` returned for these files when it was last called, or call it now.
+
+        Args:
+            topic: Names the question; answers are kept by topic and files.
+            paths: The files and directories that the answer depends on.
+            find_out: Returns the answer, a JSON value.
 
         Raises:
             OSError: If one of the files is missing.
@@ -56,11 +63,7 @@ class ProbeCache:
         except (OSError, ValueError):
             pass
         value = find_out()
-        new = kept.with_name(f"{key}.{os.getpid()}")
-        try:
+        with suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
-            new.write_text(json.dumps(value))
-            new.replace(kept)
-        except OSError:
-            new.unlink(missing_ok=True)
+            write_atomically(kept, json.dumps(value))
         return value

@@ -1,14 +1,14 @@
-"""A directory of finished trees, each named by what it holds.
+"""The toolchain store: directory trees that are complete or absent, named after their content.
 
     trees/<name>/tree/           the files, read-only
-    trees/<name>/manifest.json   what they were when they were made
-    trees/.<name>.new/           being made; never looked into
-    scratch/<name>/              downloads of a tree being made
-    locks/<name>                 held by the process that makes it
-    facts/<digest>               what is known of programs outside the store (see facts.py)
+    trees/<name>/manifest.json   SHA-256 and size of each file
+    trees/.<name>.new/           a tree in the making, which nothing reads
+    scratch/<name>/              downloads for a tree in the making
+    locks/<name>                 held by the process that makes the tree
+    probes/<digest>              answers of programs outside the store (probe_cache.py)
 
-A tree appears by one rename, so what is under `trees/` without a leading dot is whole, whenever a process is killed.
-Downloads are removed once their tree is made: it is what is used, and it can be checked by its manifest.
+A tree appears by one rename, so every tree without a leading dot is complete even if a process is killed at any time.
+The downloads are removed once the tree is complete.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kernel_builder.errors import StoreError
+from kernel_builder.files import locked
 from kernel_builder.progress import Progress
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -34,7 +35,7 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True)
 class StoredTree:
-    """A finished tree. `bytes` is the sum of its files, `used` the time of its last use in seconds since 1970."""
+    """A complete tree. `bytes` is the sum of its files, `used` the time of its last use in seconds since 1970."""
 
     name: str
     title: str
@@ -45,49 +46,61 @@ class StoredTree:
 
 @dataclass(frozen=True)
 class Damage:
-    """A file of a tree that is not what it was when the tree was made."""
+    """A file that has changed since its tree was made."""
 
     tree: str
     path: Path
     problem: str
 
 
+class _InUse(Exception):
+    """Another process holds the lock."""
+
+
+def _give_up() -> None:
+    raise _InUse
+
+
 class Store:
-    """The trees under one directory, which need not exist yet."""
+    """The trees under one directory. The directory need not exist yet."""
 
     def __init__(self, root: Path, progress: Progress) -> None:
         self.root = root
         self._progress = progress
 
     def find(self, name: str) -> Path | None:
-        """The files of a tree, or None where it is not there. Marks it as used."""
+        """Return the directory of a tree's files and mark the tree as used, or return None if it is not there."""
         home = self._home(name)
         if not (home / _MANIFEST).exists():
             return None
-        with suppress(OSError):  # a store that cannot be written serves all the same
+        with suppress(OSError):  # a read-only store can still be read from
             os.utime(home)
         return home / "tree"
 
     def obtain(self, name: str, title: str, needed: int, make: Callable[[Path, Path], None]) -> Path:
-        """The files of a tree, made now if they are not there.
+        """Return the directory of a tree's files, and make the tree first if it is not there.
 
-        When another process is making it, waits for that and uses its result.
+        If another process is making the tree, wait for its result.
 
         Args:
-            title: For people.
-            needed: Bytes of disk that making it takes.
-            make: Called with a scratch directory that is kept between tries, and an empty directory to fill.
+            title: The name of the tree in messages.
+            needed: Bytes of disk needed to make the tree.
+            make: Called with a scratch directory that is kept between attempts, and an empty directory to fill.
 
         Raises:
-            StoreError: If the store cannot be written, or the disk is full; nothing half made is left.
+            StoreError: If the store cannot be written, or the disk is full. No incomplete tree is left.
         """
         if found := self.find(name):
             return found
         home, new, scratch = self._home(name), self._home(f".{name}.new"), self.root / "scratch" / name
+
+        def waiting() -> None:
+            self._progress.say(f"{title}: waiting for another process that is making it")
+
         with self._writing():
             for directory in (home.parent, scratch, self.root / "locks"):
                 directory.mkdir(parents=True, exist_ok=True)
-            with self._lock(name, title):
+            with locked(self.root / "locks" / name, waiting=waiting):
                 if found := self.find(name):
                     return found
                 try:
@@ -110,9 +123,9 @@ class Store:
         return home / "tree"
 
     def trees(self) -> list[StoredTree]:
-        """Every finished tree, by name."""
+        """Return every complete tree, sorted by name."""
         found = []
-        for name in self._names():
+        for name in self.names():
             home = self._home(name)
             manifest = json.loads((home / _MANIFEST).read_text())
             sizes = [size for _, size in manifest["files"].values()]
@@ -120,7 +133,7 @@ class Store:
         return found
 
     def verify(self, name: str) -> Iterator[Damage]:
-        """Hash every file of a tree again, and give what is altered, missing or was added."""
+        """Hash every file of a tree again, and yield the files that were altered, removed or added."""
         home = self._home(name)
         try:
             files = json.loads((home / _MANIFEST).read_text())["files"]
@@ -137,58 +150,55 @@ class Store:
             yield Damage(name, home / "tree" / path, "was added")
 
     def names(self) -> list[str]:
-        """The names of all finished trees, sorted."""
-        return list(self._names())
+        """Return the names of all complete trees, sorted."""
+        homes = (manifest.parent for manifest in self.root.glob(f"trees/*/{_MANIFEST}"))
+        return sorted(home.name for home in homes if not home.name.startswith("."))
 
     def remove(self, name: str) -> bool:
-        """Remove a tree, unless a process is making it right now. Returns whether it was removed.
+        """Remove a tree unless a process is making it now, and return whether it was removed.
 
         Raises:
             StoreError: If the store cannot be written.
         """
-        from filelock import FileLock, Timeout
-
         with self._writing():
             try:
-                with FileLock(self.root / "locks" / name, timeout=0):
-                    # Out of sight first, so that a tree is whole or gone even if this is killed in the middle.
+                with locked(self.root / "locks" / name, waiting=_give_up):
+                    # Rename first: the tree is complete or gone even if this process is killed while removing it.
                     hidden = self._home(f".{name}.new")
                     self._remove(hidden)
                     self._home(name).rename(hidden)
                     self._remove(hidden)
-            except Timeout:
+            except _InUse:
                 return False
         return True
 
     def remove_leftovers(self) -> int:
-        """Remove what interrupted work left, and what is known of programs outside. Returns the bytes freed.
+        """Remove what interrupted work left, and the cached probes. Return the bytes freed.
 
         Raises:
             StoreError: If the store cannot be written.
         """
-        from filelock import FileLock, Timeout
-
         freed = 0
         leftovers = [
             (path.name.removeprefix(".").removesuffix(".new"), path)
-            for path in [*self.root.glob("trees/.*.new"), *self.root.glob("scratch/*"), *self.root.glob("facts")]
+            for path in [*self.root.glob("trees/.*.new"), *self.root.glob("scratch/*"), *self.root.glob("probes")]
         ]
         with self._writing():
             for name, path in leftovers:
                 try:
-                    with FileLock(self.root / "locks" / name, timeout=0):
+                    with locked(self.root / "locks" / name, waiting=_give_up):
                         freed += _size(path)
                         self._remove(path)
-                except Timeout:
+                except _InUse:
                     continue
         return freed
 
     def free(self) -> int:
-        """Bytes free on the disk of the store."""
+        """Return the bytes free on the disk of the store."""
         return shutil.disk_usage(self._nearest()).free
 
     def writable(self) -> bool:
-        """Whether a tree could be put into the store, as far as permissions say."""
+        """Return whether the permissions allow a tree to be put into the store."""
         return os.access(self._nearest(), os.W_OK | os.X_OK)
 
     def _nearest(self) -> Path:
@@ -197,11 +207,6 @@ class Store:
     def _home(self, name: str) -> Path:
         return self.root / "trees" / name
 
-    def _names(self) -> Iterator[str]:
-        for manifest in sorted(self.root.glob(f"trees/*/{_MANIFEST}")):
-            if not manifest.parent.name.startswith("."):
-                yield manifest.parent.name
-
     def _remove(self, path: Path) -> None:
         if path.exists():
             shutil.rmtree(path)
@@ -209,21 +214,6 @@ class Store:
     def _check_space(self, needed: int) -> None:
         if (free := self.free()) < needed:
             raise _no_space(self.root, free, needed)
-
-    @contextmanager
-    def _lock(self, name: str, title: str) -> Iterator[None]:
-        from filelock import FileLock, Timeout
-
-        lock = FileLock(self.root / "locks" / name)
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            self._progress.say(f"{title}: waiting for another process that is making it")
-            lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -236,7 +226,7 @@ class Store:
                 raise StoreError(
                     "the toolchain store cannot be written",
                     where=str(error.filename or self.root),
-                    hint="set KERNEL_BUILDER_CACHE to a directory of your own, or mend the permissions of this one",
+                    hint="fix its permissions, or set KERNEL_BUILDER_CACHE to a directory that you can write",
                 ) from error
             raise
 
@@ -245,7 +235,7 @@ def _no_space(root: Path, free: int, needed: int) -> StoreError:
     return StoreError(
         f"the disk is full: {free} bytes free, {needed} needed",
         where=str(root),
-        hint="make room (`kernel-builder toolchain clean`), or set KERNEL_BUILDER_CACHE to a directory on another disk",
+        hint="run `kernel-builder toolchain clean`, or set KERNEL_BUILDER_CACHE to a directory on another disk",
     )
 
 
@@ -261,7 +251,7 @@ def _seal(new: Path, title: str) -> None:
 
 
 def _files(directory: Path) -> Iterator[str]:
-    """The names of all files below a directory, sorted."""
+    """Return the names of all files below a directory, sorted."""
     found = [os.path.join(home, name) for home, _, names in os.walk(directory) for name in names]  # noqa: PTH118
     return iter(sorted(os.path.relpath(path, directory) for path in found))
 

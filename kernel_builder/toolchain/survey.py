@@ -1,4 +1,4 @@
-"""What this machine has, what it lacks for which kind of build, and the command that mends it. Asks no network."""
+"""Finds out what builds need and whether this machine has it, for `kernel-builder doctor`. Uses no network."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from kernel_builder.toolchain.toolchains import Toolchains
 CPU, CUDA, LOAD = "cpu", "cuda", "load checks"
 BUILDS = (CPU, CUDA)
 
-# Where distributions and the vendor's packages put a toolkit.
+# Where distributions and NVIDIA's packages install a toolkit.
 _USUAL_CUDA = Path("/usr/local/cuda")
 
 
 @dataclass(frozen=True)
 class Requirement:
-    """One thing that a machine has or lacks.
+    """Something that builds need or can use.
 
     Attributes:
-        value: What is there, for people; None where nothing is.
-        needed_for: The kinds of build that cannot do without; empty for what only helps.
-        mend: The command that brings it, where it is missing.
+        value: What this machine has, as a text for people; None if it has nothing.
+        needed_for: The kinds of build that need it; empty if it is optional.
+        mend: What to do if it is missing.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Requirement:
 
 
 def survey(toolchains: Toolchains) -> list[Requirement]:
-    """Everything that a build on this machine may need, most needed first."""
+    """Return everything that a build on this machine may need, the most needed first."""
     return [
         Requirement("Python", platform.python_version()),
         _platform(),
@@ -65,7 +65,7 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
 
 
 def ready(requirements: list[Requirement], build: str) -> bool:
-    """Whether nothing is missing that a kind of build needs."""
+    """Return whether this machine has everything that a kind of build needs."""
     return all(requirement.ok for requirement in requirements if build in requirement.needed_for)
 
 
@@ -75,7 +75,7 @@ def _platform() -> Requirement:
         "platform",
         here if here in PLATFORMS else None,
         BUILDS,
-        f"{here} is not built for: use a machine that is {' or '.join(PLATFORMS)}",
+        f"kernels are not built for {here}: use a machine that is {' or '.join(PLATFORMS)}",
     )
 
 
@@ -94,17 +94,17 @@ def _ninja() -> Requirement:
 
 
 def _cuda(toolchains: Toolchains) -> Iterator[Requirement]:
-    """The user's toolkit, and the pinned ones: one of them is enough for CUDA builds."""
+    """Yield the installed toolkit and the pinned ones. One of them is enough for CUDA builds."""
     named: str | None = None
     try:
         if toolkit := toolchains.system_cuda():
             named = f"{toolkit.version} at {toolkit.root}"
             yield Requirement("CUDA toolkit", named)
         elif (_USUAL_CUDA / "bin/nvcc").exists():
-            version, _ = system_cuda.ask(ProbeCache(toolchains.store.root / "facts"), _USUAL_CUDA / "bin/nvcc")
-            yield Requirement("CUDA toolkit", f"{version}, used when asked for by `--cuda-home {_USUAL_CUDA}`")
+            version, _ = system_cuda.ask(ProbeCache(toolchains.store.root / "probes"), _USUAL_CUDA / "bin/nvcc")
+            yield Requirement("CUDA toolkit", f"{version}, used with `--cuda-home {_USUAL_CUDA}`")
         else:
-            yield Requirement("CUDA toolkit", None, (), "only needed for CUDA releases that are not pinned")
+            yield Requirement("CUDA toolkit", None, (), "needed only for CUDA releases that the lock does not have")
     except ToolchainError as error:
         yield Requirement("CUDA toolkit", None, (CUDA,), f"{error}; {error.hint}")
         return
@@ -114,7 +114,7 @@ def _cuda(toolchains: Toolchains) -> Iterator[Requirement]:
         value = "in the store" if stored else f"{tree.download / 1e6:.0f} MB to download at first use"
         yield Requirement(tree.title, value, (CUDA,))
     if not pinned:
-        mend = f"nothing is pinned for {this_platform()}: install a CUDA toolkit and give `--cuda-home DIR`"
+        mend = f"the lock has none for {this_platform()}: install a CUDA toolkit and give `--cuda-home DIR`"
         yield Requirement("CUDA compiler", named, (CUDA,), mend)
 
 
@@ -124,7 +124,10 @@ def _disk(toolchains: Toolchains) -> Requirement:
     needed = max((tree.download + tree.unpacked for tree in missing), default=0)
     if not store.writable():
         return Requirement(
-            "disk", None, BUILDS, f"{store.root} cannot be written: set KERNEL_BUILDER_CACHE to a directory of yours"
+            "disk",
+            None,
+            BUILDS,
+            f"{store.root} cannot be written: set KERNEL_BUILDER_CACHE to a directory you can write",
         )
     return Requirement(
         "disk",
@@ -151,12 +154,12 @@ def _gpu() -> Requirement:
         "GPU",
         _ask("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
         (),
-        "none is needed to build; CUDA kernels are loaded and measured on a machine that has one",
+        "not needed to build, only to load and measure CUDA kernels",
     )
 
 
 def _ask(program: str, *arguments: str) -> str | None:
-    """The first line that a program prints, or None where it is missing or fails."""
+    """Return the first line that a program prints, or None if it is missing or fails."""
     found = shutil.which(program)
     if found is None:
         return None

@@ -1,4 +1,4 @@
-"""A CUDA toolkit of the user's."""
+"""Finds an installed CUDA toolkit that the user names, and identifies it by its content."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.tools import CudaToolkit
 
-# What nvcc runs, and what it reads at each compilation.
+# The programs that nvcc runs, and the files that it reads in each compilation.
 _PROGRAMS = ("bin/nvcc", "bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc")
 _READ = ("bin/nvcc.profile", "nvvm/libdevice", "include")
 
-_HINT = "give the directory that holds bin/nvcc, by `--cuda-home` or CUDA_HOME, or unset CUDA_HOME to use pinned wheels"
+_HINT = "name the directory with bin/nvcc, with `--cuda-home` or CUDA_HOME; or unset CUDA_HOME to use pinned wheels"
 
 
 def find(probes: ProbeCache, cuda_home: Path | None = None) -> CudaToolkit | None:
-    """The toolkit at `cuda_home`, else at CUDA_HOME; None where neither is given.
+    """Return the toolkit at `cuda_home`, or else at CUDA_HOME, or None if neither is given.
 
     Raises:
-        ToolchainError: If there is no complete toolkit.
+        ToolchainError: If the directory has no complete toolkit.
     """
     named = cuda_home or (Path(value) if (value := os.environ.get("CUDA_HOME")) else None)
     if named is None:
@@ -50,21 +50,21 @@ def find(probes: ProbeCache, cuda_home: Path | None = None) -> CudaToolkit | Non
 
 
 def include_directories(root: Path) -> tuple[Path, ...]:
-    """Where a toolkit keeps its headers; CUDA 13 has the C++ library in a directory of its own."""
+    """Return the include directories of a toolkit. CUDA 13 has CCCL in a directory of its own."""
     return tuple(path for path in (root / "include", root / "include/cccl") if path.is_dir())
 
 
 def ask(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:
-    """What an nvcc says of itself: its version, and the capabilities that it compiles for, ascending.
+    """Return the version of an nvcc, and the capabilities that it compiles for, ascending.
 
     Raises:
-        ToolchainError: If it cannot be run, or is not an nvcc.
+        ToolchainError: If the program cannot be run or is not an nvcc.
     """
 
     def find_out() -> dict[str, Any]:
         version = re.search(r"\bV(\d+\.\d+\.\d+)", _run(nvcc, "--version"))
         if not version:
-            raise ToolchainError("does not tell its version", where=str(nvcc), hint=_HINT)
+            raise ToolchainError("`--version` names no version", where=str(nvcc), hint=_HINT)
         codes = re.findall(r"^sm_(\d+)(\d)$", _run(nvcc, "--list-gpu-code"), re.MULTILINE)
         ascending = sorted({(int(major), int(minor)) for major, minor in codes})
         return {"version": version[1], "capabilities": [f"{major}.{minor}" for major, minor in ascending]}

@@ -1,4 +1,4 @@
-"""The room's front: asks the lock, the store and the providers, in that order, and fetches what is missing."""
+"""The toolchains of one invocation: the user's compilers, and pinned trees that are fetched when first needed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, ToolchainError
@@ -15,9 +16,12 @@ from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.store import Store
 from kernel_builder.toolchain.tools import CudaToolkit, HostCompiler, Obstacle, Subset, TorchHeaders
 
+if TYPE_CHECKING:
+    from kernel_builder.toolchain.index import Index
+
 
 def default_cache() -> Path:
-    """Where the builder keeps what it can make again: KERNEL_BUILDER_CACHE, else the user's cache directory."""
+    """Return the builder's cache directory: KERNEL_BUILDER_CACHE, or else the user's cache directory."""
     if named := os.environ.get("KERNEL_BUILDER_CACHE"):
         return Path(named).absolute()
     import platformdirs
@@ -34,14 +38,15 @@ class Toolchains:
     """The toolchains of one invocation.
 
     Args:
-        cache: The cache directory; the store is below it.
-        cuda_home: A toolkit of the user's, which stands in for the pinned one of its release; else CUDA_HOME.
-        cxx: The host compiler; else CXX, else g++.
-        offline: Never ask the network.
-        index_url: The index; else what pip or uv is set to use, else the default one.
-        pinned: The lock; else the one that comes with the builder.
-        given: Kind of a pinned tree, e.g. `cuda-13.0` -> where its files are, for a provider that has its own store;
-            else the entries of the directory KERNEL_BUILDER_TREES.
+        cache: The cache directory, which holds the store.
+        cuda_home: An installed CUDA toolkit, used in place of the pinned one of its release. Defaults to CUDA_HOME.
+        cxx: The host compiler. Defaults to CXX, or else g++.
+        offline: Whether to fail instead of using the network.
+        progress: Receives reports of downloads.
+        index_url: The package index. Defaults to the one that pip or uv is set to use, or else PyPI.
+        pinned: The lock. Defaults to the one that comes with the builder.
+        given: Kind of a pinned tree, such as `cuda-13.0` -> its directory, for a caller with its own store such as
+            Nix. Defaults to the entries of the directory KERNEL_BUILDER_TREES.
     """
 
     def __init__(
@@ -58,9 +63,9 @@ class Toolchains:
     ) -> None:
         self.cache = cache or default_cache()
         self._progress = progress or Silent()
-        # With symbolic links resolved: compiler caches remember a compiler by its path.
+        # Symbolic links are resolved because compiler caches identify a compiler by its path.
         self.store = Store((self.cache / "toolchains").resolve(), self._progress)
-        self._probes = ProbeCache(self.store.root / "facts")
+        self._probes = ProbeCache(self.store.root / "probes")
         self._cuda_home, self._cxx = cuda_home, cxx
         self._offline, self._index_url = offline, index_url
         self._pinned = pinned
@@ -68,31 +73,38 @@ class Toolchains:
 
     @cached_property
     def lock(self) -> lock.Lock:
-        """What is pinned."""
+        """The pinned wheels."""
         return self._pinned or lock.shipped()
 
+    @cached_property
+    def _index(self) -> Index:
+        from kernel_builder.toolchain.index import Index
+
+        return Index(self._index_url)
+
     def host(self) -> HostCompiler:
-        """The user's g++.
+        """Return the user's g++.
 
         Raises:
-            ToolchainError: If there is none, or it is not usable.
+            ToolchainError: If there is none, or it cannot be used.
         """
         return host_compiler.find(self._probes, self._cxx)
 
     def system_cuda(self) -> CudaToolkit | None:
-        """The toolkit that the user named, if any.
+        """Return the toolkit that the user named, if any.
 
         Raises:
-            ToolchainError: If what was named is not a toolkit.
+            ToolchainError: If the named directory is not a toolkit.
         """
         return system_cuda.find(self._probes, self._cuda_home)
 
     def cuda(self, release: Release) -> CudaToolkit:
-        """The toolkit of a CUDA release: the user's where it is of this release, else the pinned one.
+        """Return the toolkit of a CUDA release: the user's if it is of this release, or else the pinned one.
 
         Raises:
-            ToolchainError: If no provider has it; `cuda_obstacle` says so without trying.
-            FetchError, StoreError: If it cannot be fetched or kept.
+            ToolchainError: If there is none. `cuda_obstacle` finds this out without fetching anything.
+            FetchError: If it cannot be fetched.
+            StoreError: If it cannot be stored.
         """
         found = self.system_cuda()
         if found and found.release == release:
@@ -116,20 +128,20 @@ class Toolchains:
         )
 
     def torch(self, release: Release, subset: Subset) -> TorchHeaders:
-        """The headers of a Torch release.
+        """Return the headers of a Torch release.
 
         Raises:
             ToolchainError: If they are not pinned for this platform.
-            FetchError, StoreError: If they cannot be fetched or kept.
+            FetchError: If they cannot be fetched.
+            StoreError: If they cannot be stored.
         """
         pinned = self.lock.torch.get(release)
         if pinned is None or this_platform() not in pinned.platforms:
             raise ToolchainError(
-                f"its headers are not pinned for {this_platform()}; pinned are those of "
+                f"its headers are not pinned for {this_platform()}; the lock has Torch "
                 f"{', '.join(map(str, self.lock.torch))}",
                 where=f"Torch {release}",
-                hint="a newer kernel-builder may have it; or add it to `matrix.toml` and run `kernel-builder toolchain "
-                "lock`",
+                hint="update kernel-builder, or add it to `matrix.toml` and run `kernel-builder toolchain lock`",
             )
         tree = wheel_trees.torch_tree(pinned, this_platform(), subset)
         root = self.fetch(tree)
@@ -137,7 +149,7 @@ class Toolchains:
         return TorchHeaders(release, pinned.version, subset, include, tree.identity)
 
     def sysroot(self) -> sysroot.Sysroot:
-        """What binaries are linked against, made once for each host compiler.
+        """Return the libraries to link against, made once for each host compiler.
 
         Raises:
             ToolchainError: If there is no usable host compiler, or a runtime library is missing.
@@ -152,15 +164,15 @@ class Toolchains:
         return sysroot.Sysroot(root)
 
     def cuda_obstacle(self, release: Release, platform: str) -> Obstacle | None:
-        """Why this machine cannot have a CUDA release's toolkit for a platform, or None where it can. No network.
+        """Return why a CUDA release cannot be had for a platform on this machine, or None if it can. No network.
 
         Raises:
-            ToolchainError: If the toolkit that the user named is not one.
+            ToolchainError: If the directory that the user named is not a toolkit.
         """
         here = this_platform()
         if platform != here:
             return Obstacle(
-                f"this machine is {here}, and binaries are made on the platform they run on",
+                f"this machine is {here}, and binaries are built on the platform that they run on",
                 f"run the same command on a machine or CI runner that is {platform}",
             )
         found = self.system_cuda()
@@ -171,12 +183,12 @@ class Toolchains:
             return None
         has = f"; {found.root} is CUDA {found.release}" if found else ""
         return Obstacle(
-            f"no complete compiler of CUDA {release} is pinned for {platform}{has}",
-            f"install the CUDA toolkit {release} and give its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
+            f"the lock has no compiler of CUDA {release} for {platform}{has}",
+            f"install the CUDA toolkit {release} and name its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
         )
 
     def pinned(self) -> list[wheel_trees.Tree]:
-        """Every tree that the lock has for this platform."""
+        """Return every tree that the lock has for this platform."""
         here = this_platform()
         found = [wheel_trees.cuda_tree(cuda, here) for cuda in self.lock.cuda.values() if here in cuda.platforms]
         subsets: tuple[Subset, ...] = ("stable", "full")
@@ -189,22 +201,22 @@ class Toolchains:
         return found
 
     def fetch(self, tree: wheel_trees.Tree) -> Path:
-        """The files of a pinned tree, downloaded now if they are not in the store.
+        """Return the directory of a pinned tree's files, and download them first if they are not in the store.
 
         Raises:
-            FetchError, StoreError: If they cannot be fetched or kept.
+            FetchError: If they cannot be fetched.
+            StoreError: If they cannot be stored.
         """
         if found := self._given.get(tree.kind) or self.store.find(tree.name):
             return found
         if self._offline:
             raise FetchError(
-                f"is not in the store at {self.store.root}, and the network is not to be used",
+                f"is not in the store at {self.store.root}, and `--offline` forbids the network",
                 where=tree.title,
                 hint="run `kernel-builder toolchain fetch` beforehand, or leave out `--offline`",
             )
-        from kernel_builder.toolchain.index import Index
 
         def make(scratch: Path, directory: Path) -> None:
-            wheel_trees.fill(tree, Index(self._index_url), scratch, directory, self._progress)
+            wheel_trees.fill(tree, self._index, scratch, directory, self._progress)
 
         return self.store.obtain(tree.name, tree.title, tree.download + tree.unpacked, make)

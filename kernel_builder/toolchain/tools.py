@@ -1,7 +1,7 @@
-"""What the toolchain room hands out: files to compile with, and an identity that stands for their content.
+"""Compilers and headers as values: where the files are, and an identity that stands for their content.
 
-An identity is a hex digest. Equal identities mean equal output from equal input, on any machine: no identity takes in
-a path, a time or a host name.
+An identity is a hex digest. Tools of equal identity make equal output from equal input on every machine; no path, time
+or host name enters the digest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class HostCompiler:
 
     Attributes:
         path: The program.
-        version: E.g. `12.2.0`.
+        version: For example `12.2.0`.
         identity: Digest of its version output and of the programs that it runs.
     """
 
@@ -32,16 +32,16 @@ class HostCompiler:
 
 @dataclass(frozen=True)
 class CudaToolkit:
-    """An nvcc and all that it needs.
+    """An nvcc with its headers and libraries.
 
     Attributes:
-        root: Holds `bin/`, `nvvm/`, `include/`.
-        release: E.g. 13.0.
-        version: nvcc's own, e.g. `13.0.88`.
-        include: Directories for a host compiler; nvcc finds them itself.
+        root: The directory with `bin/`, `nvvm/` and `include/`.
+        release: For example 13.0.
+        version: The version of nvcc, for example `13.0.88`.
+        include: Include directories for a host compiler; nvcc knows them itself.
         lib: The directory of the CUDA runtime libraries.
-        origin: `index` for pinned wheels, `system` for a toolkit of the user's.
-        capabilities: What nvcc compiles for, ascending, e.g. `9.0`; without architecture-specific ones.
+        origin: `index` for pinned wheels, `system` for an installed toolkit.
+        capabilities: The capabilities that nvcc compiles for, ascending, such as `9.0`; no suffixed ones.
     """
 
     root: Path
@@ -60,9 +60,9 @@ class TorchHeaders:
     """The C++ headers of one Torch release.
 
     Attributes:
-        version: The wheel's, e.g. `2.10.0`.
-        subset: `stable` for the stable ABI's headers and what they include, `full` for all.
-        include: Directories in the order that a compiler searches them.
+        version: The version of the wheel, for example `2.10.0`.
+        subset: `stable` for the headers of the stable ABI and those that they include, `full` for all.
+        include: Include directories in the order that a compiler searches them.
     """
 
     release: Release
@@ -74,7 +74,7 @@ class TorchHeaders:
 
 @dataclass(frozen=True)
 class Obstacle:
-    """Why no provider on this machine has a toolchain, and what to do about it."""
+    """Why a toolchain cannot be had on this machine, and what to do about it."""
 
     reason: str
     hint: str

@@ -1,4 +1,4 @@
-"""How a toolchain's directory is made from slices of wheels."""
+"""Which files of which wheels make up a toolchain's directory, and how they are unpacked."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.lock import CudaPin, TorchPin, Wheel
 from kernel_builder.toolchain.tools import Subset
 
-# Raise when the rules below give another directory for the same lock, so that one made by an older builder is not used.
+# Increase when the rules below produce different files from the same lock: trees of older builders are then not used.
 RECIPE = 1
 
-# The stable ABI's headers, and all that they include.
+# The stable ABI's headers, and every header that they include.
 _STABLE = (
     "ATen/Config.h",
     "torch/csrc/inductor/aoti_torch/c/",
@@ -32,28 +32,29 @@ TORCH_PREFIX = "torch/include/"
 
 
 def cuda_prefix(release: Release) -> str:
-    """Where the wheels of a CUDA release keep their files."""
+    """Return the directory in the wheels of a CUDA release that holds their files."""
     return f"nvidia/cu{release.major}/"
 
 
 def keep_cuda(name: str) -> bool:
-    """Whether a file of the CUDA wheels is needed. The library of the device compiler is not: nvcc runs its program."""
+    """Return whether a file of the CUDA wheels is needed. libnvvm.so is not: nvcc runs the program cicc instead."""
     return not name.startswith("lib/libnvvm.so")
 
 
 def keep_torch(subset: Subset) -> Callable[[str], bool]:
-    """Which of Torch's headers belong to a subset, by their name as an `#include` gives it."""
+    """Return a function that says whether a header, named as in an `#include`, belongs to a subset."""
     return (lambda name: name.startswith(_STABLE)) if subset == "stable" else (lambda name: True)
 
 
 @dataclass(frozen=True)
 class Tree:
-    """One directory of the store that comes from the index.
+    """One directory of the store that is made from wheels.
 
     Attributes:
-        title: E.g. `CUDA 13.0`, for people.
-        prefix: Start of the names in the wheels, left out in the directory.
-        keep: Which names after the prefix to keep.
+        kind: For example `cuda-13.0` or `torch-2.10-stable`.
+        title: The name in messages, for example `CUDA 13.0`.
+        prefix: The directory in the wheels that becomes the root of the tree.
+        keep: Whether a file, named relative to `prefix`, belongs to the tree.
     """
 
     kind: str
@@ -65,28 +66,28 @@ class Tree:
 
     @property
     def identity(self) -> str:
-        """Digest of the pinned content and the recipe; equal on every machine."""
+        """Digest of the pinned content and the recipe, equal on every machine."""
         pinned = [RECIPE, self.kind, self.platform, [wheel.record for wheel in self.wheels]]
         return hashlib.sha256(json.dumps(pinned).encode()).hexdigest()
 
     @property
     def name(self) -> str:
-        """Its name in the store."""
+        """The name in the store."""
         return f"{self.kind}-{self.platform}-{self.identity[:16]}"
 
     @property
     def download(self) -> int:
-        """Bytes to fetch."""
+        """Bytes to download."""
         return sum(wheel.download for wheel in self.wheels)
 
     @property
     def unpacked(self) -> int:
-        """Bytes of its files."""
+        """Bytes of the files on disk."""
         return sum(wheel.unpacked for wheel in self.wheels)
 
 
 def cuda_tree(cuda: CudaPin, platform: str) -> Tree:
-    """The toolkit of a CUDA release. The platform must be one that is pinned."""
+    """Return the toolkit of a CUDA release. The lock must have the platform."""
     return Tree(
         f"cuda-{cuda.release}",
         f"CUDA {cuda.release}",
@@ -98,7 +99,7 @@ def cuda_tree(cuda: CudaPin, platform: str) -> Tree:
 
 
 def torch_tree(torch: TorchPin, platform: str, subset: Subset) -> Tree:
-    """The headers of a Torch release. The platform must be one that is pinned."""
+    """Return the headers of a Torch release. The lock must have the platform."""
     return Tree(
         f"torch-{torch.release}-{subset}",
         f"Torch {torch.release} headers ({subset})",
@@ -110,15 +111,15 @@ def torch_tree(torch: TorchPin, platform: str, subset: Subset) -> Tree:
 
 
 def fill(tree: Tree, index: Index, scratch: Path, directory: Path, progress: Progress) -> None:
-    """Download what a tree needs, check it, and unpack it.
+    """Download the wheels' byte ranges that a tree needs, check them, and unpack them.
 
     Args:
-        scratch: Keeps downloads, whole and half, from one try to the next.
-        directory: Empty; may be left half filled by an error.
+        scratch: Keeps complete and partial downloads between attempts.
+        directory: An empty directory; an error may leave it half filled.
 
     Raises:
-        FetchError: If the index cannot be reached, or sent something else than the lock pins; what was wrong is then
-            removed from `scratch`.
+        FetchError: If the index cannot be reached, or if its bytes differ from the lock; such bytes are removed from
+            `scratch`.
         OSError: If the disk is full or cannot be written.
     """
     total, before = tree.download, 0
@@ -141,35 +142,35 @@ def fill(tree: Tree, index: Index, scratch: Path, directory: Path, progress: Pro
             raise FetchError(
                 f"the download is not what the lock pins: {error}",
                 where=f"{wheel.file} at {index.url}",
-                hint="try again; if it stays so, something between here and the index alters files: use another index "
+                hint="try again; if the error stays, the index or a proxy alters files: use another index "
                 "(`--index-url`)",
             ) from error
 
 
 def _part(scratch: Path, wheel: Wheel, start: int, stop: int) -> Path:
-    # The digest is in the name so that a part of another wheel of the same name is never gone on with.
+    # With the digest in the name, a partial download of a different wheel is never continued.
     return scratch / f"{wheel.project}-{wheel.sha256[:16]}-{start}-{stop}.part"
 
 
 def map_file(path: Path) -> memoryview:
-    """The bytes of a file, mapped."""
+    """Map a file into memory."""
     with path.open("rb") as stream:
         return memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ))
 
 
 def unpack(tree: Tree, wheel: Wheel, slices: Iterable[memoryview], directory: Path) -> None:
-    """Write the files that a tree has of a wheel.
+    """Write the files of one wheel that belong to a tree.
 
     Args:
-        slices: The bytes of the wheel's ranges.
+        slices: The bytes of the wheel's ranges, in order.
 
     Raises:
-        wheels.CorruptWheel: If they are not what the lock pins.
+        wheels.CorruptWheel: If the bytes are not what the lock pins.
     """
     for name, content in wheels.checked(slices, wheel.record, tree.prefix, tree.keep):
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-        # The executable bit stands only in the wheel's directory, which is not fetched.
+        # Only the zip directory has the executable bit, and it is not downloaded.
         if path.parent.name == "bin" and content.startswith((b"\x7fELF", b"#!")):
             path.chmod(0o755)

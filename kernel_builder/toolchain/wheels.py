@@ -1,8 +1,8 @@
-"""A slice of a wheel read without its central directory, and checked against its own `RECORD`.
+"""Reads byte ranges of a wheel without its zip directory, and checks the files against the wheel's `RECORD`.
 
-Every member of a zip file is preceded by a local header with its name and sizes. A run of whole members can therefore
-be read on its own; the directory at the file's end, a megabyte for a Torch wheel, is not needed. That holds as long as
-sizes stand in the local headers (general purpose flag 3 is clear), which `toolchain lock` checks when it pins a wheel.
+Each member of a zip file follows a local header with its name and sizes, so a range of whole members can be read on its
+own. The directory at the end of the file, a megabyte for a Torch wheel, need not be downloaded. This requires sizes in
+the local headers (general purpose flag bit 3 clear); `toolchain lock` checks that when it pins a wheel.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _STORED, _DEFLATED = 0, 8
 
 
 class CorruptWheel(ValueError):
-    """Bytes of a wheel are not what its `RECORD` or the lock says. The text says which, and expected against got."""
+    """Bytes of a wheel differ from its `RECORD` or from the lock. The message names the file and both values."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class WheelMember:
     size: int
 
     def content(self) -> bytes:
-        """The file's bytes.
+        """Return the decompressed bytes.
 
         Raises:
             CorruptWheel: If they do not decompress to the stated size.
@@ -55,10 +55,10 @@ class WheelMember:
 
 
 def members(data: memoryview) -> Iterator[WheelMember]:
-    """The files in a run of whole zip members, in order; directories are left out.
+    """Yield the files in a range of whole zip members, in order, without directories.
 
     Raises:
-        CorruptWheel: If the bytes are not such a run.
+        CorruptWheel: If the bytes are not whole zip members.
     """
     position = 0
     while position < len(data):
@@ -79,7 +79,7 @@ def members(data: memoryview) -> Iterator[WheelMember]:
 
 
 def parse_record(text: str) -> Mapping[str, str]:
-    """File name -> SHA-256 in hex, from a wheel's `RECORD`. Files without a hash (itself, signatures) are left out."""
+    """Return file name -> SHA-256 in hex from a `RECORD`. Files without a hash (`RECORD`, signatures) are left out."""
     hashes = {}
     for row in csv.reader(text.splitlines()):
         name, stated, *_ = [*row, "", ""]
@@ -97,24 +97,24 @@ def _is_record(name: str) -> bool:
 def checked(
     slices: Iterable[memoryview], record_sha256: str, prefix: str, keep: Callable[[str], bool]
 ) -> Iterator[tuple[str, bytes]]:
-    """The files under a prefix that are kept, each checked against the wheel's `RECORD`, and that against the lock.
+    """Yield the selected files of a wheel, checked against its `RECORD`, and `RECORD` against the lock.
 
     Args:
-        slices: Runs of members that together hold `RECORD` and the files.
-        record_sha256: What the lock pins.
-        prefix: Start of the names to give; ends with a slash. Other members are left out.
-        keep: Which names, after the prefix, to give.
+        slices: Ranges of whole members that together hold `RECORD` and the files.
+        record_sha256: The SHA-256 of `RECORD` that the lock pins.
+        prefix: A directory in the wheel, with a slash at its end. Files outside of it are left out.
+        keep: Whether a file, named relative to `prefix`, is wanted.
 
     Yields:
-        Name without the prefix, content.
+        The name relative to `prefix`, and the content.
 
     Raises:
-        CorruptWheel: If a file is not what it should be, or leads out of the prefix.
+        CorruptWheel: If a file differs from `RECORD`, or its name leads out of `prefix`.
     """
     found = [member for data in slices for member in members(data)]
     record = next((member.content() for member in found if _is_record(member.name)), None)
     if record is None:
-        raise CorruptWheel("has no RECORD where the lock says")
+        raise CorruptWheel("has no RECORD in the ranges that the lock names")
     got = hashlib.sha256(record).hexdigest()
     if got != record_sha256:
         raise CorruptWheel(f"RECORD has SHA-256 {got}, expected {record_sha256}")

@@ -177,7 +177,7 @@ def test_a_range_with_no_variant_left(
     [
         ("torch-stable-abi210-cpo-x86_64-linux", "is not a variant's name; expected for example", "list-variants"),
         ("torch-stable-abi211-cpu-x86_64-linux", "the project's stable ABI for cpu is 2.10", CPU),
-        ("torch-stable-abi210-cu126-x86_64-linux", "cannot be built here: no complete compiler", "--cuda-home"),
+        ("torch-stable-abi210-cu126-x86_64-linux", "cannot be built here: the lock has no compiler", "--cuda-home"),
         ("torch-stable-abi210-cpu-aarch64-linux", "cannot be built here: this machine is x86_64", "with aarch64-linux"),
         ("torch-cpu", "no Python-only variants", CPU),
         ("", "is not a variant's name", "list-variants"),

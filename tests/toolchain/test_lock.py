@@ -16,7 +16,7 @@ from kernel_builder.toolchain import lock, wheel_trees
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 
-from .index_server import IndexServer
+from .index_server import Fault, IndexServer
 
 
 def test_rules_choose_the_newest_that_belongs_together(pinned: lock.Lock) -> None:
@@ -53,6 +53,13 @@ def test_the_hash_of_what_is_fetched(pinned: lock.Lock, wheel_files: dict[str, b
         for wheel in parts:
             fetched = b"".join(wheel_files[wheel.file][start:stop] for start, stop in wheel.ranges)
             assert wheel.fetched == hashlib.sha256(fetched).hexdigest()
+
+
+def test_an_index_that_sends_whole_files_cannot_be_locked(server: IndexServer) -> None:
+    server.faults["cuda_toolkit-13.0.2-py2.py3-none-any.whl"] = Fault(no_ranges=True)
+    with pytest.raises(FetchError, match="does not answer range requests") as caught:
+        resolve(Index(server.url), [], [Release(13, 0)], PLATFORMS, Silent())
+    assert "cuda_toolkit-13.0.2" in str(caught.value) and "--index-url" in (caught.value.hint or "")
 
 
 def test_a_torch_release_that_the_index_lacks(server: IndexServer) -> None:
