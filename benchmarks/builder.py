@@ -40,8 +40,8 @@ from pypi_simple import PYPI_SIMPLE_ENDPOINT, ProjectPage
 import kernel_builder
 from kernel_builder.build.include_scan import HEADER_SUFFIXES
 from kernel_builder.config import matrix, offered
-from kernel_builder.config import project as projects
 from kernel_builder.config.project import Project, TorchFramework
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant, this_platform
 from kernel_builder.package import assembly
 from kernel_builder.toolchain import Toolchains
@@ -256,7 +256,7 @@ def sources_of(project: Project, backend: str) -> list[str]:
 def compile_steps(workshop: Workshop) -> Figure:
     """Compiles of the whole matrix, beside one for each source, backend and CUDA compiler."""
     root, done = workshop.whole
-    project = projects.read(root)
+    project = read_project(root)
     names = [built["variant"] for built in done.answer["packages"]]
     compilers = {(variant.backend, variant.cuda) for variant in map(Variant.parse, names)}
     expected = sum(len(sources_of(project, backend)) for backend, _ in compilers)
@@ -316,7 +316,7 @@ def one_source(workshop: Workshop) -> Figure:
     """Steps after a change to one source of several."""
     built, cache, _ = workshop.cold
     project = Path(shutil.copytree(built, workshop.root / "changed" / built.name))
-    source = sources_of(projects.read(project), "cuda")[-1]
+    source = sources_of(read_project(project), "cuda")[-1]
     with (project / source).open("a") as stream:
         stream.write("// Changed.\n")
     done = workshop.build(cache, project)
@@ -493,7 +493,7 @@ def cpp_extension(workshop: Workshop) -> Figure:
     before = build("beside")
     binary = next((root / "beside").rglob("*.so"))
 
-    project, newest = projects.read(root), matrix.torch_releases()[-1]
+    project, newest = read_project(root), matrix.torch_releases()[-1]
     fetched = workshop.run(
         workshop.root / "caches" / "beside",
         *("toolchain", "fetch", "--cuda", str(CUDA), "--torch", str(newest), "--headers", "full", "--json"),

@@ -21,7 +21,7 @@ from typing import Any
 
 from kernel_builder.build import ninja_run, plan
 from kernel_builder.config import build_toml
-from kernel_builder.config import project as projects
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import BuildError, FetchError, KernelBuilderError, PackageError
 from kernel_builder.toolchain import Toolchains, lock, wheel_trees
@@ -90,8 +90,7 @@ def compile_source(spec: Spec, out: Path) -> None:
     Raises:
         KernelBuilderError: As `plan.compiles` and `ninja_run.compile_alone`.
     """
-    tables = build_toml.validate(spec["build"], "build.toml")
-    project = projects.from_tables(Path(os.path.realpath(spec["source"])), tables)
+    project = build_toml.from_document(spec["build"], "build.toml", Path(os.path.realpath(spec["source"])))
     steps = plan.compiles(project, Variant.parse(spec["variant"]), _toolchains(spec))
     step = next(step for step in steps if step.source == spec["file"])
     out.mkdir()
@@ -119,7 +118,7 @@ def package(spec: Spec, out: Path) -> None:
     variant = Variant.parse(spec["variant"])
     wanted: dict[str, plan.Compile] = {}
     if variant.platform is not None:
-        drafts = plan.compiles(projects.read(directory), variant, toolchains)
+        drafts = plan.compiles(read_project(directory), variant, toolchains)
         wanted = {step.key: step for step in drafts if not plan.needs_namespace(step)}
     given = {path.stem: path for objects in spec["objects"] for path in Path(objects).glob("*.o")}
     if given.keys() != wanted.keys():

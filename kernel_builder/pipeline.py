@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from kernel_builder.build import ninja_run
 from kernel_builder.build.plan import Graph, PlannedVariant, plan
 from kernel_builder.config import offered
-from kernel_builder.config import project as projects
 from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import CheckError, ConfigError, PackageError, VariantError
 from kernel_builder.package import assembly
@@ -222,7 +222,7 @@ def build(request: Request, toolchains: Toolchains, listener: Listener | None = 
     unavailable: list[Unavailable] = []
     skipped = {}
     for directory in dict.fromkeys(path.resolve() for path in request.directories):
-        project = projects.read(directory)
+        project = read_project(directory)
         variants, missing = select(project, request, toolchains)
         selected.append((project, variants))
         unavailable += missing

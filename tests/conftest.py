@@ -1,4 +1,4 @@
-"""Fixtures for all tests: copies of the small projects, and caches that share what was downloaded."""
+"""Fixtures for all tests: copies of the test projects, and empty build caches with the user's toolchains."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CUDA = "torch-stable-abi210-cu130-x86_64-linux"
 
 @pytest.fixture
 def copy_project(tmp_path: Path) -> Callable[..., Path]:
-    """Copies a project of `tests/projects` to a fresh place; `name` is the directory it gets there."""
+    """Return a function that copies a project of `tests/projects` to a temporary directory, optionally renamed."""
 
     def copy(project: str, name: str = "") -> Path:
         target = tmp_path / (name or project)
@@ -31,7 +31,7 @@ def copy_project(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def new_cache(tmp_path: Path) -> Callable[[str], Path]:
-    """Makes caches with nothing compiled in them, on the user's own downloaded toolchains."""
+    """Return a function that makes a cache without compiled objects and with the user's downloaded toolchains."""
 
     def make(name: str) -> Path:
         cache = tmp_path / name

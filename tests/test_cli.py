@@ -1,4 +1,4 @@
-"""The command line itself: help, completion, and how errors are told."""
+"""The command line itself: help, completion, and the output of errors."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_completion_completes(shell: str) -> None:
     assert "_KERNEL_BUILDER_COMPLETE" in script.output
     if shell != "bash":
         return
-    # What the script asks for at the prompt `kernel-builder build --var`.
+    # The request that the script makes at the prompt `kernel-builder build --var`.
     builder = Path(sys.executable).with_name("kernel-builder")
     words = {"COMP_WORDS": "kernel-builder build --var", "COMP_CWORD": "2", "_KERNEL_BUILDER_COMPLETE": "bash_complete"}
     done = subprocess.run([builder], capture_output=True, text=True, check=False, env=words)
@@ -48,13 +48,13 @@ def test_version() -> None:
 
 
 @pytest.mark.parametrize("arguments", [["build", "--nonsense"], ["nonsense"], ["build", "--jobs", "0"]])
-def test_wrong_usage_is_status_2_and_a_word_of_help(arguments: list[str]) -> None:
+def test_wrong_usage_exits_with_2_and_shows_the_usage(arguments: list[str]) -> None:
     done = CliRunner().invoke(main, arguments)
     assert done.exit_code == 2
     assert "Usage:" in done.output
 
 
-def test_errors_are_words_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_text_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     command = ["check-config", str(tmp_path)]
     words = CliRunner().invoke(main, command)
     assert words.exit_code == 2

@@ -1,4 +1,4 @@
-"""`kernel-builder init`: what it makes is a project that builds and passes its own tests, or it makes nothing."""
+"""`kernel-builder init` creates a project that builds and passes its own tests; on an error it changes no file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from kernels._rust import Build
 from kernel_builder import scaffold
 from kernel_builder.cli import main
 from kernel_builder.config import project
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, this_platform
 
 
@@ -49,7 +50,7 @@ def test_the_project_is_valid(args: list[str], backends: tuple[str, ...]) -> Non
     result = init("--name", "my-org/fast-relu2", *args)
     assert result.exit_code == 0, result.output
     assert "kernel-builder build fast-relu2" in result.output
-    read = project.read(Path("fast-relu2"))
+    read = read_project(Path("fast-relu2"))
     assert (read.name, read.hub_repo_id, read.backends) == ("fast-relu2", "my-org/fast-relu2", backends)
     assert read.license == ("mit" if "mit" in args else "apache-2.0")
     assert [kernel.backend for kernel in read.kernels] == list(backends)

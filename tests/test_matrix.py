@@ -1,4 +1,4 @@
-"""Which variants a project has to offer."""
+"""The variants that a project must offer, by the rules of the Hub and the data of the matrix."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config import offered
-from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, read
+from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
 from kernel_builder.errors import VariantError
 
@@ -25,12 +26,12 @@ def names(project: Project, *, whole: bool = False) -> set[str]:
 
 @pytest.fixture(scope="module")
 def stable() -> Project:
-    return read(PROJECTS / "stable-scale")
+    return read_project(PROJECTS / "stable-scale")
 
 
 @pytest.fixture(scope="module")
 def full() -> Project:
-    return read(PROJECTS / "full-scale")
+    return read_project(PROJECTS / "full-scale")
 
 
 def with_torch(project: Project, **changes: object) -> Project:
@@ -38,11 +39,11 @@ def with_torch(project: Project, **changes: object) -> Project:
     return replace(project, framework=replace(project.framework, **changes))  # type: ignore[arg-type]
 
 
-def test_the_stable_abi_asks_for_one_variant_a_cuda_major(stable: Project) -> None:
+def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Project) -> None:
     assert names(stable) == {"torch-stable-abi210-cpu", "torch-stable-abi210-cu126", "torch-stable-abi210-cu130"}
 
 
-def test_the_full_abi_asks_for_the_last_two_releases(full: Project) -> None:
+def test_a_full_abi_project_offers_the_last_two_releases(full: Project) -> None:
     published = {214: ("cpu", "cu126", "cu130", "cu132"), 215: ("cpu", "cu130", "cu132")}
     assert names(full) == {f"torch{torch}-cxx11-{b}" for torch, backends in published.items() for b in backends}
 
@@ -55,11 +56,11 @@ def test_the_whole_matrix_serves_old_clients_from_stable_binaries(stable: Projec
     assert "torch211-cxx11-cu132" not in whole
 
 
-def test_python_only_projects_have_one_variant_a_backend() -> None:
-    assert names(read(PROJECTS / "python-only")) == {"torch-cpu", "torch-cuda"}
+def test_python_only_projects_have_one_variant_for_each_backend() -> None:
+    assert names(read_project(PROJECTS / "python-only")) == {"torch-cpu", "torch-cuda"}
 
 
-def test_both_platforms_are_asked_for(stable: Project) -> None:
+def test_both_platforms_are_offered(stable: Project) -> None:
     assert {v.platform for v in offered.variants(stable)} == {"x86_64-linux", "aarch64-linux"}
 
 
@@ -98,9 +99,9 @@ def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
     assert every[0] == "7.5"
     assert every[-1] == "12.1+PTX"
     assert sum("PTX" in capability for capability in every) == 1
-    # A toolkit that the matrix does not list knows what the release before it knows.
+    # A CUDA release that is not in the matrix takes the capabilities of the release before it.
     assert offered.capabilities(kernel, Release(13, 1), X86_64) == every
-    # Only ARM machines have what is in a Jetson.
+    # Jetson's capabilities are compiled for aarch64 only.
     assert set(offered.capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
 
 
@@ -117,7 +118,7 @@ def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
 )
 def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str, words: str) -> None:
     with pytest.raises(VariantError, match=words):
-        offered.check_offered(read(PROJECTS / project), Variant.parse(name))
+        offered.check_offered(read_project(PROJECTS / project), Variant.parse(name))
 
 
 def test_variants_outside_the_matrix_can_be_asked_for(full: Project, stable: Project) -> None:
@@ -126,6 +127,6 @@ def test_variants_outside_the_matrix_can_be_asked_for(full: Project, stable: Pro
 
 
 def test_backends_that_are_not_built_are_named(tmp_path: Path) -> None:
-    project = replace(read(PROJECTS / "stable-scale"), backends=("cpu", "rocm"))
+    project = replace(read_project(PROJECTS / "stable-scale"), backends=("cpu", "rocm"))
     assert offered.skipped_backends(project) == ("rocm",)
     assert not offered.skipped_backends(replace(project, framework=TorchNoarch()))

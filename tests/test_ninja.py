@@ -12,7 +12,7 @@ import pytest
 
 from kernel_builder.build import ninja_run
 from kernel_builder.build.plan import Graph, plan
-from kernel_builder.config import project
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import BuildError, StoreError
 from kernel_builder.toolchain import Toolchains
@@ -28,7 +28,7 @@ def directory(copy_project: Copy) -> Path:
 
 
 def planned(directory: Path) -> Graph:
-    return plan([(project.read(directory), [Variant.parse(CPU)])], Toolchains())
+    return plan([(read_project(directory), [Variant.parse(CPU)])], Toolchains())
 
 
 def test_only_what_is_missing_is_made(directory: Path, new_cache: NewCache) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.build.plan import PLACEHOLDER, Binary, Graph, plan
-from kernel_builder.config import project
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.toolchain import Toolchains
 from tests.conftest import CPU
@@ -21,7 +21,7 @@ Copy = Callable[..., Path]
 
 def graph(directories: Iterable[Path], *variants: str, is_split: Callable[[str], bool] = lambda key: False) -> Graph:
     wanted = [Variant.parse(name) for name in variants or (CPU,)]
-    return plan([(project.read(directory), wanted) for directory in directories], Toolchains(), is_split)
+    return plan([(read_project(directory), wanted) for directory in directories], Toolchains(), is_split)
 
 
 def binary(directory: Path) -> Binary:

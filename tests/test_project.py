@@ -1,4 +1,4 @@
-"""Reading a project: every value of the file arrives, and every mistake is named with its place and the way out."""
+"""Reading a project: every value is read, and each mistake is reported with its place and a hint."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from kernel_builder.config import project
 from kernel_builder.config.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ConfigError
 
@@ -81,7 +82,7 @@ hip-flags = ["-O2"]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A project directory with all files that the texts above name; its path is not easy."""
+    """A project directory with all files that the texts above name, at a path with a space and an umlaut."""
     home = tmp_path / "my ünusual project"
     for name in (
         "relu.cpp",
@@ -106,7 +107,7 @@ def mistake(home: Path, text: str | None = None) -> ConfigError:
     if text is not None:
         (home / "build.toml").write_text(text)
     with pytest.raises(ConfigError) as caught:
-        project.read(home)
+        read_project(home)
     error = caught.value
     assert error.hint
     assert error.where
@@ -114,11 +115,11 @@ def mistake(home: Path, text: str | None = None) -> ConfigError:
     return error
 
 
-def test_every_value_arrives(home: Path) -> None:
+def test_every_value_is_read(home: Path) -> None:
     (home / "build.toml").write_text(WHOLE)
     package = home / "torch-ext/my_relu"
     stable = Release(2, 10)
-    assert project.read(home) == project.Project(
+    assert read_project(home) == project.Project(
         root=home,
         name="my-relu",
         version=3,
@@ -170,11 +171,11 @@ def test_every_value_arrives(home: Path) -> None:
             ("layers/__init__.py", package / "layers/__init__.py"),
         ),
     )
-    assert project.read(home).python_name == "my_relu"
+    assert read_project(home).python_name == "my_relu"
 
 
 def test_defaults(home: Path) -> None:
-    read = project.read(home)
+    read = read_project(home)
     assert read.framework == TorchFramework(src=("torch-ext/binding.cpp",), pyext=("py", "pyi"), stable_abi={})
     assert read.kernels == (Kernel(name="relu", backend="cpu", depends=("torch",), src=("relu.cpp",)),)
     assert (read.upstream, read.hub_repo_id, read.cuda_minver, read.kernels[0].cuda_capabilities) == (None,) * 4
@@ -183,10 +184,10 @@ def test_defaults(home: Path) -> None:
 def test_other_frameworks(home: Path) -> None:
     general = MINIMAL[: MINIMAL.index("[torch]")]
     (home / "build.toml").write_text(f'{general}[torch-noarch]\ncuda_capabilities = ["9.0"]\n')
-    assert project.read(home).framework == TorchNoarch(cuda_capabilities=("9.0",))
+    assert read_project(home).framework == TorchNoarch(cuda_capabilities=("9.0",))
     (home / "torch-ext").rename(home / "tvm-ffi-ext")
     (home / "build.toml").write_text(f'{general}[tvm-ffi]\nsrc = ["relu.cpp"]\n')
-    read = project.read(home)
+    read = read_project(home)
     assert read.framework == TvmFfi(src=("relu.cpp",))
     assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
 
@@ -194,7 +195,7 @@ def test_other_frameworks(home: Path) -> None:
 def test_stable_abi_by_backend(home: Path) -> None:
     text = MINIMAL.replace("[torch]", '[torch]\nstable-abi = { cuda = "2.9" }').replace('["cpu"]', '["cpu", "cuda"]')
     (home / "build.toml").write_text(text)
-    framework = project.read(home).framework
+    framework = read_project(home).framework
     assert isinstance(framework, TorchFramework)
     assert framework.stable_abi == {"cuda": Release(2, 9)}
 
@@ -211,7 +212,7 @@ def test_stable_abi_by_backend(home: Path) -> None:
         ('["relu.cpp"]', '["rleu.cpp"]', "[kernel.relu] src", "no file 'rleu.cpp' in the project", "relative to"),
         ('["relu.cpp"]', '["../relu.cpp"]', "[kernel.relu] src", "'../relu.cpp' is not a path inside", "without `..`"),
         ("[torch]", '[torch]\ninclude = ["/usr"]', "[torch] include", "'/usr' is not a path inside", "relative to"),
-        ("[torch]", '[torch]\ninclude = ["no"]', "[torch] include", "no directory 'no' in the project", "make it"),
+        ("[torch]", '[torch]\ninclude = ["no"]', "[torch] include", "no directory 'no' in the project", "create it"),
         ("my-relu", "../relu", "[general] name", "'../relu' is not a name of small letters", "my-kernel"),
         ('["cpu"]', "[]", "[general] backends", "is an empty array", 'backends = ["cpu", "cuda"]'),
         ('["cpu"]', '["cdua"]', "[general] backends", "'cdua' is not a backend", "did you mean `cuda`?"),
@@ -262,10 +263,10 @@ def test_stable_abi_by_backend(home: Path) -> None:
             "keep",
         ),
         ('[torch]\nsrc = ["torch-ext/binding.cpp"]', "", "", "expected one framework table, got none", "keep one of"),
-        ("version = 1", "version = ", "", "is not TOML: Invalid value (at line 3, column 11)", "mend the line"),
+        ("version = 1", "version = ", "", "is not TOML: Invalid value (at line 3, column 11)", "correct the line"),
     ],
 )
-def test_a_mistake_is_named(home: Path, old: str, new: str, where: str, message: str, hint: str) -> None:
+def test_a_mistake_is_reported_with_its_place(home: Path, old: str, new: str, where: str, message: str, hint: str) -> None:
     assert old in MINIMAL
     error = mistake(home, MINIMAL.replace(old, new, 1))
     assert error.where == f"{home / 'build.toml'}: {where}".removesuffix(": ")
@@ -274,11 +275,11 @@ def test_a_mistake_is_named(home: Path, old: str, new: str, where: str, message:
     assert error.exit_code == 2
 
 
-def test_an_old_edition_is_known_by_its_keys(home: Path) -> None:
+def test_an_old_edition_is_recognized_by_its_keys(home: Path) -> None:
     text = MINIMAL.replace("edition = 5\n", "").replace("[torch]", "[torch]\nuniversal = true")
     error = mistake(home, text.replace("[kernel.relu]", '[kernel.relu]\nlanguage = "cuda"'))
     assert "`[torch] universal`, `[kernel.relu] language`" in error.message
-    assert "a `[torch-noarch]` table stands in its place" in str(error.hint)
+    assert "instead of `[torch] universal`, write a `[torch-noarch]` table" in str(error.hint)
 
 
 def test_no_project(tmp_path: Path) -> None:
@@ -332,8 +333,8 @@ def test_links_inside_the_project_are_followed(home: Path, tmp_path: Path) -> No
     (home / "torch-ext/my_relu/layers").rename(home / "shared")
     (home / "torch-ext/my_relu/layers").symlink_to("../../shared")
     (tmp_path / "link").symlink_to(home)
-    read = project.read(tmp_path / "link")
-    assert read == project.read(home)
+    read = read_project(tmp_path / "link")
+    assert read == read_project(home)
     assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
     (home / "shared/up").symlink_to("..")
     assert "directory above it" in mistake(home).message
@@ -358,16 +359,16 @@ def test_relative_directories_are_named_as_given(home: Path, monkeypatch: pytest
     monkeypatch.chdir(home)
     (home / "relu.cpp").unlink()
     with pytest.raises(ConfigError) as caught:
-        project.read(Path())
+        read_project(Path())
     assert caught.value.where == "build.toml: [kernel.relu] src"
 
 
 def test_reading_is_fast(home: Path) -> None:
     (home / "build.toml").write_text(WHOLE)
-    project.read(home)
+    read_project(home)
     start = time.perf_counter()
     for _ in range(10):
-        project.read(home)
+        read_project(home)
     assert (time.perf_counter() - start) / 10 < 0.005
 
 

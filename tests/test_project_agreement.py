@@ -1,7 +1,7 @@
-"""Our reading of build.toml against the public parser's: the same files are accepted, apart from differences by name.
+"""Compares our reader of build.toml with the public parser: both accept the same files, except for listed reasons.
 
-What the public parser rejects, we reject. What it accepts, we accept, or we reject it for a reason that `STRICTER`
-names. `test_mutations` holds both over files that nobody thought of.
+We reject every file that the public parser rejects. Files that it accepts we accept too, or reject for a reason that
+`STRICTER` lists. `test_mutations` compares both on randomly changed files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from kernels._rust import Backend, Build, KernelVersion
 
 from kernel_builder.config import build_toml, project
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import ConfigError
 
@@ -36,14 +37,14 @@ DEPENDENCY = '{repo-id = "o/k", version = 1}'
 
 
 def general(**changes: str | None) -> str:
-    """A whole file with these keys of [general] set, or without them where None. `_` stands for `-`."""
+    """A complete file with these keys of [general] changed, or removed if None. `_` stands for `-`."""
     keys = {**GENERAL, **{key.replace("_", "-"): value for key, value in changes.items()}}
     lines = "".join(f"{key} = {value}\n" for key, value in keys.items() if value is not None)
     return f"[general]\n{lines}{TORCH}{CPU}{CUDA}"
 
 
 def framework(text: str) -> str:
-    """A whole file with this in place of [torch]."""
+    """A complete file with `text` in place of [torch]."""
     return general().replace(TORCH, text + "\n")
 
 
@@ -52,13 +53,13 @@ def torch(line: str) -> str:
 
 
 def kernel(backend: str, *lines: str, depends: str = '["torch"]', src: str = '["a.cpp"]', name: str = "x") -> str:
-    """A whole file with one more kernel."""
+    """A complete file with one more kernel."""
     more = "\n".join(lines)
     return f'{general()}[kernel.{name}]\nbackend = "{backend}"\ndepends = {depends}\nsrc = {src}\n{more}\n'
 
 
 def more(text: str) -> str:
-    """A whole file with this after it."""
+    """A complete file followed by `text`."""
     return general() + text
 
 
@@ -273,7 +274,7 @@ REJECTED = [
     "x = " + "[" * 5000 + "]" * 5000 + "\n" + general(),
 ]
 
-# Reason -> (what our error says, files that we reject for it and the public parser accepts).
+# Reason -> (the text of our error, files that we reject for this reason and the public parser accepts).
 STRICTER: dict[str, tuple[str, list[str]]] = {
     "a file that the builder would miss": (
         r"there is no (file|directory) ",
@@ -383,7 +384,7 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
     ),
     "a key that would take the parser all memory": (r"has a key of more than 16 parts", [more(f"# {'.a' * 400_000}")]),
     "a file of more than 1 MB": (r"is larger than 1 MB", [more("#" * 1_000_001)]),
-    # The public parser's library takes the fields of a table in order, and a table for a word: accidents, not format.
+    # The public parser's library also accepts a table's fields as an array, and a table for a string: not the format.
     "an array where a table belongs": (
         r"expected a table, got an array",
         [
@@ -399,7 +400,7 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project directory that has every file the cases name."""
+    """A project directory with every file that the cases name."""
     home = tmp_path_factory.mktemp("project")
     names = [match[1] for text in ACCEPTED if (match := re.search(r'^name = "(.*)"', text, re.MULTILINE))]
     packages = [f"torch-ext/{project.python_name(name)}" for name in names] + ["tvm-ffi-ext/a_b"]
@@ -411,7 +412,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def theirs(home: Path) -> Build | None:
-    """What the public parser makes of the project, or None if it rejects it."""
+    """The project as the public parser reads it, or None if it rejects the file."""
     try:
         return Build.open(home)
     except ValueError:
@@ -420,7 +421,7 @@ def theirs(home: Path) -> Build | None:
 
 def ours(home: Path) -> project.Project | ConfigError:
     try:
-        return project.read(home)
+        return read_project(home)
     except ConfigError as error:
         return error
 
@@ -430,7 +431,7 @@ def write(home: Path, text: str) -> None:
 
 
 def assert_same_values(home: Path) -> None:
-    """What the public parser tells of a file is what we read of it."""
+    """Assert that we read the same values as the public parser, as far as it exposes them."""
     build, mine = theirs(home), ours(home)
     assert build is not None
     assert isinstance(mine, project.Project), str(mine)
@@ -487,7 +488,7 @@ def test_python_dependencies_are_the_clients() -> None:
     assert mine == {backend: set(names) for backend, names in known["backends"].items() if names}
 
 
-# Valid files, to be damaged.
+# Valid files that `mutations` changes.
 SEEDS: list[dict[str, Any]] = [
     build_toml.tomllib.loads(text)
     for text in (
@@ -529,7 +530,7 @@ values = st.recursive(
 
 
 def dump(value: Any) -> str:
-    """TOML of a value, all inline: tables too."""
+    """Return a value as TOML, with inline tables."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)} = {dump(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
@@ -541,7 +542,7 @@ def dump(value: Any) -> str:
 
 @st.composite
 def mutations(draw: st.DrawFn) -> dict[str, Any]:
-    """A valid document with one to three things changed in it: a key deleted, renamed or added, a value replaced."""
+    """A valid document with one to three changes: a key deleted, renamed or added, a value replaced or repeated."""
     document = copy.deepcopy(draw(st.sampled_from(SEEDS)))
     for _ in range(draw(st.integers(1, 3))):
         node: Any = document

@@ -1,4 +1,4 @@
-"""Names of variants, both ways, held against the public client's parser."""
+"""Variant names: written, parsed, and compared with the public client's parser."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kernel_builder.errors import VariantError
         ("torch-xpu", Variant(Noarch(), "xpu")),
     ],
 )
-def test_names_go_both_ways(name: str, variant: Variant) -> None:
+def test_names_are_parsed_and_written(name: str, variant: Variant) -> None:
     assert Variant.parse(name) == variant
     assert variant.name == name
 

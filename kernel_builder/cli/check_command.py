@@ -40,9 +40,9 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @_JSON
 def check_config(directory: Path, as_json: bool) -> None:
     """Validate DIR/build.toml and summarise it."""
-    from kernel_builder.config import project
+    from kernel_builder.config.project_files import read_project
 
-    read = project.read(directory)
+    read = read_project(directory)
     if as_json:
         click.echo(json.dumps(_plain(read)))
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from kernel_builder.config import offered
-from kernel_builder.config import project as projects
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
 from kernel_builder.pipeline import obstacle
 
@@ -31,7 +31,7 @@ def list_variants(
     """
     from kernel_builder.toolchain import Toolchains
 
-    found = [(directory, projects.read(directory)) for directory in directories or (Path(),)]
+    found = [(directory, read_project(directory)) for directory in directories or (Path(),)]
     if runners:
         parts = [part for directory, project in found for part in offered.shares(str(directory), project, whole=whole)]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))

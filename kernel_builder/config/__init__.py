@@ -1,1 +1,1 @@
-"""`build.toml` -> Project -> the variants that it must offer: the format and the support matrix, both as data."""
+"""Reads `build.toml` as a project, and derives the variants that it must offer from the support matrix."""

@@ -1,6 +1,6 @@
-"""The format of `build.toml`, edition 5: every table, its keys and what each may hold.
+"""The format of `build.toml`, edition 5: its tables, their keys, and the values that each key takes.
 
-This is about the text alone. `kernel_builder.project` looks at the files that it names.
+This module reads the text alone; `project_files` checks the files that it names.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kernel_builder.config import toml_schema
+from kernel_builder.config.matrix import known_capabilities
+from kernel_builder.config.project import Kernel, KernelDependency, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.toml_schema import Key, TomlPlace
 from kernel_builder.config.variant import BACKENDS, Release
 from kernel_builder.errors import ConfigError
@@ -26,13 +29,12 @@ EDITION = 5
 FILE = "build.toml"
 NAME = r"[a-z][-a-z0-9]*[a-z0-9]"
 REPO_ID = r"[A-Za-z0-9][-.\w]*/[A-Za-z0-9][-.\w]*"
-FRAMEWORKS = ("torch", "torch-noarch", "tvm-ffi")
-# The longest real build.toml has some 30 kB; a parser should not be made to read anything that was never meant for it.
+# The longest build.toml on the Hub has 30 kB.
 _MOST_BYTES = 1_000_000
-# Python's parser takes memory by the square of a dotted key's parts. No key of the format has more than four.
+# The memory that Python's parser takes grows with the square of a dotted key's parts. The format needs at most four.
 _LONG_KEY = re.compile(r"""(?:\.[ \t]*(?:[\w-]{1,60}|"(?:[^"\\\n]|\\.){0,60}"|'[^'\n]{0,60}')[ \t]*){16}""")
 
-# What a package may import besides the standard library and Torch: the public client refuses other names at load.
+# Packages that a kernel may import besides the standard library and Torch. The public client refuses any other at load.
 PYTHON_DEPENDS: Mapping[str, tuple[str, ...]] = {
     "general": ("einops", "helion", "tvm-ffi"),
     "cuda": ("nvidia-cutlass-dsl",),
@@ -45,49 +47,49 @@ KERNEL_DEPENDS = ("torch", *(f"cutlass_{version}" for version in _CUTLASS), "syc
 
 
 def _capability(value: Any, place: TomlPlace) -> str:
-    from kernel_builder.config.matrix import known_capabilities
-
     known = known_capabilities()
     match = re.fullmatch(r"([0-9]+\.[0-9])[af]?(\+PTX)?", toml_schema.text(value, place))
     if not match or match[1] not in known:
         raise ConfigError(
-            f"{value!r} is not a CUDA capability of any known toolkit",
+            f"{value!r} is not a CUDA capability that any known CUDA release compiles for",
             where=str(place),
             hint="choose from "
             + ", ".join(sorted(known, key=lambda text: [int(n) for n in re.findall(r"\d+", text)]))
-            + '; `a` or `f` (as in "9.0a") and `+PTX` may follow',
+            + '; a suffix `a` or `f` (as in "9.0a") and `+PTX` may follow',
         )
     return str(value)
 
 
-def _stable_abi(value: Any, place: TomlPlace) -> Release | dict[str, Release]:
-    """One version for all backends, or a table backend -> version."""
+def _stable_abi(value: Any, place: TomlPlace) -> dict[str, Release]:
+    """Read one version for all backends, or a table of backend -> version."""
     if not isinstance(value, dict):
-        return toml_schema.release(value, place)
-    read = toml_schema.table({backend: Key(toml_schema.release) for backend in BACKENDS})
-    return dict(read(value, place))
+        return dict.fromkeys(BACKENDS, toml_schema.release(value, place))
+    return dict(toml_schema.table({backend: Key(toml_schema.release) for backend in BACKENDS})(value, place))
 
 
-def _kernel_dependency(value: Any, place: TomlPlace) -> dict[str, Any]:
-    read = toml_schema.table(
-        {"repo-id": Key(_repo_id, required=True), "version": Key(toml_schema.natural), "revision": Key(_word)}
-    )
-    dependency = dict(read(value, place))
-    if ("version" in dependency) == ("revision" in dependency):
+def _kernel_dependency(value: Any, place: TomlPlace) -> KernelDependency:
+    keys = {"repo-id": Key(_repo_id, required=True), "version": Key(toml_schema.natural), "revision": Key(_word)}
+    dependency: KernelDependency = toml_schema.table(keys, KernelDependency)(value, place)
+    if (dependency.version is None) == (dependency.revision is None):
         raise ConfigError(
-            f"{dependency['repo_id']!r} needs either `version` or `revision`",
+            f"{dependency.repo_id!r} needs either `version` or `revision`",
             where=str(place),
-            hint=f'write {{ repo-id = "{dependency["repo_id"]}", version = 1 }}',
+            hint=f'write {{ repo-id = "{dependency.repo_id}", version = 1 }}',
         )
     return dependency
 
 
-def _kernel(value: Any, place: TomlPlace) -> dict[str, Any]:
-    """A `[kernel.<name>]` table; its backend says which keys it may have."""
+def _kernel(value: Any, place: TomlPlace) -> Kernel:
+    """Read a `[kernel.<name>]` table, whose backend determines the keys that it may have."""
     name = _kernel_name(place.key, place.as_table())
     given = value.get("backend") if isinstance(value, dict) else None
     keys = _KERNEL | _KERNEL_OF.get(given, {}) if isinstance(given, str) else _KERNEL
-    return {"name": name, **toml_schema.table(keys)(value, place)}
+    kernel: Kernel = toml_schema.table(keys, partial(Kernel, name))(value, place)
+    return kernel
+
+
+def _distinct_backends(value: Any, place: TomlPlace) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(_backends(value, place)))
 
 
 _name = toml_schema.matching(NAME, 'a name of small letters, digits and dashes like "my-kernel"')
@@ -125,7 +127,7 @@ _GENERAL = {
     "version": Key(toml_schema.natural, required=True),
     "edition": Key(toml_schema.natural, required=True),
     "license": Key(toml_schema.matching(r".*\S.*", 'a licence\'s SPDX name like "apache-2.0"'), required=True),
-    "backends": Key(_backends, required=True),
+    "backends": Key(_distinct_backends, required=True),
     "upstream": Key(_git_url),
     "source": Key(_git_url),
     "python-depends": Key(_python_depends(None)),
@@ -152,7 +154,7 @@ _TORCH = {
     "maxver": Key(toml_schema.release),
     "stable-abi": Key(_stable_abi),
 }
-# The public parser spells these two with underscores, unlike the same keys of a kernel.
+# The public parser spells two of these keys with underscores, unlike the same keys of a kernel.
 _TORCH_NOARCH = {"pyext": Key(_pyext), "cuda_capabilities": Key(_capabilities), "rocm_archs": Key(_texts)}
 _TVM_FFI = {
     "src": Key(_paths, required=True),
@@ -181,61 +183,90 @@ _KERNEL = {
 _DOCUMENT = {
     "general": Key(toml_schema.table(_GENERAL), required=True),
     "kernel": Key(toml_schema.tables(_kernel)),
-    "torch": Key(toml_schema.table(_TORCH)),
-    "torch-noarch": Key(toml_schema.table(_TORCH_NOARCH)),
-    "tvm-ffi": Key(toml_schema.table(_TVM_FFI)),
+    TorchFramework.table: Key(toml_schema.table(_TORCH, TorchFramework)),
+    TorchNoarch.table: Key(toml_schema.table(_TORCH_NOARCH, TorchNoarch)),
+    TvmFfi.table: Key(toml_schema.table(_TVM_FFI, TvmFfi)),
 }
-# Table -> keys that only older editions have, and what stands in their place since.
+# Table -> keys of older editions, and what edition 5 has in their place.
 _OLD_KEYS = {
     "torch": {
-        "universal": "a `[torch-noarch]` table stands in its place",
-        "name": "`name` is in `[general]` now",
-        "pyroot": "the Python package is in torch-ext now",
+        "universal": "write a `[torch-noarch]` table",
+        "name": "write `name` in `[general]`",
+        "pyroot": "move the Python package to torch-ext",
     },
-    "kernel": {"language": "`backend` stands in its place"},
+    "kernel": {"language": "write `backend`"},
 }
 
 
-def read(path: Path) -> dict[str, Any]:
-    """The tables of the `build.toml` at `path`, validated, each by key with `_` for `-`.
+def read(path: Path, root: Path) -> Project:
+    """Read the `build.toml` at `path` as a project in `root`, without its Python files.
 
-    Versions are `Release`s, arrays are tuples, `kernel` maps names to tables, and everything else is as TOML has it.
-    Keys that are left out are left out here. Paths are relative, but nothing says that they exist.
+    Paths in the project are relative, but need not exist.
 
     Raises:
-        ConfigError: If the file is missing, is not TOML, or is not what edition 5 allows.
+        ConfigError: If the file is missing, is not TOML, or is not valid in edition 5.
     """
-    return validate(_parse(path), str(path))
+    return from_document(_parse(path), str(path), root)
 
 
-def validate(document: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """What `read` gives, of a document that is parsed already; `where` names its file.
+def from_document(document: Mapping[str, Any], where: str, root: Path) -> Project:
+    """Return the project that a parsed `build.toml` describes.
+
+    Args:
+        where: The file name for errors.
+        root: The directory of the project, without symbolic links.
 
     Raises:
-        ConfigError: If it is not what edition 5 allows.
+        ConfigError: If the document is not valid in edition 5.
     """
     place = TomlPlace(where)
     _require_edition(document, place)
-    tables = dict(toml_schema.table(_DOCUMENT)(document, place))
-    found = [name for name in FRAMEWORKS if name.replace("-", "_") in tables]
-    if len(found) != 1:
+    tables = toml_schema.table(_DOCUMENT)(document, place)
+    frameworks = [table for table in tables.values() if isinstance(table, (TorchFramework, TorchNoarch, TvmFfi))]
+    if len(frameworks) != 1:
+        found = " and ".join(f"[{name}]" for name in sorted(framework.table for framework in frameworks))
         raise ConfigError(
-            f"expected one framework table, got {' and '.join(f'[{name}]' for name in found) or 'none'}",
+            f"expected one framework table, got {found or 'none'}",
             where=str(place),
             hint="keep one of [torch] (compiled), [torch-noarch] (Python only) and [tvm-ffi] (compiled, without Torch)",
         )
-    _check_range(tables.get("torch", {}), TomlPlace(where, "torch"))
-    _check_range(tables["general"].get("cuda", {}), TomlPlace(where, "general.cuda"))
-    return tables
+    general, framework = tables["general"], frameworks[0]
+    general.pop("edition")
+    hub = general.pop("hub", {})
+    by_backend = {backend: general.pop(backend) for backend in BACKENDS if backend in general}
+    cuda = by_backend.get("cuda", {})
+    if isinstance(framework, TorchFramework):
+        _check_range(framework.minver, framework.maxver, TomlPlace(where, framework.table))
+        stable_abi = {
+            backend: since for backend, since in framework.stable_abi.items() if backend in general["backends"]
+        }
+        framework = replace(framework, stable_abi=stable_abi)
+    _check_range(cuda.get("minver"), cuda.get("maxver"), TomlPlace(where, "general.cuda"))
+    return Project(
+        root=root,
+        framework=framework,
+        kernels=tuple(tables.get("kernel", {}).values()),
+        backend_python_depends=_of_backends(by_backend, "python_depends"),
+        backend_kernel_depends=_of_backends(by_backend, "kernel_depends"),
+        cuda_minver=cuda.get("minver"),
+        cuda_maxver=cuda.get("maxver"),
+        hub_repo_id=hub.get("repo_id"),
+        hub_branch=hub.get("branch"),
+        **general,
+    )
+
+
+def _of_backends(by_backend: Mapping[str, Mapping[str, Any]], key: str) -> dict[str, Any]:
+    return {backend: table[key] for backend, table in by_backend.items() if table.get(key)}
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    """The TOML document in `path`."""
+    """Return the TOML document in `path`."""
     if not path.is_file():
         raise ConfigError(
             "there is no such file, so this is not a kernel project",
             where=str(path),
-            hint="name the directory of a project, or make one: `kernel-builder init --name org/my-kernel`",
+            hint="name the directory of a project, or create one: `kernel-builder init --name org/my-kernel`",
         )
     try:
         with path.open("rb") as file:
@@ -243,9 +274,11 @@ def _parse(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"cannot be read: {error.strerror}", where=str(path), hint="make it readable") from error
     if len(content) > _MOST_BYTES:
-        raise ConfigError("is larger than 1 MB", where=str(path), hint="write a build.toml by hand; it has a few kB")
+        raise ConfigError(
+            "is larger than 1 MB", where=str(path), hint="check that this is a build.toml; those have a few kB"
+        )
     try:
-        # A byte order mark is no part of TOML, but editors write it and the public parser takes it.
+        # TOML has no byte order mark, but editors write one and the public parser accepts it.
         document = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
@@ -260,11 +293,13 @@ def _parse(path: Path) -> dict[str, Any]:
         return parsed
     except (ValueError, RecursionError) as error:
         words = "too many nested brackets" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(f"is not TOML: {words}", where=str(path), hint="mend the line it names") from error
+        raise ConfigError(
+            f"is not TOML: {words}", where=str(path), hint="correct the line that the message names"
+        ) from error
 
 
 def _require_edition(document: Mapping[str, Any], place: TomlPlace) -> None:
-    """Refuse other editions by name: their keys would only be unknown keys otherwise."""
+    """Raise an error for other editions, whose keys would otherwise be reported as unknown."""
     general = document.get("general")
     if not isinstance(general, dict) or general.get("edition") == EDITION:
         return
@@ -275,23 +310,23 @@ def _require_edition(document: Mapping[str, Any], place: TomlPlace) -> None:
         if not old:
             raise ConfigError("is missing; expected edition 5", where=where, hint="add `edition = 5` to [general]")
         raise ConfigError(
-            f"is missing, and {', '.join(old)} is of an older edition; expected edition 5",
+            f"is missing, and {', '.join(old)} belongs to an older edition; expected edition 5",
             where=where,
-            hint="add `edition = 5`; " + "; ".join(f"for {key}, {now}" for key, now in old.items()),
+            hint="add `edition = 5`; " + "; ".join(f"instead of {key}, {now}" for key, now in old.items()),
         )
     if isinstance(edition, int) and not isinstance(edition, bool):
         older = edition < EDITION
         raise ConfigError(
             f"this is edition {edition}; expected edition 5",
             where=where,
-            hint="rewrite the file by docs/build-toml.md, then set `edition = 5`"
+            hint="rewrite the file as docs/build-toml.md says, then set `edition = 5`"
             if older
-            else "this builder does not know that edition; update it, or write edition 5",
+            else "this builder does not know that edition; update the builder, or write edition 5",
         )
 
 
 def _old_keys(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every key of the document that only older editions have, and what stands in its place."""
+    """Yield every key of the document that only older editions have, and what to write instead."""
     kernels = document.get("kernel")
     tables = [("torch", "torch", document.get("torch"))]
     if isinstance(kernels, dict):
@@ -301,11 +336,10 @@ def _old_keys(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield from ((f"`[{name}] {key}`", now) for key, now in _OLD_KEYS[kind].items() if key in table)
 
 
-def _check_range(table: Mapping[str, Any], place: TomlPlace) -> None:
-    low, high = table.get("minver"), table.get("maxver")
+def _check_range(low: Release | None, high: Release | None, place: TomlPlace) -> None:
     if low and high and low > high:
         raise ConfigError(
             f"no version is at least {low} and at most {high}",
             where=str(place.at("minver")),
-            hint="`minver` and `maxver` are both allowed versions; swap them, or leave one out",
+            hint="`minver` and `maxver` both include the version they name; swap them, or leave one out",
         )

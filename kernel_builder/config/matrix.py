@@ -1,4 +1,4 @@
-"""The data of `matrix.toml`: which Torch and CUDA releases, capabilities and platforms go together."""
+"""Reads `matrix.toml`: which Torch and CUDA releases, capabilities and platforms go together."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ else:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The data of `matrix.toml`.
+    """The support matrix.
 
     Attributes:
-        hub_releases: How many of the newest Torch releases a full-ABI kernel offers.
+        hub_releases: The number of newest Torch releases that a full-ABI kernel offers.
         platforms: The platforms that the Hub asks for.
-        torch: Torch release -> the CUDA releases it is published for, ascending.
+        torch: Torch release -> the CUDA releases that it is published for, ascending.
         capabilities: CUDA release -> the capabilities that its compiler knows, ascending.
         cxx: Torch release -> the C++ standard that its headers need.
-        tegra: Capabilities that only machines of `tegra_platforms` have.
+        tegra: Capabilities of GPUs that exist only in machines of `tegra_platforms`.
     """
 
     hub_releases: int
@@ -39,7 +39,7 @@ class Matrix:
 
 @lru_cache(maxsize=1)
 def load() -> Matrix:
-    """The matrix that comes with this builder."""
+    """Return the matrix that comes with the builder."""
     text = (resources.files(__package__) / "matrix.toml").read_text()
     data = tomllib.loads(text)
     return Matrix(
@@ -61,21 +61,21 @@ def load() -> Matrix:
 
 
 def torch_releases() -> tuple[Release, ...]:
-    """Every Torch release of the matrix, ascending."""
+    """Return every Torch release of the matrix, ascending."""
     return tuple(load().torch)
 
 
 def cuda_releases() -> tuple[Release, ...]:
-    """Every CUDA release of the matrix, ascending."""
+    """Return every CUDA release of the matrix, ascending."""
     return tuple(load().capabilities)
 
 
 def cxx_standard(torch: Release) -> int:
-    """The C++ standard to compile a Torch release's headers with; newer releases need what the newest does."""
+    """Return the C++ standard for a Torch release's headers. Releases after the matrix take that of its newest."""
     standards = load().cxx
     return standards.get(torch, standards[max(standards)] if torch > max(standards) else 17)
 
 
 def known_capabilities() -> frozenset[str]:
-    """Every capability that some compiler of the matrix knows, without suffixes and `+PTX`."""
+    """Return every capability that a compiler of the matrix knows, without suffixes and `+PTX`."""
     return frozenset(capability for known in load().capabilities.values() for capability in known)

@@ -1,11 +1,11 @@
-"""The variants that a project must offer, by the rules of the Kernel Hub; the matrix has the data.
+"""The variants that a project must offer by the rules of the Kernel Hub.
 
-- A Python-only project offers one variant for each backend.
-- A project on Torch's stable ABI offers one for each CUDA major, built with the oldest CUDA release of that major in
-  the matrix, since every later minor release accepts it; and one for the CPU.
-- A project on the full C++ ABI offers the newest Torch releases times the CUDA releases that each is published for, and
-  the CPU.
-- A compiled project offers all of this for each platform.
+- A Python-only project: one variant for each backend.
+- A project on Torch's stable ABI: one CPU variant, and one for each CUDA major, built with the oldest CUDA release of
+  that major in the matrix because every later minor release can load it.
+- A project on the full C++ ABI: for each of the newest Torch releases, one CPU variant and one for each CUDA release
+  that Torch is published for.
+- Compiled projects offer these for each platform.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kernel_builder.config.project import Kernel, Project, TorchFramework, Torch
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
 from kernel_builder.errors import VariantError
 
-# The backends that this builder compiles for. The format has more; projects may name them, and they are skipped.
+# The backends that this builder compiles for. A project may name the other ones of the format; they are skipped.
 COMPILED_BACKENDS = ("cpu", "cuda")
 
 
@@ -30,13 +30,14 @@ def _capability_key(capability: str) -> tuple[int, int, str]:
 
 
 def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...]:
-    """What to compile a kernel for: its own list where the compiler knows the entry, else all and PTX of the newest.
+    """Return the capabilities to compile a kernel for, ascending.
 
-    What no machine of the platform has is left out. A CUDA release that is not in the matrix (a toolkit of the user's)
-    is taken to know what the newest release at or below it knows, or the oldest one's where there is none.
+    These are the entries of the kernel's list that the compiler knows and the platform has. A kernel without a list
+    gets all such capabilities, and PTX of the newest. For a CUDA release that is not in the matrix, the newest release
+    of the matrix below it stands in, or else the oldest.
 
     Raises:
-        VariantError: If nothing of the kernel's list is left.
+        VariantError: If no entry of the kernel's list is left.
     """
     known_matrix = matrix.load()
     at_or_below = [release for release in known_matrix.capabilities if release <= cuda]
@@ -51,16 +52,16 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
         raise VariantError(
             f"CUDA {cuda} compiles for none of {', '.join(kernel.cuda_capabilities)}, or no {platform} machine has it",
             where=f"build.toml: [kernel.{kernel.name}] cuda-capabilities",
-            hint="add a capability, or leave the CUDA release out: cuda-minver, [general.cuda] maxver",
+            hint="add a capability, or exclude the CUDA release with cuda-minver or [general.cuda] maxver",
         )
     return tuple(sorted(wanted, key=_capability_key))
 
 
 def archs(kernels: Sequence[Kernel], cuda: Release, platform: str) -> tuple[str, ...]:
-    """The capabilities of a whole binary, as its metadata lists them: those of any of its kernels, ascending.
+    """Return the capabilities of all kernels of a binary together, ascending, as its metadata lists them.
 
     Raises:
-        VariantError: As `capabilities` does.
+        VariantError: As `capabilities`.
     """
     return tuple(sorted({c for kernel in kernels for c in capabilities(kernel, cuda, platform)}, key=_capability_key))
 
@@ -69,7 +70,7 @@ def _in_range(release: Release, low: Release | None, high: Release | None) -> bo
     return (low is None or low <= release) and (high is None or release <= high)
 
 
-def _cuda_releases_of(project: Project, releases: Sequence[Release]) -> list[Release]:
+def _cuda_in_range(project: Project, releases: Sequence[Release]) -> list[Release]:
     needed = [kernel.cuda_minver for kernel in project.kernels if kernel.backend == "cuda" and kernel.cuda_minver]
     low = max([*needed, *([project.cuda_minver] if project.cuda_minver else [])], default=None)
     return [release for release in releases if _in_range(release, low, project.cuda_maxver)]
@@ -83,66 +84,65 @@ def _oldest_of_each_major(releases: Sequence[Release]) -> list[Release]:
 
 
 def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
-    """The variants of a project, sorted by name: what the Hub asks for, or with `whole` all that the matrix has.
+    """Return the variants of a project, sorted by name.
 
-    With `whole`, a project on the stable ABI also gets the variants of every single Torch release that its binaries
-    serve, and every CUDA release: for old clients that do not know the stable ABI's variants.
+    Args:
+        whole: Return all variants of the matrix and not only those that the Hub asks for. A project on the stable ABI
+            then also gets a variant for every CUDA release and for every single Torch release that its binaries work
+            with, for old clients that do not know stable-ABI variants.
 
     Raises:
-        VariantError: If a version range of the project leaves a backend without a variant.
+        VariantError: If the version ranges of the project leave a backend without a variant.
     """
-    known_matrix = matrix.load()
-    found: set[Variant] = set()
     if isinstance(project.framework, TorchNoarch):
         return tuple(sorted((Variant(Noarch(), backend) for backend in project.backends), key=lambda v: v.name))
     if not isinstance(project.framework, TorchFramework):
         return ()
-    framework = project.framework
+    known = matrix.load()
+    found: set[Variant] = set()
     for backend in project.backends:
         if backend not in COMPILED_BACKENDS:
             continue
-        frameworks: list[StableAbi | FullAbi] = []
-        floor = framework.stable_abi.get(backend)
-        in_range = [r for r in known_matrix.torch if _in_range(r, framework.minver, framework.maxver)]
-        if floor:
-            frameworks.append(StableAbi(floor))
-            if whole:
-                frameworks += [FullAbi(release) for release in in_range if release >= floor]
-        else:
-            frameworks += [
-                FullAbi(release) for release in (in_range if whole else in_range[-known_matrix.hub_releases :])
-            ]
-        before = len(found)
-        for offered in frameworks:
-            if backend == "cpu":
-                cudas: list[Release | None] = [None]
-            else:
-                published = (
-                    known_matrix.torch[offered.release]
-                    if isinstance(offered, FullAbi)
-                    else tuple(known_matrix.capabilities)
-                )
-                usable = _cuda_releases_of(project, published)
-                one_each = isinstance(offered, StableAbi) and not whole
-                cudas = list(_oldest_of_each_major(usable) if one_each else usable)
-            found.update(
-                Variant(offered, backend, cuda, platform) for cuda in cudas for platform in known_matrix.platforms
-            )
-        if len(found) == before:
+        of_backend = {
+            Variant(framework, backend, cuda, platform)
+            for framework in _frameworks(project.framework, backend, whole)
+            for cuda in (_cuda_releases(project, framework, whole) if backend == "cuda" else [None])
+            for platform in known.platforms
+        }
+        if not of_backend:
             raise VariantError(
                 f"the version ranges leave no {backend} variant: the matrix has Torch "
-                f"{', '.join(map(str, known_matrix.torch))} and CUDA {', '.join(map(str, known_matrix.capabilities))}",
+                f"{', '.join(map(str, known.torch))} and CUDA {', '.join(map(str, known.capabilities))}",
                 where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
-                hint="widen the range, or drop it: the Hub asks for the newest releases",
+                hint="widen the range, or remove it: the Hub asks for the newest releases",
             )
+        found |= of_backend
     return tuple(sorted(found, key=lambda variant: variant.name))
+
+
+def _frameworks(framework: TorchFramework, backend: str, whole: bool) -> list[StableAbi | FullAbi]:
+    known = matrix.load()
+    in_range = [release for release in known.torch if _in_range(release, framework.minver, framework.maxver)]
+    floor = framework.stable_abi.get(backend)
+    if floor is None:
+        return [FullAbi(release) for release in (in_range if whole else in_range[-known.hub_releases :])]
+    every = [FullAbi(release) for release in in_range if release >= floor] if whole else []
+    return [StableAbi(floor), *every]
+
+
+def _cuda_releases(project: Project, framework: StableAbi | FullAbi, whole: bool) -> list[Release]:
+    known = matrix.load()
+    if isinstance(framework, FullAbi):
+        return _cuda_in_range(project, known.torch[framework.release])
+    usable = _cuda_in_range(project, tuple(known.capabilities))
+    return usable if whole else _oldest_of_each_major(usable)
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one runner builds of a project: the variants of one backend for one platform.
+    """The part of a project that one CI runner builds: the variants of one backend for one platform.
 
-    `backend` is None where the project is Python only and all of it is built at once, on any platform.
+    `backend` is None for a Python-only project, whose variants are built together on any platform.
     """
 
     project: str
@@ -152,7 +152,11 @@ class Share:
 
 
 def shares(directory: str, project: Project, *, whole: bool = False) -> tuple[Share, ...]:
-    """The parts of a project that runners can build apart, in a fixed order. `directory` is what they call it."""
+    """Return the parts of a project that CI runners can build separately, in a fixed order.
+
+    Args:
+        directory: The project's directory as the runners name it.
+    """
     offered = variants(project, whole=whole)
     parts = {
         (variant.platform or matrix.load().platforms[0], variant.backend if variant.platform else None)
@@ -162,16 +166,16 @@ def shares(directory: str, project: Project, *, whole: bool = False) -> tuple[Sh
 
 
 def skipped_backends(project: Project) -> tuple[str, ...]:
-    """The backends of a compiled project that this builder validates but cannot build."""
+    """Return the backends of a compiled project that this builder does not compile for."""
     if isinstance(project.framework, TorchNoarch):
         return ()
     return tuple(backend for backend in project.backends if backend not in COMPILED_BACKENDS)
 
 
 def check_offered(project: Project, variant: Variant) -> None:
-    """Refuse a variant that the project's own `build.toml` rules out.
+    """Raise an error for a variant that the project's own `build.toml` rules out.
 
-    Variants outside the matrix are fine: any Torch and CUDA release in the project's ranges can be asked for by name.
+    Variants outside the matrix are allowed: any Torch and CUDA release in the project's ranges can be named.
 
     Raises:
         VariantError: If the backend, ABI or version is not one the project offers.
@@ -195,11 +199,11 @@ def check_offered(project: Project, variant: Variant) -> None:
     if isinstance(variant.framework, StableAbi) and variant.framework.release != floor:
         raise refuse(
             f"the project's stable ABI for {variant.backend} is {floor}" if floor else "the project has no stable ABI",
-            "set [torch] stable-abi in build.toml to the oldest Torch release to serve" if not floor else listed,
+            "set [torch] stable-abi in build.toml to the oldest Torch release to support" if not floor else listed,
         )
     if floor and release < floor:
         raise refuse(f"the project's stable ABI starts at Torch {floor}", listed)
     if not floor and not _in_range(release, project.framework.minver, project.framework.maxver):
         raise refuse(f"[torch] minver and maxver rule out Torch {release}", listed)
-    if variant.cuda and variant.cuda not in _cuda_releases_of(project, [variant.cuda]):
+    if variant.cuda and variant.cuda not in _cuda_in_range(project, [variant.cuda]):
         raise refuse(f"[general.cuda] minver and maxver or a kernel's cuda-minver rule out CUDA {variant.cuda}", listed)

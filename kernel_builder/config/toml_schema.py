@@ -1,7 +1,7 @@
-"""What a TOML table may hold: keys, and a reader for each value. Knows nothing of kernels.
+"""Readers of TOML values: tables with known keys, arrays, strings, versions, paths. Independent of kernels.
 
-A reader takes a parsed value and the `TomlPlace` where it stands, and returns what the program uses instead of it. It
-raises `ConfigError` if the value is not what the key may hold.
+A reader takes a parsed value and its `TomlPlace`, and returns the value that the program uses. It raises `ConfigError`
+if the value is not valid for its key.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _TYPES = {
     list: "an array",
     dict: "a table",
 }
-# The largest integer that TOML promises; Python's parser goes beyond.
+# The largest integer that every TOML parser accepts. Python's accepts larger ones.
 _LARGEST = 2**63 - 1
 
 
 @dataclass(frozen=True)
 class TomlPlace:
-    """Where a value stands: `build.toml: [kernel.relu] src`."""
+    """The place of a value in a file, shown as `build.toml: [kernel.relu] src`."""
 
     file: str
     table: str = ""
@@ -41,11 +41,11 @@ class TomlPlace:
         return f"{self.file}: [{self.table}] {self.key}".rstrip()
 
     def at(self, key: str) -> TomlPlace:
-        """A key of this table."""
+        """Return the place of another key in the same table."""
         return replace(self, key=key)
 
     def as_table(self) -> TomlPlace:
-        """The table that this key holds."""
+        """Return the place of the table that is the value of this key."""
         return TomlPlace(self.file, f"{self.table}.{self.key}" if self.table else self.key)
 
 
@@ -54,14 +54,14 @@ Reader = Callable[[Any, TomlPlace], Any]
 
 @dataclass(frozen=True)
 class Key:
-    """One key of a table: what reads its value, and whether it must be there."""
+    """One key of a table: the reader of its value, and whether the key is required."""
 
     read: Reader
     required: bool = False
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The one of `known` that `name` is probably a misspelling of."""
+    """Return the one of `known` that `name` probably misspells."""
     import difflib
 
     return next(iter(difflib.get_close_matches(name, list(known), n=1)), None)
@@ -76,14 +76,13 @@ def _wrong_type(value: Any, place: TomlPlace, expected: str, hint: str | None = 
     return ConfigError(f"expected {expected}, got {got}", where=str(place), hint=hint or f"write {expected} here")
 
 
-def table(keys: Mapping[str, Key]) -> Reader:
-    """A table with these keys and no others.
+def table(keys: Mapping[str, Key], make: Callable[..., Any] = dict) -> Reader:
+    """Read a table with these keys and no others.
 
-    The reader returns what was read of the keys that are there, by key with `_` for `-`: the arguments of a
-    dataclass.
+    The reader returns `make(**values)`: the values of the keys that are present, with `_` for `-` in their names.
     """
 
-    def read(value: Any, place: TomlPlace) -> dict[str, Any]:
+    def read(value: Any, place: TomlPlace) -> Any:
         place = place.as_table()
         if not isinstance(value, dict):
             raise _wrong_type(value, place, "a table")
@@ -98,15 +97,15 @@ def table(keys: Mapping[str, Key]) -> Reader:
         for name, key in keys.items():
             if key.required and name not in value:
                 raise ConfigError(
-                    "is missing", where=str(place.at(name)), hint="add it: docs/build-toml.md says what it may hold"
+                    "is missing", where=str(place.at(name)), hint="add it; docs/build-toml.md has its values"
                 )
-        return {name.replace("-", "_"): keys[name].read(item, place.at(name)) for name, item in value.items()}
+        return make(**{name.replace("-", "_"): keys[name].read(item, place.at(name)) for name, item in value.items()})
 
     return read
 
 
 def tables(read_one: Reader) -> Reader:
-    """A table of tables, each with a name of its own. The reader returns name -> what `read_one` returned."""
+    """Read a table of named tables. The reader returns a dict of name -> value that `read_one` returned."""
 
     def read(value: Any, place: TomlPlace) -> dict[str, Any]:
         if not isinstance(value, dict):
@@ -117,11 +116,11 @@ def tables(read_one: Reader) -> Reader:
 
 
 def list_of(read_one: Reader, *, least: int = 0, hint: str | None = None) -> Reader:
-    """An array of values of one kind, at least `least` of them. The reader returns a tuple."""
+    """Read an array of at least `least` values. The reader returns a tuple."""
 
     def read(value: Any, place: TomlPlace) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            raise _wrong_type(value, place, "an array", f"put it in brackets: `{place.key} = [ … ]`")
+            raise _wrong_type(value, place, "an array", f"write brackets around it: `{place.key} = [ … ]`")
         if len(value) < least:
             raise ConfigError("is an empty array", where=str(place), hint=hint)
         return tuple(read_one(item, place) for item in value)
@@ -130,14 +129,14 @@ def list_of(read_one: Reader, *, least: int = 0, hint: str | None = None) -> Rea
 
 
 def text(value: Any, place: TomlPlace) -> str:
-    """Any string."""
+    """Read any string."""
     if not isinstance(value, str):
-        raise _wrong_type(value, place, "a string", "put it in quotes")
+        raise _wrong_type(value, place, "a string", "write it in quotes")
     return value
 
 
 def matching(pattern: str, expected: str) -> Reader:
-    """A string that `pattern` matches in full. `expected` says what that is, with an example."""
+    """Read a string that `pattern` matches in full. `expected` describes it, with an example."""
     compiled = re.compile(pattern, re.ASCII)
 
     def read(value: Any, place: TomlPlace) -> str:
@@ -149,7 +148,7 @@ def matching(pattern: str, expected: str) -> Reader:
 
 
 def one_of(names: Iterable[str], what: str) -> Reader:
-    """One of these strings; `what` says what they are, with its article."""
+    """Read one of these strings. `what` describes them, with its article."""
     known = tuple(names)
 
     def read(value: Any, place: TomlPlace) -> str:
@@ -166,29 +165,31 @@ def one_of(names: Iterable[str], what: str) -> Reader:
 
 
 def natural(value: Any, place: TomlPlace) -> int:
-    """An integer from 0."""
+    """Read an integer of at least 0."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise _wrong_type(value, place, "an integer")
     if not 0 <= value <= _LARGEST:
-        raise ConfigError(f"{value} is not an integer from 0", where=str(place), hint="write an integer from 0")
+        raise ConfigError(
+            f"{value} is not an integer from 0 to {_LARGEST}", where=str(place), hint="write an integer of at least 0"
+        )
     return value
 
 
 def release(value: Any, place: TomlPlace) -> Release:
-    """A `major.minor` version, as a string."""
+    """Read a `major.minor` version, written as a string."""
     if not isinstance(value, str):
         raise _wrong_type(value, place, "a string", 'versions are strings: write "2.10", in quotes')
     if not re.fullmatch(r"[0-9]{1,4}\.[0-9]{1,4}", value):
         raise ConfigError(
             f'{value!r} is not a version of two numbers like "2.10"',
             where=str(place),
-            hint="write the major and the minor number, without a patch level",
+            hint="write the major and the minor number, without a patch number",
         )
     return Release.parse(value)
 
 
 def inner_path(value: Any, place: TomlPlace) -> str:
-    """A relative POSIX path that does not leave the project by its own words. The reader returns it without `./`."""
+    """Read a relative path without `..`. Return it without a leading `./`."""
     path = PurePosixPath(text(value, place))
     if not value or path.is_absolute() or ".." in path.parts:
         raise ConfigError(

@@ -1,6 +1,6 @@
-"""Variants: where a binary is published, and the directory name that the public client looks for.
+"""Variants: framework, backend and platform of a package, and the directory name that the public client looks for.
 
-The grammar is the one that `kernels.variants.parse_variant` reads:
+The names follow the grammar of `kernels.variants.parse_variant`:
 
     torch214-cxx11-cu130-x86_64-linux        full C++ ABI of one Torch release
     torch-stable-abi210-cu130-x86_64-linux   stable ABI, this Torch release and later
@@ -82,7 +82,12 @@ class Noarch:
 
 @dataclass(frozen=True)
 class Variant:
-    """Framework x backend x platform. `cuda` is set when and only when a compiled backend is `cuda`."""
+    """Framework x backend x platform.
+
+    Attributes:
+        cuda: The CUDA release, set if and only if a compiled variant's backend is `cuda`.
+        platform: For example `x86_64-linux`; None for a Python-only variant.
+    """
 
     framework: FullAbi | StableAbi | Noarch
     backend: str
@@ -135,6 +140,6 @@ class Variant:
 
 
 def this_platform() -> str:
-    """The platform part of a variant's name for the running machine, e.g. `x86_64-linux`."""
+    """Return the platform of this machine as variant names write it, for example `x86_64-linux`."""
     machine = _platform.machine().lower()
     return f"{'aarch64' if machine == 'arm64' else machine}-{_platform.system().lower()}"

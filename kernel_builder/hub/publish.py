@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from kernel_builder.config import project as projects
 from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError, HubError
 from kernel_builder.hub import card, card_figures, project_sources
 from kernel_builder.hub.packages import Package, checked, spoken_api
@@ -48,7 +48,7 @@ def publish(request: Request, listener: Listener | None = None) -> Published:
         HubError: If the Hub refuses, or the version rule does.
     """
     listener = listener or Listener()
-    project = projects.read(request.directory)
+    project = read_project(request.directory)
     repo_id = request.repo_id or project.hub_repo_id
     if not repo_id:
         raise ConfigError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_builder import checks, pipeline
 from kernel_builder.config import offered
-from kernel_builder.config import project as projects
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import HubError, KernelBuilderError, VerificationError
 from kernel_builder.hub.packages import origin, table
@@ -242,7 +242,7 @@ def _build_and_compare(
 ) -> list[Verdict]:
     fresh = _fresh(target / "cache", progress)
     reasons: dict[str, str] = {}
-    project = projects.read(source)
+    project = read_project(source)
     for verdict in verdicts:
         try:
             variant = Variant.parse(verdict.variant)

@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from kernel_builder.build import include_scan
-from kernel_builder.config import build_toml, offered, project
+from kernel_builder.config import build_toml, offered
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.errors import VariantError
 from tests.conftest import CPU, CUDA, PROJECTS, ROOT
@@ -47,9 +48,9 @@ BUILD_TOMLS = [
 
 def names_by_python(text: str, system: str) -> list[str] | None:
     """The names of the variants on one system; None where the builder refuses the version ranges."""
-    tables = build_toml.validate(tomli.loads(text), "build.toml")
+    project = build_toml.from_document(tomli.loads(text), "build.toml", Path("/"))
     try:
-        found = offered.variants(project.from_tables(Path("/"), tables))
+        found = offered.variants(project)
     except VariantError:
         return None
     return sorted(variant.name for variant in found if variant.platform in {None, system})
@@ -75,7 +76,7 @@ def test_variants_are_those_of_the_builder(nix: Nix, tmp_path: Path, system: str
 
 @pytest.mark.parametrize("directory", PROJECT_DIRECTORIES, ids=lambda path: path.name)
 def test_a_source_reaches_at_least_what_the_builder_finds(nix: Nix, directory: Path) -> None:
-    read = project.read(directory)
+    read = read_project(directory)
     parts = [read.framework, *read.kernels]
     asked = [
         (source, list(part.include), list(part.src))

@@ -1,0 +1,114 @@
+"""Reads the project in a directory: its `build.toml`, and the files that the `build.toml` names."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from kernel_builder.config import build_toml
+from kernel_builder.config.project import Project, TorchNoarch
+from kernel_builder.config.toml_schema import TomlPlace
+from kernel_builder.errors import ConfigError
+
+_BYTECODE = (".pyc", ".pyo")
+
+
+def read_project(directory: Path) -> Project:
+    """Read and validate the project in `directory`.
+
+    Raises:
+        ConfigError: If `build.toml` is missing or invalid, or a file that it names is missing or outside the project.
+    """
+    file = directory / build_toml.FILE
+    project = build_toml.read(file, Path(os.path.realpath(directory)))
+    framework = project.framework
+    if not isinstance(framework, TorchNoarch):
+        _check_files(project.root, framework.src, framework.include, TomlPlace(str(file), framework.table))
+    for kernel in project.kernels:
+        _check_files(project.root, kernel.src, kernel.include, TomlPlace(str(file), f"kernel.{kernel.name}"))
+    package = directory / framework.package_directory / project.python_name
+    return replace(project, python_files=_python_files(project.root, package, framework.pyext))
+
+
+def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], place: TomlPlace) -> None:
+    """Raise an error for sources and include directories that are missing, named twice, or outside the project."""
+    for key, paths, kind, exists in (
+        ("src", src, "file", Path.is_file),
+        ("include", include, "directory", Path.is_dir),
+    ):
+        where = str(place.at(key))
+        for path in paths:
+            if not _holds(exists, root / path):
+                raise ConfigError(
+                    f"there is no {kind} {path!r} in the project",
+                    where=where,
+                    hint="create it or correct its name; names are relative to the directory of build.toml",
+                )
+            if not _inside(root, root / path):
+                raise _leaves(path, where)
+            if key == "src" and paths.count(path) > 1:
+                raise ConfigError(
+                    f"{path!r} is named twice", where=where, hint="name it once, or its symbols are defined twice"
+                )
+
+
+def _holds(test: Callable[[Path], bool], path: Path) -> bool:
+    try:
+        return test(path)
+    except OSError:  # for example a name that is longer than the file system allows
+        return False
+
+
+def _inside(root: Path, path: Path) -> bool:
+    """Return whether `path` is in the project when symbolic links are followed. `root` has none."""
+    return Path(os.path.realpath(path)).is_relative_to(root)
+
+
+def _leaves(path: str, where: str) -> ConfigError:
+    return ConfigError(
+        f"{path!r} is a symbolic link out of the project",
+        where=where,
+        hint="copy the file that it points to into the project: a kernel is built from its own files only",
+    )
+
+
+def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
+    """Return the files of a Python package that end in one of `pyext`, without hidden files and bytecode."""
+    if not _inside(root, package):
+        raise _leaves(package.name, str(package))
+    endings = tuple(f".{ending}" for ending in pyext)
+    found = dict(sorted((path.relative_to(package).as_posix(), path) for path in _walk(root, package, endings)))
+    if "__init__.py" not in found:
+        raise ConfigError(
+            "is missing, or `pyext` leaves it out; expected the Python package of the kernel",
+            where=str(package / "__init__.py"),
+            hint='create it and keep "py" in `pyext`: users of the kernel import it',
+        )
+    # A built package has a subdirectory of its own name, for old clients, which would hide a module of that name.
+    reserved = {"_ops.py", "metadata.json", package.name, f"{package.name}.py"}
+    for taken in reserved & {name.partition("/")[0] for name in found}:
+        raise ConfigError(
+            "the builder writes a file or directory of this name into the package",
+            where=str(package / taken),
+            hint="rename it",
+        )
+    return tuple((name, root / path.relative_to(package.parent.parent)) for name, path in found.items())
+
+
+def _walk(root: Path, top: Path, endings: tuple[str, ...]) -> Iterator[Path]:
+    """Yield every file below `top` that has one of `endings`."""
+    for folder, folders, files in os.walk(top, followlinks=True):
+        folders[:] = [name for name in folders if name != "__pycache__" and not name.startswith(".")]
+        wanted = [
+            Path(folder, name)
+            for name in files
+            if name.endswith(endings) and not name.endswith(_BYTECODE) and not name.startswith(".")
+        ]
+        for path in [*(Path(folder, name) for name in folders), *wanted]:
+            if path.is_symlink() and not _inside(root, path):
+                raise _leaves(path.name, str(path))
+            if path.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path)):
+                raise ConfigError("is a symbolic link to a directory above it", where=str(path), hint="remove the link")
+        yield from wanted
