@@ -1,8 +1,7 @@
-"""Every error a user can cause, each with what to do next.
+"""Every error that a user can cause, with its exit code.
 
-An error names the place (a file and key, a variant, a host name), says what was expected, and gives the
-command or edit that mends it. The command line prints it and exits with `exit_code`; nothing else in the
-builder prints errors.
+An error names the place (a file and key, a variant, a host), says what was expected, and gives the command or edit that
+corrects it. Only the command line prints errors.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ class KernelBuilderError(Exception):
     """Base of all errors that a user can cause.
 
     Args:
-        message: What is wrong and what was expected, one sentence, no trailing newline.
-        where: The file and key, variant or path concerned, e.g. `build.toml: [kernel.relu] src`.
-        hint: What to do about it: a command, an edit, or a page to read.
+        message: What is wrong and what was expected, in one sentence without a newline.
+        where: The file and key, variant or path concerned, such as `build.toml: [kernel.relu] src`.
+        hint: What to do: a command, an edit, or a page to read.
     """
 
     exit_code = 1
@@ -29,7 +28,7 @@ class KernelBuilderError(Exception):
         return f"{self.where}: {self.message}" if self.where else self.message
 
     def as_dict(self) -> dict[str, str | None]:
-        """The error as `--json` prints it."""
+        """Return the error as `--json` prints it."""
         return {
             "error": type(self).__name__,
             "message": self.message,
@@ -39,25 +38,25 @@ class KernelBuilderError(Exception):
 
 
 class ConfigError(KernelBuilderError):
-    """`build.toml` or a file it names is wrong."""
+    """`build.toml`, a file that it names, or an argument is wrong."""
 
     exit_code = 2
 
 
 class VariantError(KernelBuilderError):
-    """An unknown variant, or one that this project or machine cannot build."""
+    """A variant is unknown, or this project or machine cannot build it."""
 
     exit_code = 3
 
 
 class ToolchainError(KernelBuilderError):
-    """A compiler, header or library is missing, too old, or not what the lock says."""
+    """A compiler, header or library is missing, too old, or differs from the lock."""
 
     exit_code = 4
 
 
 class FetchError(ToolchainError):
-    """The package index could not be reached, or sent something else than the lock pins."""
+    """The package index cannot be reached, or its files differ from the lock."""
 
 
 class StoreError(ToolchainError):
@@ -65,7 +64,7 @@ class StoreError(ToolchainError):
 
 
 class BuildError(KernelBuilderError):
-    """A compile or link step failed. `output` is the compiler's own words."""
+    """A compile or link step failed. `output` is what the compiler printed."""
 
     exit_code = 5
 
@@ -93,24 +92,24 @@ class PackageError(KernelBuilderError):
 
 
 class CheckError(KernelBuilderError):
-    """A check has findings that stop the build."""
+    """A check has findings that make a package unfit for publishing."""
 
     exit_code = 7
 
 
 class MeasureError(KernelBuilderError):
-    """Measuring cannot go on."""
+    """A kernel cannot be measured."""
 
     exit_code = 8
 
 
 class HubError(KernelBuilderError):
-    """A Hub refuses, lacks what is asked for, or cannot be reached."""
+    """A Hub refuses a request, does not have a file or repository, or cannot be reached."""
 
     exit_code = 9
 
 
 class VerificationError(KernelBuilderError):
-    """A published kernel is not what its digest, its signature or its source say, or a signature cannot be made."""
+    """A published kernel does not match its digest, signature or source, or a signature cannot be made."""
 
     exit_code = 10

@@ -1,7 +1,7 @@
-"""A new kernel project that builds, tests and benchmarks as it is.
+"""Creates a kernel project from the templates in `templates/init`.
 
-The files are in `templates/init`: `common` for every project, and one directory for each backend. A file that several
-of them have is put together from all, in that order.
+A project is made from several template directories: `common`, and one for each backend. A file that several of them
+have is the concatenation of all.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from kernel_builder.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parent / "templates" / "init"
 _COMMON = "common"
-# Stands in the templates' paths, where `${python_name}` would be hard on tools.
+# Replaced in the paths of templates; `${python_name}` in a path would confuse formatters and linters.
 _PYTHON_NAME = "python_name"
 
 
 def backends() -> tuple[str, ...]:
-    """The backends that there are templates for."""
+    """Return the backends that have templates."""
     return tuple(sorted(directory.name for directory in _TEMPLATES.iterdir() if directory.name != _COMMON))
 
 
 def create(
     directory: Path | None, repo_id: str, wanted: Sequence[str], *, licence: str, overwrite: bool = False
 ) -> Path:
-    """Write a project, all of it or nothing.
+    """Create a project. After an error, every file is as it was before.
 
     Args:
-        directory: Where; None for a directory of the kernel's name. Files of it that are not the scaffold's stay.
-        repo_id: The Hub repository, `org/my-kernel`; the part after the slash is the kernel's name.
+        directory: Where to create it; None for a directory with the name of the kernel. Other files in it are kept.
+        repo_id: The Hub repository, such as `org/my-kernel`; the part after the slash is the name of the kernel.
         wanted: The backends.
         licence: The SPDX name of the licence.
-        overwrite: Replace files that are there already.
+        overwrite: Whether to replace existing files.
 
     Returns:
         The directory of the project.
 
     Raises:
-        ConfigError: If an argument is not usable, a file is there already, or the directory cannot be written.
+        ConfigError: If an argument is invalid, a file exists already, or the directory cannot be written.
     """
     name = _name(repo_id)
     _check_backends(wanted)
@@ -54,14 +54,14 @@ def create(
         raise ConfigError(
             f"{licence!r} is not an SPDX name",
             where="--license",
-            hint="write for example apache-2.0, mit or bsd-3-clause",
+            hint="use for example apache-2.0, mit or bsd-3-clause",
         )
     directory = directory or Path(name)
     files = _render(repo_id, name, [backend for backend in backends() if backend in wanted], licence)
     there = [path for path in files if (directory / path).is_symlink() or (directory / path).exists()]
     if there and not overwrite:
         raise ConfigError(
-            f"has {', '.join(there)} already", where=str(directory), hint="give another PATH, or --overwrite"
+            f"has {', '.join(there)} already", where=str(directory), hint="name another PATH, or add --overwrite"
         )
     for path in there:
         if (directory / path).is_dir():
@@ -72,7 +72,7 @@ def create(
         raise ConfigError(
             f"cannot be written: {error.strerror}",
             where=str(error.filename2 or error.filename or directory),
-            hint="give another PATH",
+            hint="name another PATH",
         ) from error
     return directory
 
@@ -85,7 +85,7 @@ def _name(repo_id: str) -> str:
         )
     if not re.fullmatch(NAME, name):
         raise ConfigError(
-            f"{name!r} is not a kernel's name: small letters, digits and dashes, at least two, a letter first",
+            f"{name!r} is not a kernel's name: at least two small letters, digits and dashes, a letter first",
             where="--name",
             hint="write it as org/my-kernel",
         )
@@ -104,14 +104,14 @@ def _check_backends(wanted: Sequence[str]) -> None:
                 where="--backends",
                 hint=f"did you mean {meant}?"
                 if meant and backend not in BACKENDS
-                else f"start with {known[0]}, and add other backends by docs/build-toml.md",
+                else f"start with {known[0]}, and add the backend as docs/build-toml.md says",
             )
     if not wanted:
         raise ConfigError("names no backend", where="--backends", hint=f"choose from {', '.join(known)}")
 
 
 def _render(repo_id: str, name: str, wanted: Sequence[str], licence: str) -> dict[str, str]:
-    """The files of the project: path -> content."""
+    """Return the files of the project: path -> content."""
     values = {
         "name": name,
         "python_name": python_name(name),
@@ -130,7 +130,7 @@ def _render(repo_id: str, name: str, wanted: Sequence[str], licence: str) -> dic
 
 
 def _write(directory: Path, files: Mapping[str, str]) -> None:
-    """Put the files into the directory; after an error, everything is as it was before."""
+    """Write the files into the directory, and undo everything after an error."""
     present = next(parent for parent in (directory, *directory.absolute().parents) if parent.is_dir())
     with tempfile.TemporaryDirectory(prefix=".kernel-builder-", dir=present) as scratch, ExitStack() as undo:
         staged, replaced = Path(scratch, "new"), Path(scratch, "old")

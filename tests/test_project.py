@@ -266,7 +266,7 @@ def test_stable_abi_by_backend(home: Path) -> None:
         ("version = 1", "version = ", "", "is not TOML: Invalid value (at line 3, column 11)", "correct the line"),
     ],
 )
-def test_a_mistake_is_reported_with_its_place(home: Path, old: str, new: str, where: str, message: str, hint: str) -> None:
+def test_a_mistake_is_reported(home: Path, old: str, new: str, where: str, message: str, hint: str) -> None:
     assert old in MINIMAL
     error = mistake(home, MINIMAL.replace(old, new, 1))
     assert error.where == f"{home / 'build.toml'}: {where}".removesuffix(": ")

@@ -1,7 +1,6 @@
-"""The command line: parse, call one function, print. No logic.
+"""The command line. A command parses its arguments, calls one function, and prints the result.
 
-Commands are imported when they are called, so that `kernel-builder build` on an unchanged project does not pay for
-the others.
+A command's module is imported when the command is called, so that no command pays for the imports of the others.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _COMMANDS = {
 
 
 def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
-    """Print an error for people on stderr, or for scripts as one JSON object on stdout."""
+    """Print an error as text on stderr, or as one JSON object on stdout."""
     if as_json:
         click.echo(json.dumps(error.as_dict()))
         return
@@ -57,13 +56,13 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
         click.echo(error.hint, err=True)
 
 
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    """End as an exception does, so that compilers are stopped and staging directories removed."""
+def _exit(number: int, frame: FrameType | None) -> NoReturn:
+    """Exit with an exception, so that compilers are stopped and staging directories are removed."""
     sys.exit(128 + number)
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported on first use, and whose errors are the user's, not tracebacks."""
+    """A group that imports its commands on first use, and prints errors of users without a traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -78,12 +77,12 @@ class LazyGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _stop)
+            signal.signal(number, _exit)
         try:
             return super().invoke(ctx)
         except KernelBuilderError as error:
             self._stop(ctx, error)
-        except BrokenPipeError:  # whoever read our output has gone; click knows what to do
+        except BrokenPipeError:  # the reader of our output has ended; click exits quietly
             raise
         except OSError as error:
             where = str(error.filename) if error.filename else None
@@ -116,7 +115,9 @@ def main() -> None:
     """Build, check and publish compute kernels for PyTorch.
 
     \b
-    kernel-builder init --name org/my-kernel    a project that builds as it is
-    kernel-builder build my-kernel              every variant -> my-kernel/build/
-    kernel-builder doctor                       what this machine has and lacks
+    kernel-builder doctor                       see what this machine has and lacks
+    kernel-builder init --name org/my-kernel    create a project that is ready to build
+    kernel-builder build my-kernel              build every variant into my-kernel/build/
+    kernel-builder benchmark my-kernel          compare the kernel with PyTorch
+    kernel-builder upload my-kernel             publish the packages to org/my-kernel on the Hub
     """

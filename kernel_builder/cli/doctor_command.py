@@ -11,31 +11,40 @@ import click
 
 
 @click.command()
-@click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit of yours. [default: $CUDA_HOME]")
-@click.option("--cxx", metavar="PROGRAM", help="The host compiler. [default: $CXX, else g++]")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+@click.option(
+    "--cuda-home",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="An installed CUDA toolkit to check. [default: $CUDA_HOME]",
+)
+@click.option("--cxx", metavar="PROGRAM", help="The host compiler to check. [default: $CXX, or else g++]")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def doctor(cuda_home: Path | None, cxx: str | None, as_json: bool) -> None:
-    """Say what this machine has, what is missing for which build, and the command that mends it.
+    """List what this machine has for building kernels, what is missing, and how to install it.
 
-    Asks no network. Exits with 0 when CPU and CUDA kernels can be built here, else with 1.
+    Uses no network. The exit code is 0 if both CPU and CUDA kernels can be built, or else 1.
+
+    \b
+    kernel-builder doctor
+    kernel-builder doctor --cuda-home /usr/local/cuda-12.6
     """
     from kernel_builder.toolchain import Toolchains
     from kernel_builder.toolchain.survey import BUILDS, ready, survey
 
-    findings = survey(Toolchains(cuda_home=cuda_home, cxx=cxx))
-    verdict = {build: ready(findings, build) for build in BUILDS}
+    requirements = survey(Toolchains(cuda_home=cuda_home, cxx=cxx))
+    verdict = {build: ready(requirements, build) for build in BUILDS}
     if as_json:
-        rows = [{**asdict(finding), "ok": finding.ok} for finding in findings]
+        rows = [{**asdict(requirement), "ok": requirement.ok} for requirement in requirements]
         click.echo(json.dumps({"ready": verdict, "findings": rows}, indent=2))
     else:
-        for finding in findings:
-            if finding.ok:
-                click.echo(f"{click.style('yes', fg='green')}  {finding.name:<14} {finding.value}")
+        for requirement in requirements:
+            if requirement.ok:
+                click.echo(f"{click.style('yes', fg='green')}  {requirement.name:<14} {requirement.value}")
                 continue
-            needed = [build for build in finding.needed_for if build in BUILDS]
+            needed = [build for build in requirement.needed_for if build in BUILDS]
             mark = click.style("NO ", fg="red") if needed else click.style("no ", fg="yellow")
-            purpose = f"needed for {', '.join(finding.needed_for)}: " if finding.needed_for else ""
-            click.echo(f"{mark}  {finding.name:<14} {purpose}{finding.mend}")
+            purpose = f"needed for {', '.join(requirement.needed_for)}: " if requirement.needed_for else ""
+            click.echo(f"{mark}  {requirement.name:<14} {purpose}{requirement.mend}")
         for build, possible in verdict.items():
             click.echo(f"{build} builds: {'ready' if possible else 'not possible yet'}")
     sys.exit(0 if all(verdict.values()) else 1)

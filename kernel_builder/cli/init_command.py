@@ -11,7 +11,7 @@ _BACKENDS = "--backends"
 
 
 class _Init(click.Command):
-    """Lets `--backends` take several words, `--backends cpu cuda`, which click's options cannot."""
+    """Allows `--backends cpu cuda`; click's options take a fixed number of values."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         spread: list[str] = []
@@ -27,19 +27,26 @@ class _Init(click.Command):
 
 @click.command(cls=_Init)
 @click.argument("path", type=click.Path(path_type=Path), required=False)
-@click.option("--name", metavar="ORG/NAME", required=True, help="The Hub repository that the kernel will be in.")
+@click.option("--name", metavar="ORG/NAME", required=True, help="The Hub repository to publish the kernel to.")
 @click.option(
     _BACKENDS,
     multiple=True,
     default=("cpu", "cuda"),
     show_default=True,
     metavar="BACKEND...",
-    help="The backends to start with: cpu, cuda. May be repeated.",
+    help="The backends of the kernel: cpu, cuda.",
 )
-@click.option("--license", "licence", default="apache-2.0", show_default=True, help="The licence's SPDX name.")
-@click.option("--overwrite", is_flag=True, help="Replace files that are there already.")
+@click.option("--license", "licence", default="apache-2.0", show_default=True, help="The SPDX name of the licence.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def init(path: Path | None, name: str, backends: tuple[str, ...], licence: str, overwrite: bool) -> None:
-    """Create a project in PATH (by default, a directory of the kernel's name) that builds as it is."""
+    """Create a kernel project in PATH, with a ReLU operator, tests and a benchmark.
+
+    PATH defaults to a directory with the name of the kernel. The project is ready to build.
+
+    \b
+    kernel-builder init --name org/my-kernel
+    kernel-builder init kernels/my-kernel --name org/my-kernel --backends cuda --license mit
+    """
     from kernel_builder.scaffold import create
 
     words = [word for value in backends for word in value.replace(",", " ").split()]

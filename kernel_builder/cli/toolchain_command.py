@@ -1,4 +1,4 @@
-"""`kernel-builder toolchain`: the pinned compilers and headers on this machine."""
+"""`kernel-builder toolchain`: fetch, list, verify and remove pinned compilers and headers, and pin new ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ReleaseType(click.ParamType[Release]):
-    """A `major.minor` version on the command line."""
+    """A command line value of the form `major.minor`."""
 
     name = "release"
 
@@ -33,12 +33,13 @@ class ReleaseType(click.ParamType[Release]):
 index_option = click.option(
     "--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 lock_option = click.option(
     "--lock",
     "lock_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A lock to use instead of the one that comes with the builder.",
+    metavar="FILE",
+    help="A toolchain lock. [default: the one that comes with the builder]",
 )
 
 
@@ -54,21 +55,27 @@ def _megabytes(count: int) -> str:
 
 @click.group()
 def toolchain() -> None:
-    """Fetch, list and check the pinned compilers and headers.
+    """Manage the pinned compilers and headers.
 
-    They are kept under $KERNEL_BUILDER_CACHE, or the user's cache directory, and once there no network is needed.
+    `build` downloads them when it first needs them, and needs no network afterwards. They are stored under
+    $KERNEL_BUILDER_CACHE, or else in the user's cache directory.
+
+    \b
+    kernel-builder toolchain list
+    kernel-builder toolchain fetch --cuda 13.0 --torch 2.10
+    kernel-builder toolchain clean --older-than 90
     """
 
 
 @toolchain.command()
-@click.option("--cuda", type=ReleaseType(), multiple=True, help="A CUDA release, e.g. 13.0; may be repeated.")
-@click.option("--torch", type=ReleaseType(), multiple=True, help="Headers of a Torch release; may be repeated.")
+@click.option("--cuda", type=ReleaseType(), multiple=True, help="A CUDA release such as 13.0; may be repeated.")
+@click.option("--torch", type=ReleaseType(), multiple=True, help="A Torch release such as 2.10; may be repeated.")
 @click.option(
     "--headers",
     type=click.Choice(["stable", "full"]),
     default="stable",
     show_default=True,
-    help="Torch's headers for the stable ABI, or all.",
+    help="Fetch Torch's headers of the stable ABI, or all of them.",
 )
 @index_option
 @lock_option
@@ -81,7 +88,13 @@ def fetch(
     lock_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Bring pinned toolchains into the store: the given ones, or without `--cuda` and `--torch` all."""
+    """Download the named CUDA compilers and Torch headers into the store; without --cuda and --torch, all of them.
+
+    \b
+    kernel-builder toolchain fetch
+    kernel-builder toolchain fetch --cuda 13.0 --torch 2.10
+    kernel-builder toolchain fetch --torch 2.14 --headers full
+    """
     from kernel_builder.progress import shown
 
     with shown(sys.stderr) as progress:
@@ -107,9 +120,9 @@ def _select(toolchains: Toolchains, cuda: tuple[Release, ...], torch: tuple[Rele
     for kind in wanted:
         if kind not in pinned:
             raise ToolchainError(
-                f"is not pinned for this platform; pinned are {', '.join(pinned)}",
+                f"is not pinned for this platform; the lock has {', '.join(pinned)}",
                 where=kind,
-                hint="`kernel-builder toolchain list` shows what is pinned",
+                hint="`kernel-builder toolchain list` lists what is pinned",
             )
     return [pinned[kind] for kind in wanted]
 
@@ -118,9 +131,9 @@ def _select(toolchains: Toolchains, cuda: tuple[Release, ...], torch: tuple[Rele
 @lock_option
 @json_option
 def list_toolchains(lock_file: Path | None, as_json: bool) -> None:
-    """Show what is pinned for this platform, what is in the store, and the sizes."""
+    """List what is pinned for this platform and what is in the store, with sizes."""
     toolchains = _toolchains(lock_file)
-    stored = {entry.name: entry for entry in toolchains.store.trees()}
+    stored = {tree.name: tree for tree in toolchains.store.trees()}
     rows: list[dict[str, Any]] = [
         {
             "name": tree.name,
@@ -132,8 +145,8 @@ def list_toolchains(lock_file: Path | None, as_json: bool) -> None:
         for tree in toolchains.pinned()
     ]
     rows += [
-        {"name": entry.name, "title": entry.title, "pinned": False, "download": None, "stored": entry.bytes}
-        for entry in stored.values()
+        {"name": tree.name, "title": tree.title, "pinned": False, "download": None, "stored": tree.bytes}
+        for tree in stored.values()
     ]
     if as_json:
         click.echo(json.dumps({"store": str(toolchains.store.root), "toolchains": rows}, indent=2))
@@ -146,10 +159,10 @@ def list_toolchains(lock_file: Path | None, as_json: bool) -> None:
 
 
 @toolchain.command()
-@click.option("--remove", is_flag=True, help="Remove damaged toolchains, so that the next use fetches them again.")
+@click.option("--remove", is_flag=True, help="Remove damaged toolchains; the next use downloads them again.")
 @json_option
 def verify(remove: bool, as_json: bool) -> None:
-    """Hash every file in the store again and compare with what it was when it was put there."""
+    """Hash every file in the store, and list the files that have changed since they were downloaded."""
     toolchains = _toolchains(None)
     store = toolchains.store
     names = store.names()
@@ -172,27 +185,47 @@ def verify(remove: bool, as_json: bool) -> None:
 
 @toolchain.command()
 @click.option("--all", "everything", is_flag=True, help="Remove every toolchain.")
-@click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Remove those not used for DAYS.")
+@click.option("--older-than", type=click.IntRange(min=0), metavar="DAYS", help="Remove toolchains not used for DAYS.")
 @json_option
 def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
-    """Free disk space: always what interrupted downloads left, and the toolchains that the options name."""
+    """Remove the rests of interrupted downloads, and the toolchains that the options name.
+
+    \b
+    kernel-builder toolchain clean --older-than 90
+    kernel-builder toolchain clean --all
+    """
     store = _toolchains(None).store
     limit = time.time() - older_than * 86400 if older_than is not None else None
-    doomed = [entry for entry in store.trees() if everything or (limit is not None and entry.used <= limit)]
-    removed = [entry for entry in doomed if store.remove(entry.name)]
-    freed = store.remove_leftovers() + sum(entry.bytes for entry in removed)
+    doomed = [tree for tree in store.trees() if everything or (limit is not None and tree.used <= limit)]
+    removed = [tree for tree in doomed if store.remove(tree.name)]
+    freed = store.remove_leftovers() + sum(tree.bytes for tree in removed)
     if as_json:
-        click.echo(json.dumps({"removed": [entry.name for entry in removed], "freed": freed}, indent=2))
+        click.echo(json.dumps({"removed": [tree.name for tree in removed], "freed": freed}, indent=2))
         return
-    for entry in removed:
-        click.echo(f"removed {entry.title}")
+    for tree in removed:
+        click.echo(f"removed {tree.title}")
     click.echo(f"{_megabytes(freed)} freed")
 
 
 @toolchain.command()
-@click.option("--output", type=click.Path(path_type=Path, dir_okay=False), help="File to write. [default: stdout]")
-@click.option("--torch", type=ReleaseType(), multiple=True, help="Torch releases to pin. [default: the matrix's]")
-@click.option("--cuda", type=ReleaseType(), multiple=True, help="CUDA releases to pin. [default: the matrix's]")
+@click.option(
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Where to write. [default: stdout]",
+)
+@click.option(
+    "--torch",
+    type=ReleaseType(),
+    multiple=True,
+    help="A Torch release to pin; may be repeated. [default: those of the matrix]",
+)
+@click.option(
+    "--cuda",
+    type=ReleaseType(),
+    multiple=True,
+    help="A CUDA release to pin; may be repeated. [default: those of the matrix]",
+)
 @click.option("--platform", "platforms", type=click.Choice(PLATFORMS), multiple=True, help="[default: all]")
 @index_option
 def lock(
@@ -202,7 +235,11 @@ def lock(
     platforms: tuple[str, ...],
     index_url: str | None,
 ) -> None:
-    """Write the lock afresh from the index: the newest patch of every release in the matrix."""
+    """Write a new lock from the index, with the newest patch of every release in the matrix.
+
+    \b
+    kernel-builder toolchain lock --output kernel_builder/toolchain/lock.json
+    """
     from kernel_builder.config import matrix
     from kernel_builder.progress import shown
     from kernel_builder.toolchain import lock as locks
