@@ -9,7 +9,7 @@ from click.shell_completion import get_completion_class
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completions(shell: str) -> None:
-    """Print a script that completes kernel-builder's commands and options in SHELL.
+    """Print a completion script for a shell.
 
     \b
     bash:  kernel-builder completions bash > ~/.local/share/bash-completion/completions/kernel-builder

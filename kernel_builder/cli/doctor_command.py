@@ -20,9 +20,10 @@ import click
 @click.option("--cxx", metavar="PROGRAM", help="The host compiler to check. [default: $CXX, or else g++]")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def doctor(cuda_home: Path | None, cxx: str | None, as_json: bool) -> None:
-    """List what this machine has for building kernels, what is missing, and how to install it.
+    """Check that this machine can build kernels.
 
-    Uses no network. The exit code is 0 if both CPU and CUDA kernels can be built, or else 1.
+    Lists what is installed, what is missing for which kind of build, and how to install it. Uses no network. The exit
+    code is 0 if both CPU and CUDA kernels can be built, or else 1.
 
     \b
     kernel-builder doctor

@@ -39,9 +39,10 @@ class _Init(click.Command):
 @click.option("--license", "licence", default="apache-2.0", show_default=True, help="The SPDX name of the licence.")
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
 def init(path: Path | None, name: str, backends: tuple[str, ...], licence: str, overwrite: bool) -> None:
-    """Create a kernel project in PATH, with a ReLU operator, tests and a benchmark.
+    """Create a kernel project that is ready to build.
 
-    PATH defaults to a directory with the name of the kernel. The project is ready to build.
+    The project has a ReLU operator to start from, with tests and a benchmark. PATH defaults to a directory with the
+    name of the kernel.
 
     \b
     kernel-builder init --name org/my-kernel

@@ -6,5 +6,5 @@ ops = torch.ops.$namespace
 
 
 def add_op_namespace_prefix(op_name: str) -> str:
-    """Returns the qualified name of an operator of this kernel, as `torch.library` wants it."""
+    """Return the qualified name of an operator of this kernel, for functions of `torch.library`."""
     return f"$namespace::{op_name}"

@@ -1,4 +1,4 @@
-"""For clients that look for the package one directory down: the same names as the package above."""
+"""Re-exports the package in the parent directory, for old clients that import a subdirectory of the variant."""
 
 import importlib.util
 import sys

@@ -1,10 +1,11 @@
-// What every kernel project includes to register its operators and to be importable from Python.
+// Macros with which a kernel's binding registers operators and becomes a Python module.
 //
-// Reads:    nothing; it needs neither Torch's nor Python's headers, and may stand before or after either.
-// Gives:    the registration macros of Torch, of both ABIs, with the namespace macro-expanded, so that
-//           `STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) { ops.def("..."); }` works; and
-//           `REGISTER_EXTENSION(TORCH_EXTENSION_NAME)`, once per shared object, which makes the object a Python module.
-// Must not: name anything outside Python's limited API of 3.9.
+//   STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) { ops.def("..."); }
+//   REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+//
+// The *_EXPAND macros are those of Torch, for both ABIs, with macros in the namespace argument expanded.
+// REGISTER_EXTENSION, once in each shared object, makes the object a Python module. This header includes neither
+// Torch's nor Python's headers and can come before or after them. It uses only the limited API of Python 3.9.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +17,7 @@
 
 namespace kernel_registration {
 
-// PyModuleDef as the limited API fixes it for every Python from 3.9 that is built with the global interpreter lock.
+// The layout of PyModuleDef in the limited API of Python 3.9 and later, in builds with the global interpreter lock.
 struct ModuleDef {
   std::ptrdiff_t reference_count = 1;
   void* type = nullptr;
@@ -35,12 +36,12 @@ struct ModuleDef {
   explicit constexpr ModuleDef(const char* module_name) : name(module_name) {}
 };
 
-// Under a name of its own, because a declaration of PyModuleDef_Init would contradict the one in <Python.h>.
+// Declared under another name because <Python.h> declares PyModuleDef_Init with other types.
 extern "C" void* kernel_registration_module_def_init(ModuleDef*) __asm__("PyModuleDef_Init");
 
 }  // namespace kernel_registration
 
-// The module is empty: importing it runs the static initializers, and those register the operators.
+// The module is empty. Importing it runs the static initializers, which register the operators.
 #define REGISTER_EXTENSION(NAME) KERNEL_REGISTRATION_MODULE(NAME)
 #define KERNEL_REGISTRATION_MODULE(NAME)                                          \
   extern "C" __attribute__((visibility("default"))) void* PyInit_##NAME() {       \

@@ -1,7 +1,8 @@
-"""What a workload of a benchmark declares; both `kernels benchmark` and `kernel-builder benchmark` run it.
+"""Base class of benchmark workloads, which `kernels benchmark` and `kernel-builder benchmark` both run.
 
-kernels benchmark DIR            the kernel beside eager PyTorch, each call waited for, by the public runner
-kernel-builder benchmark DIR     held against float64, cold caches, beside other libraries, as a share of a copy
+kernels benchmark DIR            compares the kernel with eager PyTorch and waits for each call (the public runner)
+kernel-builder benchmark DIR     checks results against float64; compares with other libraries and with copy speed,
+                                 with cold caches
 """
 
 from typing import Any, Callable, ClassVar
@@ -13,18 +14,19 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Workload(Benchmark):
-    """An operation, its inputs, and the shapes at which it is measured. A subclass has
+    """An operation, its inputs, and the shapes to measure.
 
-    `title`: its name in tables.
-    `shapes`: for "forward", "backward" and "forward + backward", as far as they are measured, and in them for "cuda"
-        and for "cpu", which has no time for the sizes of a GPU: tuples that `inputs` takes.
-    `small`: a shape at which a call costs the host more than the device.
-    `inputs(*shape)`: the tensors of one call, on `self.device` and of `self.dtype`. Results should not be far above 1,
-        since the public runner allows for a difference of 0.01, and larger ones differ by more when they round.
-    `ours(*inputs)`: the result of the kernel, a tensor or a tuple.
-    `eager(*inputs)`: the same as models write it in PyTorch. For inputs in float64 it must compute in float64, which
-        makes it the reference that errors are measured from.
-    `peers`: by name, functions that import another implementation and return it, to be called with the inputs.
+    A subclass defines:
+        title: The name of the operation in tables.
+        shapes: Pass ("forward", "backward" or "forward + backward") -> device ("cuda" or "cpu") -> shapes, each a tuple
+            of arguments of `inputs`. Passes that are left out are not measured.
+        small: A shape at which a call takes more time on the host than on the device.
+        inputs(*shape): Returns the tensors of one call, on `self.device` and of `self.dtype`. Results should be of
+            magnitude 1 or less: the public runner allows an absolute error of 0.01, and larger results round by more.
+        ours(*inputs): Returns the result of the kernel, a tensor or a tuple of tensors.
+        eager(*inputs): Returns the same result computed by PyTorch as models write it. For float64 inputs it must
+            compute in float64; its result is then the reference for errors.
+        peers: Name -> a function that imports another implementation and returns it. Peers take the same inputs.
     """
 
     title: ClassVar[str]
@@ -36,15 +38,15 @@ class Workload(Benchmark):
     dtype = torch.bfloat16
 
     def trained(self, *inputs: torch.Tensor) -> "tuple[torch.Tensor, ...]":
-        """The inputs that get a gradient."""
+        """Return the inputs that need a gradient."""
         return inputs
 
     def saved(self, *inputs: torch.Tensor) -> "tuple[torch.Tensor, ...]":
-        """Tensors of the size of what a gradient has to read, besides the gradients of the results."""
+        """Return tensors as large as those that the backward pass reads, without the gradients of the results."""
         return inputs
 
     def __init_subclass__(cls) -> None:
-        # The public runner finds workloads by the names of methods.
+        # The public runner finds workloads by the names of their methods.
         for passes, shapes in cls.shapes.items():
             for shape in shapes[DEVICE]:
                 name = "_".join([*passes.split(" + "), "x".join(map(str, shape))])
@@ -70,10 +72,10 @@ class Workload(Benchmark):
 
 
 def results_of(result: Any) -> "tuple[torch.Tensor, ...]":
-    """The tensors of a result."""
+    """Return the result as a tuple of tensors."""
     return (result,) if isinstance(result, torch.Tensor) else tuple(result)
 
 
 def gradients_of(result: Any) -> "list[torch.Tensor]":
-    """A random gradient for each tensor of a result."""
+    """Return a random gradient for each tensor of a result."""
     return [torch.rand_like(tensor.detach(), memory_format=torch.contiguous_format) for tensor in results_of(result)]

@@ -1,4 +1,4 @@
-"""Loads the kernel that `kernel-builder build` made, and calls it."""
+"""Loads the kernel from `build/` and calls it. Run `kernel-builder build` first."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is measured: `kernel-builder benchmark .` or `kernels benchmark .` in the project, after a build."""
+"""The workloads of the benchmark. Run `kernel-builder benchmark .` or `kernels benchmark .` after a build."""
 
 import sys
 from pathlib import Path

@@ -1,2 +1,2 @@
 def pytest_configure(config):
-    config.addinivalue_line("markers", "kernels_ci: the subset that checks a build within a few seconds")
+    config.addinivalue_line("markers", "kernels_ci: the tests that check a build within a few seconds")

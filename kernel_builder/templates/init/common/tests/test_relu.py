@@ -1,6 +1,6 @@
-"""Holds the built kernel against Torch, on the GPU where there is one and the kernel is for it, else on the CPU.
+"""Compares the built kernel with Torch, on the GPU if there is one and the kernel has a CUDA backend, else on the CPU.
 
-The kernel is loaded from `build/` with the public client, as a user would load it.
+The public client loads the kernel from `build/`, as it does for users.
 """
 
 from pathlib import Path
@@ -15,7 +15,7 @@ DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 DEVICE = "cuda" if "cuda" in BACKENDS and torch.cuda.is_available() else "cpu"
 if DEVICE not in BACKENDS:
-    pytest.skip("needs a GPU: the kernel is not for the CPU", allow_module_level=True)
+    pytest.skip("needs a GPU: the kernel has no CPU backend", allow_module_level=True)
 kernel = get_local_kernel(PROJECT, backend=DEVICE)
 
 

@@ -1,8 +1,6 @@
-// Binds the kernel to Torch through its stable ABI, as of Torch 2.10.
+// Registers the operators with Torch: checks arguments, allocates results, and calls the kernels.
 //
-// Reads:    sizes, types and devices of the arguments.
-// Writes:   tensors that it allocates itself.
-// Must not: compute; call anything of Torch newer than 2.10.
+// This file uses only the stable ABI of Torch 2.10, so that one binary works with every later release of Torch.
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
@@ -13,7 +11,7 @@
 #include <torch/headeronly/util/Half.h>
 
 #include "registration.h"
-// One shared object is built for each backend, from this file and the backend's own.
+// This file is compiled once for each backend, and linked with the sources of that backend.
 #if defined(CUDA_KERNEL)
 #include "${python_name}_cuda/relu.h"
 #else
@@ -25,7 +23,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Calls `run` with a null pointer to the type of the tensor's elements.
+// Calls `run` with a null pointer of the tensor's element type.
 template <typename Run>
 void with_type_of(const Tensor& tensor, Run run) {
   switch (tensor.scalar_type()) {
@@ -51,9 +49,9 @@ void check(int error) {
   STD_TORCH_CHECK(false, "${name}: ", text);
 }
 
-// Runs `launch(stream)` on the device of the tensor and its current stream.
+// Calls `launch` with the current stream of the tensor's device, and makes that device current.
 template <typename Launch>
-void run_beside(const Tensor& tensor, Launch launch) {
+void run_on_device_of(const Tensor& tensor, Launch launch) {
   const torch::stable::accelerator::DeviceGuard guard(tensor.get_device_index());
   void* stream;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
@@ -62,14 +60,14 @@ void run_beside(const Tensor& tensor, Launch launch) {
 
 template <typename T>
 void forward(const Tensor& x, Tensor& y) {
-  run_beside(x, [&](void* stream) {
+  run_on_device_of(x, [&](void* stream) {
     return relu::forward(x.const_data_ptr<T>(), y.mutable_data_ptr<T>(), x.numel(), stream);
   });
 }
 
 template <typename T>
 void backward(const Tensor& grad, const Tensor& y, Tensor& grad_x) {
-  run_beside(y, [&](void* stream) {
+  run_on_device_of(y, [&](void* stream) {
     return relu::backward(grad.const_data_ptr<T>(), y.const_data_ptr<T>(), grad_x.mutable_data_ptr<T>(), y.numel(),
                           stream);
   });
@@ -77,7 +75,7 @@ void backward(const Tensor& grad, const Tensor& y, Tensor& grad_x) {
 
 #else
 
-// So many elements are worth a thread.
+// Elements for each thread at least; fewer do not repay starting a thread.
 constexpr int64_t kGrain = 32768;
 
 template <typename T>

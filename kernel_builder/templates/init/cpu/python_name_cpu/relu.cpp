@@ -1,8 +1,6 @@
-// ReLU, forward and backward, on the CPU.
+// ReLU forward and backward on the CPU: loops that the compiler vectorizes.
 //
-// Reads:    each input once.
-// Writes:   each output once.
-// Must not: allocate, or start threads: the caller splits the range.
+// The caller splits the elements among threads; these functions compute one range in the calling thread.
 #include "${python_name}_cpu/relu.h"
 
 #include <torch/headeronly/util/BFloat16.h>

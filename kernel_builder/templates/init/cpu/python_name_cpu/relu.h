@@ -1,4 +1,4 @@
-// ReLU over a range of elements, on the CPU. T is float, Half or BFloat16 of torch/headeronly.
+// ReLU of a range of elements, on the CPU. T is float, torch::headeronly::Half or torch::headeronly::BFloat16.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@ namespace relu {
 template <typename T>
 void forward(const T* x, T* y, int64_t begin, int64_t end);
 
-// grad_x[i] = grad[i] where y[i] > 0, else 0, for begin <= i < end.
+// grad_x[i] = y[i] > 0 ? grad[i] : 0 for begin <= i < end.
 template <typename T>
 void backward(const T* grad, const T* y, T* grad_x, int64_t begin, int64_t end);
 

@@ -1,8 +1,6 @@
-// ReLU, forward and backward, on CUDA.
+// ReLU forward and backward on CUDA: element-wise kernels that read each input and write each output once.
 //
-// Reads:    each input once.
-// Writes:   each output once.
-// Must not: allocate, synchronize, or use another stream than the one given.
+// The launchers neither allocate memory nor synchronize, so that they can be captured in a CUDA graph.
 #include <cuda_runtime.h>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
@@ -15,7 +13,7 @@ namespace relu {
 namespace {
 
 constexpr int kThreads = 256;
-// More blocks than any GPU runs at once; each thread takes several elements beyond that.
+// More blocks than any GPU runs at a time. For more elements, each thread computes several (grid-stride loop).
 constexpr int64_t kMostBlocks = 16384;
 
 template <typename T>

@@ -1,4 +1,4 @@
-"""ReLU, forward and backward: a kernel to start from."""
+"""ReLU with forward and backward kernels."""
 
 from . import layers
 from .op import relu

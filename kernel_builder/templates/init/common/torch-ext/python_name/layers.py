@@ -1,4 +1,4 @@
-"""Layers whose `forward` `kernels.kernelize` puts into a model's own modules."""
+"""Layers with which `kernels.kernelize` replaces modules of a model."""
 
 import torch
 
@@ -6,7 +6,7 @@ from .op import relu
 
 
 class ReLU(torch.nn.Module):
-    """Stands in for `torch.nn.ReLU`."""
+    """Replaces `torch.nn.ReLU`. `kernelize` takes its `forward` alone, so the class has no state."""
 
     has_backward = True
     can_torch_compile = True

@@ -1,4 +1,4 @@
-"""The operator as a function, and what Torch must know about it to trace and differentiate it."""
+"""The operator as a Python function, with its fake and autograd registrations."""
 
 import torch
 
@@ -6,10 +6,10 @@ from ._ops import add_op_namespace_prefix, ops
 
 
 def relu(x: torch.Tensor) -> torch.Tensor:
-    """Returns `max(x, 0)`, contiguous.
+    """Return `max(x, 0)` as a contiguous tensor.
 
     Args:
-        x: float32, float16 or bfloat16, of any shape and strides.
+        x: Tensor of dtype float32, float16 or bfloat16, of any shape and strides.
 
     Raises:
         RuntimeError: If `x` has another dtype.
