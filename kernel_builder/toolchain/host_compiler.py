@@ -7,12 +7,11 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain.probe_cache import ProbeCache
+from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
 from kernel_builder.toolchain.tools import HostCompiler
 
 # Environment variables that change the output of g++, ld or nvcc. Nix's compiler wrappers read those named NIX_*.
@@ -53,7 +52,7 @@ def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
         raise ToolchainError("no such program; expected the C++ compiler g++ 11 or newer", where=named, hint=_HINT)
     path = Path(found).absolute()
     # A g++ without its own assembler and linker takes those on the PATH.
-    about = probes.recall(f"host compiler {os.environ.get('PATH')}", [path], lambda: _ask(path))
+    about = probes.recall(f"host compiler {os.environ.get('PATH')}", [path], lambda: _inspect(path))
     if not about["gcc"]:
         raise ToolchainError(
             f"is not g++, which nvcc and the checks of binaries need; it says: {about['words']}",
@@ -75,19 +74,19 @@ def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
     return HostCompiler(path, version, identity)
 
 
-def _ask(path: Path) -> dict[str, Any]:
+def _inspect(path: Path) -> dict[str, Any]:
     # The first word is the name that the program was called by.
-    words = _run(path, "--version").partition("\n")[0].partition(" ")[2]
-    version = _run(path, "-dumpfullversion")
+    words = output_of(path, "--version", hint=_HINT).partition("\n")[0].partition(" ")[2]
+    version = output_of(path, "-dumpfullversion", hint=_HINT)
     # Clang and Intel's compilers accept GCC's options too.
-    macros = _run(path, "-dM", "-E", "-x", "c++", os.devnull)
+    macros = output_of(path, "-dM", "-E", "-x", "c++", os.devnull, hint=_HINT)
     gcc = not re.search(r"^#define __(clang|INTEL_COMPILER|NVCOMPILER)__? ", macros, re.MULTILINE)
     if not gcc or not re.fullmatch(r"\d+(\.\d+)*", version):
         return {"gcc": False, "words": words or "nothing"}
-    programs = [_run(path, f"-print-prog-name={name}") for name in ("cc1plus", "as", "ld")]
+    programs = [output_of(path, f"-print-prog-name={name}", hint=_HINT) for name in ("cc1plus", "as", "ld")]
     return {
         "gcc": True,
-        "words": f"{words} {_run(path, '-dumpmachine')}",
+        "words": f"{words} {output_of(path, '-dumpmachine', hint=_HINT)}",
         "version": version,
         "programs": [shutil.which(program) or program for program in programs],
     }
@@ -98,21 +97,6 @@ def _identify(words: str, programs: list[Path]) -> str:
     for program in programs:
         digest.update(hashlib.sha256(program.read_bytes()).digest())
     return digest.hexdigest()
-
-
-def _run(path: Path, *arguments: str) -> str:
-    try:
-        done = subprocess.run(
-            [path, *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=60,
-            env={**os.environ, "LC_ALL": "C"},
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(f"cannot be run: {error}", where=str(path), hint=_HINT) from error
-    return done.stdout.strip()
 
 
 def environment() -> dict[str, str]:

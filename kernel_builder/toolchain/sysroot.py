@@ -1,13 +1,12 @@
-"""What a binary is linked against, so that a new machine's output runs on an old one.
+"""Makes the libraries that binaries are linked against, so that a binary built on a new machine runs on an old one.
 
-The linker records the version of every symbol it finds in a shared library. To never record one that glibc 2.28 lacks,
-it is shown stand-ins of the C and C++ runtime libraries, made from this machine's own by leaving out every symbol
-version that is too new: `exp` is then the old `exp@GLIBC_2.2.5`, and what exists only in newer releases stays
-undefined, which the build reports by name. The few symbols that newer C++ headers cannot do without come from a small
-archive (`templates/compat.cpp`).
+The linker records the version of every symbol that it finds in a shared library. So that it never records a version
+newer than glibc 2.28, it gets stand-ins of this machine's C and C++ runtime libraries, without the newer symbol
+versions: `exp` becomes `exp@GLIBC_2.2.5`. Symbols that exist only in newer versions stay undefined, and the build
+reports them by name. A small archive (`templates/compat.cpp`) defines the few of them that newer C++ headers need.
 
-Torch is not needed to link either: a shared object only has to name its libraries, and an empty library with the
-right soname is enough for that.
+Torch is not needed to link: a shared object only records the names of its libraries, and an empty library with the
+right soname suffices.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import host_compiler
 
-# The newest versions allowed: manylinux_2_28, which the Hub asks for.
+# The newest symbol versions of manylinux_2_28, which the Hub requires.
 CEILINGS: Mapping[str, tuple[int, ...]] = {
     "GLIBC": (2, 28),
     "GLIBCXX": (3, 4, 24),
@@ -53,7 +52,7 @@ COMPAT_MEMBERS = (
     "KB_ISOC23",
 )
 
-# Raise when the recipe below changes, so that a sysroot made by an older builder is made again.
+# Increase when `make` changes, so that the sysroot of an older builder is not used.
 RECIPE = 2
 
 
@@ -62,7 +61,7 @@ class Sysroot:
     """A directory of libraries to link against.
 
     Attributes:
-        root: Holds `lib/` (the stand-ins) and `too-new.json`.
+        root: The directory with `lib/` (the stand-ins) and `too-new.json`.
     """
 
     root: Path
@@ -73,12 +72,12 @@ class Sysroot:
 
     @property
     def runtime_arguments(self) -> list[str]:
-        """What replaces the compiler's default libraries at the end of a link command, relative to `lib`'s parent."""
+        """The arguments that replace the compiler's default libraries at the end of a link command."""
         dynamic = [f"-l:{name}" for name in RUNTIME_LIBRARIES]
         return ["-l:libcompat.a", "-Wl,--as-needed", *dynamic, "-lgcc", "-Wl,--no-as-needed"]
 
     def too_new(self) -> Mapping[str, str]:
-        """Symbols that this machine's libraries have only in a version above the ceiling -> their oldest version."""
+        """Return symbol -> oldest version of those that this machine's libraries have only above the ceiling."""
         loaded: dict[str, str] = json.loads((self.root / "too-new.json").read_text())
         return loaded
 
@@ -89,7 +88,7 @@ def _version_key(version: str) -> tuple[str, tuple[int, ...]] | None:
 
 
 def allowed(version: str) -> bool:
-    """Whether a symbol version such as `GLIBC_2.17` is at or below the ceiling. Private versions are not."""
+    """Return whether a symbol version such as `GLIBC_2.17` is at or below the ceiling. Private versions are not."""
     key = _version_key(version)
     return key is not None and key[0] in CEILINGS and key[1] <= CEILINGS[key[0]]
 
@@ -165,7 +164,7 @@ def split_by_ceiling(symbols: Iterable[Symbol]) -> tuple[list[Symbol], dict[str,
 
 
 def stand_in_source(symbols: Iterable[Symbol]) -> tuple[str, str]:
-    """Assembly that defines `symbols`, and the version script that goes with it."""
+    """Return assembly that defines `symbols`, and its version script."""
     lines = [".text"]
     versions = set()
     for number, symbol in enumerate(symbols):
@@ -193,7 +192,7 @@ def _run(command: list[str], cwd: Path) -> str:
     )
     if done.returncode:
         raise ToolchainError(
-            f"the C++ compiler could not make a library to link against: {done.stderr.strip()}",
+            f"the C++ compiler failed to make a library to link against: {done.stderr.strip()}",
             where=" ".join(command),
             hint="`kernel-builder doctor` checks the host compiler",
         )
@@ -201,10 +200,10 @@ def _run(command: list[str], cwd: Path) -> str:
 
 
 def locate(cxx: Path, name: str) -> Path:
-    """The path of a runtime library or object as the compiler finds it.
+    """Return the path of a runtime library or object that the compiler links.
 
     Raises:
-        ToolchainError: If the compiler does not know the library.
+        ToolchainError: If the compiler does not find it.
     """
     done = subprocess.run([str(cxx), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
     path = Path(done.stdout.strip())
@@ -218,7 +217,7 @@ def locate(cxx: Path, name: str) -> Path:
 
 
 def make(cxx: Path, directory: Path) -> None:
-    """Make the stand-in libraries for one host compiler in an empty directory.
+    """Make the stand-in libraries of one host compiler in an empty directory.
 
     Raises:
         ToolchainError: If a runtime library is missing or the compiler fails.

@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain.probe_cache import ProbeCache
+from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
 from kernel_builder.toolchain.tools import CudaToolkit
 
 # The programs that nvcc runs, and the files that it reads in each compilation.
@@ -34,7 +33,7 @@ def find(probes: ProbeCache, cuda_home: Path | None = None) -> CudaToolkit | Non
     missing = [part for part in (*_PROGRAMS, "include") if not (root / part).exists()]
     if missing:
         raise ToolchainError(f"is not a CUDA toolkit: it has no {', '.join(missing)}", where=str(root), hint=_HINT)
-    version, capabilities = ask(probes, root / "bin/nvcc")
+    version, capabilities = probe(probes, root / "bin/nvcc")
     parts = [root / part for part in (*_PROGRAMS, *_READ) if (root / part).exists()]
     return CudaToolkit(
         root=root,
@@ -54,7 +53,7 @@ def include_directories(root: Path) -> tuple[Path, ...]:
     return tuple(path for path in (root / "include", root / "include/cccl") if path.is_dir())
 
 
-def ask(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:
+def probe(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:
     """Return the version of an nvcc, and the capabilities that it compiles for, ascending.
 
     Raises:
@@ -62,10 +61,10 @@ def ask(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:
     """
 
     def find_out() -> dict[str, Any]:
-        version = re.search(r"\bV(\d+\.\d+\.\d+)", _run(nvcc, "--version"))
+        version = re.search(r"\bV(\d+\.\d+\.\d+)", output_of(nvcc, "--version", hint=_HINT))
         if not version:
             raise ToolchainError("`--version` names no version", where=str(nvcc), hint=_HINT)
-        codes = re.findall(r"^sm_(\d+)(\d)$", _run(nvcc, "--list-gpu-code"), re.MULTILINE)
+        codes = re.findall(r"^sm_(\d+)(\d)$", output_of(nvcc, "--list-gpu-code", hint=_HINT), re.MULTILINE)
         ascending = sorted({(int(major), int(minor)) for major, minor in codes})
         return {"version": version[1], "capabilities": [f"{major}.{minor}" for major, minor in ascending]}
 
@@ -81,11 +80,3 @@ def _identify(root: Path, parts: list[Path]) -> str:
                 content = hashlib.sha256(path.read_bytes()).hexdigest()
                 digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
     return digest.hexdigest()
-
-
-def _run(nvcc: Path, argument: str) -> str:
-    try:
-        done = subprocess.run([nvcc, argument], capture_output=True, text=True, check=False, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise ToolchainError(f"cannot be run: {error}", where=str(nvcc), hint=_HINT) from error
-    return done.stdout

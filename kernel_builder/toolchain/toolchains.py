@@ -114,7 +114,7 @@ class Toolchains:
         tree = wheel_trees.cuda_tree(self.lock.cuda[release], this_platform())
         root = self.fetch(tree)
         nvcc = root / "bin/nvcc"
-        version, capabilities = system_cuda.ask(self._probes, nvcc)
+        version, capabilities = system_cuda.probe(self._probes, nvcc)
         return CudaToolkit(
             root=root,
             release=release,

@@ -106,7 +106,7 @@ def test_a_mistake_in_build_toml(
     [
         (b"# K\xfcche\n", "line 1 is not UTF-8", "encoding UTF-8"),
         (b"# ten megabytes\n" * 650_000, "larger than 1 MB", "a few kB"),
-        (b"[general\n", "is not TOML", "mend the line"),
+        (b"[general\n", "is not TOML", "correct the line"),
         (None, "there is no such file, so this is not a kernel project", "kernel-builder init"),
     ],
 )
@@ -139,7 +139,7 @@ def test_a_link_out_of_the_project(project: Path, cache: Path, kernel_builder: R
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--backend", "cpu")
     assert_refused(
-        done, 2, "ConfigError", where=str(project), says="link out of the project", hint="copy what it points"
+        done, 2, "ConfigError", where=str(project), says="link out of the project", hint="copy the file that it points"
     )
     assert link in str(done.answer)
 
