@@ -27,7 +27,7 @@ def wheel_files() -> dict[str, bytes]:
 
 @pytest.fixture(scope="session")
 def pinned(wheel_files: dict[str, bytes]) -> lock.Lock:
-    """A lock of the synthetic index, written by the real code."""
+    """The lock that the real code writes for the synthetic index."""
     with IndexServer(dict(wheel_files)) as server:
         return resolve(Index(server.url), [Release(2, 10)], [Release(13, 0)], PLATFORMS, Silent())
 
@@ -47,7 +47,7 @@ def cache(tmp_path: Path) -> Path:
 def toolchains(
     server: IndexServer, cache: Path, pinned: lock.Lock, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., Toolchains]:
-    """Toolchains on the synthetic index; each call is like a new process."""
+    """Return a function that makes Toolchains on the synthetic index; each call stands for a new process."""
     monkeypatch.delenv("CUDA_HOME", raising=False)
 
     def make(**settings: object) -> Toolchains:
@@ -61,7 +61,7 @@ def toolchains(
 def start(
     server: IndexServer, cache: Path, pinned: lock.Lock, tmp_path: Path
 ) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start `kernel-builder toolchain ...` as a process of its own; whatever still runs at the end is killed."""
+    """Return a function that starts `kernel-builder toolchain ...`. Processes that still run at the end are killed."""
     lock_file = tmp_path / "lock.json"
     lock_file.write_text(lock.dumps(pinned))
     running: list[subprocess.Popen[str]] = []
@@ -89,7 +89,7 @@ def start(
 
 @pytest.fixture
 def unpacked(wheel_files: dict[str, bytes]) -> Callable[[str], dict[str, bytes]]:
-    """The files of a synthetic wheel, read by the standard library."""
+    """Return a function that reads the files of a synthetic wheel with the standard library."""
     import zipfile
 
     def read(name: str) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""A package index on the loopback interface, with small wheels laid out like the real ones, and faults on demand."""
+"""A package index on the loopback interface, with small wheels like the real ones and with faults on demand."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ esac
 
 
 def noise(seed: str, size: int) -> bytes:
-    """Bytes that do not compress."""
+    """Return bytes that do not compress."""
     return random.Random(seed).randbytes(size)
 
 
 def wheel(project: str, version: str, files: Mapping[str, bytes], metadata: str = "") -> bytes:
-    """A wheel's bytes; the same for the same arguments."""
+    """Return the bytes of a wheel, which depend on the arguments alone."""
     stem = f"{project.replace('-', '_')}-{version}.dist-info"
     everything = {**files, f"{stem}/METADATA": f"Metadata-Version: 2.1\nName: {project}\n{metadata}".encode()}
     record = "".join(
@@ -74,7 +74,7 @@ def _cuda_wheels(machine: str) -> dict[str, bytes]:
         f"{project.replace('-', '_')}-{version}-{tag}.whl": wheel(project, version, files)
         for project, (version, files) in parts.items()
     }
-    # A newer compiler of the same release, which the set does not name.
+    # A newer compiler of the same release that no cuda-toolkit requires.
     found[f"nvidia_cuda_nvcc-13.0.99-{tag}.whl"] = wheel("nvidia-cuda-nvcc", "13.0.99", {f"{root}/bin/nvcc": b""})
     return found
 
@@ -103,7 +103,7 @@ def _torch_wheel(version: str, mark: str) -> bytes:
 
 
 def build_wheels() -> dict[str, bytes]:
-    """File name -> bytes: CUDA 13.0 whole, 12.6 without a compiler, Torch 2.10 in several builds."""
+    """Return file name -> bytes: all of CUDA 13.0, CUDA 12.6 without a compiler, several builds of Torch 2.10."""
     parts_of_13 = {
         "nvidia-cuda-nvcc": "13.0.88.*",
         "nvidia-cuda-crt": "13.0.88.*",
@@ -135,16 +135,16 @@ def build_wheels() -> dict[str, bytes]:
 
 @dataclass
 class Fault:
-    """What a server does wrong with one file.
+    """How the server misbehaves for one file.
 
     Attributes:
-        times: How many requests it concerns; negative for all.
-        status: Answer with this instead.
-        cut: Close the connection after so many bytes of the body.
-        flip: Position of a byte to alter.
-        shorter: Leave out so many bytes of the file's end.
+        times: The number of requests that fail; negative for all.
+        status: Answer with this status and no body.
+        cut: Close the connection after this number of bytes of the body.
+        flip: The position of a byte to alter.
+        shorter: The number of bytes to cut off the end of the file.
         no_ranges: Answer range requests with the whole file.
-        rate: Bytes a second.
+        rate: Bytes per second.
     """
 
     times: int = -1
@@ -157,8 +157,8 @@ class Fault:
 
 
 @dataclass
-class Request:
-    """One answered request for a file. `sent` counts the bytes of the body."""
+class ServedRequest:
+    """An answered request for a file. `sent` is the number of bytes of the body."""
 
     file: str
     start: int
@@ -169,11 +169,11 @@ class Request:
 
 @dataclass
 class IndexServer:
-    """The index, while entered. `files` and `faults` may be changed at any time."""
+    """Serves the index as a context manager. `files` and `faults` may be changed at any time."""
 
     files: dict[str, bytes]
     faults: dict[str, Fault] = field(default_factory=dict)
-    requests: list[Request] = field(default_factory=list)
+    requests: list[ServedRequest] = field(default_factory=list)
     stated: dict[str, str] = field(default_factory=dict)
     password: tuple[str, str] | None = None
     file_host: str = "127.0.0.1"
@@ -192,7 +192,7 @@ class IndexServer:
 
         class Server(ThreadingHTTPServer):
             def handle_error(self, request: object, client_address: object) -> None:
-                """Clients that are killed are no news."""
+                """Print nothing when a client is killed."""
 
         self._http = Server(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True
@@ -278,7 +278,7 @@ class IndexServer:
             handler.send_header("Content-Length", "0")
             handler.end_headers()
             return
-        request = Request(name, start, stop, authorization=handler.headers["Authorization"])
+        request = ServedRequest(name, start, stop, authorization=handler.headers["Authorization"])
         self.requests.append(request)
         handler.send_response(status)
         handler.send_header("Content-Length", str(stop - start))

@@ -1,4 +1,4 @@
-"""From an index to a tree in the store, with everything that can go wrong in between."""
+"""Fetching a tree from an index into the store, and every error on the way."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def assert_only_finished_trees(cache: Path) -> None:
     assert not list(store.glob("scratch/*")), "downloads were left"
 
 
-def test_cuda_tree_holds_the_wheels_files_and_not_the_library(
+def test_a_cuda_tree_has_the_files_of_the_wheels_except_libnvvm(
     toolchains: Make, server: IndexServer, pinned: lock.Lock, cache: Path, unpacked: Callable[[str], dict[str, bytes]]
 ) -> None:
     toolkit = toolchains().cuda(CUDA)
@@ -70,7 +70,7 @@ def test_cuda_tree_holds_the_wheels_files_and_not_the_library(
     assert_only_finished_trees(cache)
 
 
-def test_stable_headers_are_a_small_part_and_full_ones_are_all(
+def test_stable_headers_are_a_small_part_of_the_full_headers(
     toolchains: Make, server: IndexServer, unpacked: Callable[[str], dict[str, bytes]]
 ) -> None:
     every = {
@@ -88,7 +88,7 @@ def test_stable_headers_are_a_small_part_and_full_ones_are_all(
     assert stable.identity != full.identity
 
 
-def test_once_there_no_network_is_needed(toolchains: Make, server: IndexServer) -> None:
+def test_stored_trees_need_no_network(toolchains: Make, server: IndexServer) -> None:
     cold = toolchains(offline=True)
     with pytest.raises(FetchError, match="not in the store") as caught:
         cold.cuda(CUDA)
@@ -98,27 +98,29 @@ def test_once_there_no_network_is_needed(toolchains: Make, server: IndexServer) 
     assert toolchains(offline=True).cuda(CUDA) == first == toolchains().cuda(CUDA)
 
 
-def test_a_cut_connection_goes_on_where_it_was(toolchains: Make, server: IndexServer, pinned: lock.Lock) -> None:
+def test_a_download_continues_after_a_broken_connection(
+    toolchains: Make, server: IndexServer, pinned: lock.Lock
+) -> None:
     server.faults[NVCC] = Fault(times=2, cut=1_000_000)
     toolchains().cuda(CUDA)
     asked = [request for request in server.requests if request.file == NVCC]
     wheel = next(wheel for wheel in pinned.cuda[CUDA].platforms[this_platform()] if wheel.file == NVCC)
     assert len(asked) == 3
     again = sum(request.sent for request in asked) - wheel.download
-    assert 0 <= again < 100_000, "bytes that were here were asked for again"
+    assert 0 <= again < 100_000, "bytes were downloaded twice"
 
 
-def test_a_busy_server_is_asked_again(toolchains: Make, server: IndexServer) -> None:
+def test_a_request_to_a_busy_server_is_repeated(toolchains: Make, server: IndexServer) -> None:
     server.faults[NVCC] = Fault(times=2, status=503)
     assert toolchains().cuda(CUDA).version == "13.0.88"
 
 
-def test_a_server_without_ranges_serves(toolchains: Make, server: IndexServer) -> None:
+def test_a_server_without_range_requests_works(toolchains: Make, server: IndexServer) -> None:
     server.faults[TORCH_WHEEL] = Fault(no_ranges=True)
     assert b"stable" in (toolchains().torch(TORCH, "stable").include[0] / "torch/csrc/stable/library.h").read_bytes()
 
 
-def test_an_altered_download_is_named_and_not_kept(toolchains: Make, server: IndexServer, cache: Path) -> None:
+def test_an_altered_download_is_reported_and_removed(toolchains: Make, server: IndexServer, cache: Path) -> None:
     server.faults[NVCC] = Fault(flip=1_000_000)
     with pytest.raises(FetchError) as caught:
         toolchains().cuda(CUDA)
@@ -136,7 +138,7 @@ def test_headers_that_differ_from_the_pinned_record_are_refused(
 ) -> None:
     wheel = pinned.torch[TORCH].platforms[this_platform()]["stable"]
     start, _ = wheel.ranges[-1]
-    # A file of the same size whose RECORD is consistent but another one than the lock pins.
+    # A file of the same size with a consistent RECORD that the lock does not pin.
     other = replace(wheel, record="0" * 64)
     platforms = {this_platform(): {**pinned.torch[TORCH].platforms[this_platform()], "stable": other}}
     mislocked = replace(pinned, torch={TORCH: replace(pinned.torch[TORCH], platforms=platforms)})
@@ -147,7 +149,7 @@ def test_headers_that_differ_from_the_pinned_record_are_refused(
         toolchains().torch(TORCH, "stable")
 
 
-def test_a_truncated_file_is_told_by_its_size(
+def test_a_truncated_file_is_recognized_by_its_size(
     toolchains: Make, server: IndexServer, wheel_files: dict[str, bytes], cache: Path
 ) -> None:
     server.faults[NVCC] = Fault(shorter=1000)
@@ -158,7 +160,9 @@ def test_a_truncated_file_is_told_by_its_size(
     assert not sum(part.stat().st_size for part in cache.glob("toolchains/scratch/*/nvidia-cuda-nvcc*"))
 
 
-def test_another_file_under_the_name_is_refused_before_downloading(toolchains: Make, server: IndexServer) -> None:
+def test_a_different_file_of_the_same_name_is_rejected_before_the_download(
+    toolchains: Make, server: IndexServer
+) -> None:
     server.stated[NVCC] = "f" * 64
     with pytest.raises(FetchError, match=r"f{64}, expected"):
         toolchains().cuda(CUDA)
@@ -172,7 +176,7 @@ def test_an_index_that_lacks_the_file(toolchains: Make, server: IndexServer) -> 
     assert NVCC in str(caught.value) and server.url in str(caught.value)
 
 
-def test_an_index_out_of_reach_with_a_cold_store(start: Start, server: IndexServer) -> None:
+def test_an_unreachable_index_with_an_empty_store(start: Start, server: IndexServer) -> None:
     server.stop()
     process = start("fetch", "--cuda", "13.0")
     _, errors = process.communicate()
@@ -181,7 +185,7 @@ def test_an_index_out_of_reach_with_a_cold_store(start: Start, server: IndexServ
         assert word in errors
 
 
-def test_kill_9_in_a_download_then_only_the_missing_bytes(
+def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
     start: Start, server: IndexServer, pinned: lock.Lock, cache: Path
 ) -> None:
     server.faults[NVCC] = Fault(rate=2_000_000)
@@ -207,7 +211,7 @@ def test_kill_9_in_a_download_then_only_the_missing_bytes(
     "moment",
     ["locks/*", "scratch/*/*", "trees/.*.new/tree/*/*", "trees/.*.new/tree/nvvm/*/*", "trees/.*.new/manifest.json"],
 )
-def test_kill_9_when_something_appears_leaves_nothing_wrong(moment: str, start: Start, cache: Path) -> None:
+def test_kill_9_at_any_moment_leaves_the_store_consistent(moment: str, start: Start, cache: Path) -> None:
     process = start("fetch", "--cuda", "13.0")
     store = cache / "toolchains"
     while process.poll() is None and not list(store.glob(moment)):
@@ -223,7 +227,7 @@ def test_kill_9_when_something_appears_leaves_nothing_wrong(moment: str, start: 
     assert_only_finished_trees(cache)
 
 
-def test_two_at_once_download_once(start: Start, server: IndexServer, pinned: lock.Lock) -> None:
+def test_two_processes_download_once(start: Start, server: IndexServer, pinned: lock.Lock) -> None:
     server.faults[NVCC] = Fault(rate=2_000_000)
     first = start("fetch", "--cuda", "13.0")
     wait_until(lambda: any(r.file == NVCC for r in server.requests))
@@ -249,15 +253,17 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", where], check=True)
 
 
-def test_a_disk_known_to_be_too_small(toolchains: Make, server: IndexServer, small_disk: Path) -> None:
+def test_a_disk_that_is_too_small_is_reported_before_the_download(
+    toolchains: Make, server: IndexServer, small_disk: Path
+) -> None:
     with pytest.raises(StoreError, match=r"the disk is full: \d+ bytes free, \d+ needed") as caught:
         toolchains(cache=small_disk / "cache").cuda(CUDA)
     assert str(small_disk) in str(caught.value)
     assert server.sent == 0
 
 
-def test_a_disk_that_fills_up_is_given_its_space_back(toolchains: Make, pinned: lock.Lock, small_disk: Path) -> None:
-    # A lock that understates what is unpacked passes the look at the free space, and meets the end of the disk.
+def test_the_space_is_freed_after_the_disk_fills_up(toolchains: Make, pinned: lock.Lock, small_disk: Path) -> None:
+    # The lock understates the unpacked size, so that the check of the free space passes and writing fails.
     platform = this_platform()
     wheels = tuple(replace(wheel, unpacked=-wheel.download) for wheel in pinned.cuda[CUDA].platforms[platform])
     understated = replace(pinned, cuda={CUDA: replace(pinned.cuda[CUDA], platforms={platform: wheels})})
@@ -269,7 +275,7 @@ def test_a_disk_that_fills_up_is_given_its_space_back(toolchains: Make, pinned: 
     assert shutil.disk_usage(small_disk).used < 100_000
 
 
-def test_a_limit_on_file_sizes_is_a_full_disk_too(start: Start, cache: Path) -> None:
+def test_a_limit_on_file_sizes_is_reported_as_a_full_disk(start: Start, cache: Path) -> None:
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))
 
@@ -282,7 +288,7 @@ def test_a_limit_on_file_sizes_is_a_full_disk_too(start: Start, cache: Path) -> 
 
 def test_a_store_that_cannot_be_written(toolchains: Make, tmp_path: Path, cache: Path) -> None:
     toolchains().torch(TORCH, "stable")
-    if os.geteuid() == 0:  # permissions do not bind root, a mount does
+    if os.geteuid() == 0:  # root ignores permissions, but not a read-only mount
         bind = ["mount", "--bind", "-o", "ro", str(cache), str(cache)]
         if subprocess.run(bind, capture_output=True, check=False).returncode:
             pytest.skip("cannot mount read-only")
@@ -291,7 +297,7 @@ def test_a_store_that_cannot_be_written(toolchains: Make, tmp_path: Path, cache:
         subprocess.run(["chmod", "-R", "a-w", str(cache)], check=True)
         undo = ["chmod", "-R", "u+w", str(cache)]
     try:
-        assert toolchains().torch(TORCH, "stable").version == "2.10.1", "what is there serves all the same"
+        assert toolchains().torch(TORCH, "stable").version == "2.10.1", "stored trees can still be read"
         with pytest.raises(StoreError, match="cannot be written") as caught:
             toolchains().torch(TORCH, "full")
         assert str(cache) in str(caught.value)

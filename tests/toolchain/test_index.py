@@ -1,4 +1,4 @@
-"""Which index is asked, and with which credentials."""
+"""The choice of the index, retries, and credentials."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernel_builder.toolchain.index import Index, configured_url
 from .index_server import Fault, IndexServer
 
 
-def test_the_users_own_index_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_index_that_pip_or_uv_is_set_to_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     configuration = tmp_path / "xdg/pip/pip.conf"
     configuration.parent.mkdir(parents=True)
@@ -30,12 +30,12 @@ def test_the_users_own_index_comes_first(tmp_path: Path, monkeypatch: pytest.Mon
         ("PIP_INDEX_URL", "http://from.pip/simple", "http://from.pip/simple"),
     ]
     assert configured_url(environment) == "http://from.file/simple"
-    for name, value, url in expected:  # each goes before those above it
+    for name, value, url in expected:  # each setting takes precedence over those above it
         environment[name] = value
         assert configured_url(environment) == url
 
 
-def test_a_connection_that_always_breaks_is_given_up(server: IndexServer, pinned: lock.Lock, tmp_path: Path) -> None:
+def test_retries_end_when_the_connection_always_breaks(server: IndexServer, pinned: lock.Lock, tmp_path: Path) -> None:
     wheel = pinned.torch[Release(2, 10)].platforms[this_platform()]["stable"]
     server.faults[wheel.file] = Fault(cut=0)
     index = Index(server.url, retries=Retry(total=2, backoff_factor=0))
@@ -44,7 +44,7 @@ def test_a_connection_that_always_breaks_is_given_up(server: IndexServer, pinned
     assert len(server.requests) == 3
 
 
-def test_credentials_go_to_the_index_only_and_are_not_shown(
+def test_credentials_are_sent_to_the_index_only_and_never_shown(
     wheel_files: dict[str, bytes], pinned: lock.Lock, tmp_path: Path
 ) -> None:
     wheel = pinned.torch[Release(2, 10)].platforms[this_platform()]["stable"]

@@ -1,4 +1,4 @@
-"""The lock: written from an index by rules, read back, and the one that comes with the builder."""
+"""The toolchain lock: written from an index, read back, and the lock that comes with the builder."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from kernel_builder.toolchain.resolve import resolve
 from .index_server import Fault, IndexServer
 
 
-def test_rules_choose_the_newest_that_belongs_together(pinned: lock.Lock) -> None:
+def test_the_newest_matching_versions_are_pinned(pinned: lock.Lock) -> None:
     cuda = pinned.cuda[Release(13, 0)]
-    assert cuda.version == "13.0.2", "not the older set, not the pre-release"
+    assert cuda.version == "13.0.2", "neither the older version nor the pre-release"
     assert {wheel.project: wheel.version for wheel in cuda.platforms["aarch64-linux"]} == {
         "nvidia-cuda-cccl": "13.0.85",
         "nvidia-cuda-crt": "13.0.88",
-        "nvidia-cuda-nvcc": "13.0.88",  # 13.0.99 is newer, and not of the set
+        "nvidia-cuda-nvcc": "13.0.88",  # 13.0.99 is newer, but cuda-toolkit does not require it
         "nvidia-cuda-runtime": "13.0.96",
         "nvidia-nvvm": "13.0.88",
     }
@@ -37,18 +37,20 @@ def test_rules_choose_the_newest_that_belongs_together(pinned: lock.Lock) -> Non
     }
 
 
-def test_writing_it_needs_little_more_than_it_pins_and_is_repeatable(server: IndexServer, pinned: lock.Lock) -> None:
+def test_writing_downloads_little_more_than_the_pinned_ranges_and_is_repeatable(
+    server: IndexServer, pinned: lock.Lock
+) -> None:
     again = resolve(Index(server.url), [Release(2, 10)], [Release(12, 6), Release(13, 0)], PLATFORMS, Silent())
-    assert lock.dumps(again) == lock.dumps(pinned), "12.6 has no compiler in the index and is left out"
+    assert lock.dumps(again) == lock.dumps(pinned), "12.6 is left out: the index has no compiler of it"
     wheels = [wheel for cuda in pinned.cuda.values() for parts in cuda.platforms.values() for wheel in parts]
     wheels += [
         wheel for torch in pinned.torch.values() for parts in torch.platforms.values() for wheel in parts.values()
     ]
-    # What is pinned was hashed, and of each wheel the end was read, which is its directory.
+    # The pinned ranges are downloaded to hash them, and the zip directory at the end of each wheel.
     assert server.sent < sum(wheel.download for wheel in wheels) * 1.1
 
 
-def test_the_hash_of_what_is_fetched(pinned: lock.Lock, wheel_files: dict[str, bytes]) -> None:
+def test_the_hash_of_the_fetched_ranges(pinned: lock.Lock, wheel_files: dict[str, bytes]) -> None:
     for parts in pinned.cuda[Release(13, 0)].platforms.values():
         for wheel in parts:
             fetched = b"".join(wheel_files[wheel.file][start:stop] for start, stop in wheel.ranges)
@@ -74,7 +76,7 @@ def test_it_reads_back(pinned: lock.Lock, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', '{"schema": 2, "cuda": {"13.0": {}}, "torch": {}}'])
-def test_what_is_not_a_lock_is_refused_by_name(text: str, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_lock_is_rejected(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(ToolchainError, match=r"other\.json: is not a toolchain lock"):

@@ -1,4 +1,4 @@
-"""The user's own g++ and CUDA toolkit, and what is said when neither will do."""
+"""The installed g++ and CUDA toolkit, and the errors if they cannot be used."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def program(path: Path, script: str) -> Path:
 
 @pytest.fixture
 def toolkit(tmp_path: Path) -> Path:
-    """A directory laid out like an installed CUDA 13.0, headers behind a link as there."""
+    """A directory like an installed CUDA 13.0, with the include directory as a symbolic link."""
     root = tmp_path / "cuda"
     program(root / "bin/nvcc", NVCC.decode().removeprefix("#!/bin/sh\n"))
     for name in ("bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc"):
@@ -40,7 +40,7 @@ def toolkit(tmp_path: Path) -> Path:
     return root
 
 
-def test_the_machines_compiler_is_known_by_what_it_is_not_where(
+def test_a_compiler_is_identified_by_its_content_not_its_path(
     toolchains: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
@@ -53,10 +53,10 @@ def test_the_machines_compiler_is_known_by_what_it_is_not_where(
     wrapped = toolchains().host()
     assert wrapped.path == elsewhere
     assert wrapped.identity == real.identity
-    assert toolchains(cxx="g++").host() == real, "what is given goes before CXX"
+    assert toolchains(cxx="g++").host() == real, "the argument takes precedence over CXX"
 
 
-def test_a_compiler_is_another_one_when_a_part_changes_not_when_it_moves(toolchains: Make, tmp_path: Path) -> None:
+def test_the_identity_changes_with_the_assembler_not_with_its_path(toolchains: Make, tmp_path: Path) -> None:
     def identity(assembler: Path) -> str:
         script = f'test "$1" = -print-prog-name=as && echo "{assembler}" || exec g++ "$@"'
         return toolchains(cxx=str(program(tmp_path / "g++", script))).host().identity
@@ -74,7 +74,7 @@ def test_a_compiler_is_another_one_when_a_part_changes_not_when_it_moves(toolcha
         ("exit 1", "not g\\+\\+"),
     ],
 )
-def test_a_compiler_that_will_not_do(toolchains: Make, tmp_path: Path, script: str, message: str) -> None:
+def test_a_compiler_that_cannot_be_used(toolchains: Make, tmp_path: Path, script: str, message: str) -> None:
     path = program(tmp_path / "bin/c++", script)
     with pytest.raises(ToolchainError, match=message) as caught:
         toolchains(cxx=str(path)).host()
@@ -89,7 +89,7 @@ def test_no_compiler_at_all(toolchains: Make, monkeypatch: pytest.MonkeyPatch, t
     assert "dnf install gcc-c++" in (caught.value.hint or "")
 
 
-def test_the_users_toolkit_stands_in_for_its_release(
+def test_an_installed_toolkit_replaces_the_pinned_one_of_its_release(
     toolchains: Make, toolkit: Path, server: object, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found = toolchains(cuda_home=toolkit, offline=True).cuda(Release(13, 0))
@@ -106,7 +106,7 @@ def test_the_users_toolkit_stands_in_for_its_release(
     assert toolchains(cuda_home=toolkit).cuda(Release(13, 0)).identity != found.identity
 
 
-def test_what_is_not_a_toolkit_is_refused(toolchains: Make, toolkit: Path) -> None:
+def test_an_incomplete_toolkit_is_rejected(toolchains: Make, toolkit: Path) -> None:
     (toolkit / "nvvm/bin/cicc").unlink()
     with pytest.raises(ToolchainError, match="it has no nvvm/bin/cicc"):
         toolchains(cuda_home=toolkit).cuda(Release(13, 0))
@@ -130,8 +130,8 @@ def test_obstacles(toolchains: Make, toolkit: Path) -> None:
         tools.cuda(Release(12, 6))
 
 
-def test_asking_again_is_quick(toolchains: Make, cache: Path) -> None:
-    """A build with nothing to do asks all of this, and has half a second for everything."""
+def test_probing_again_is_fast(toolchains: Make, cache: Path) -> None:
+    """A build with nothing to do probes both compilers, and must end within half a second."""
     toolchains().cuda(Release(13, 0))
     toolchains().host()
     begin = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The shipped lock against the index that this machine uses."""
+"""Fetches with the shipped lock from the index that this machine uses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STABLE_TORCH_LIBRARY_IMPL(probe, CPU, m) { m.impl("same", TORCH_BOX(&same)); }
 
 
 @pytest.mark.slow
-def test_the_stable_headers_compile_on_their_own(tmp_path: Path) -> None:
+def test_the_stable_headers_are_self_contained(tmp_path: Path) -> None:
     tools = Toolchains(cache=tmp_path / "cache")
     try:
         headers = tools.torch(Release(2, 10), "stable")

@@ -1,4 +1,4 @@
-"""Looking after the store: verify, list, clean."""
+"""The commands that maintain the store: verify, list, clean, fetch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from kernel_builder.toolchain import Toolchains
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
-def test_verify_finds_every_kind_of_damage_and_mends_by_fetching_again(
+def test_verify_finds_altered_missing_and_added_files_and_removes_the_tree(
     toolchains: Callable[..., Toolchains], start: Start
 ) -> None:
     root = toolchains().cuda(Release(13, 0)).root
@@ -34,7 +34,9 @@ def test_verify_finds_every_kind_of_damage_and_mends_by_fetching_again(
     assert start("verify", fetch=False).wait() == 0
 
 
-def test_list_says_what_is_there(toolchains: Callable[..., Toolchains], start: Start, tmp_path: Path) -> None:
+def test_list_shows_stored_and_pinned_sizes(
+    toolchains: Callable[..., Toolchains], start: Start, tmp_path: Path
+) -> None:
     toolchains().torch(Release(2, 10), "stable")
     process = start("list", "--json", "--lock", str(tmp_path / "lock.json"), fetch=False)
     output, errors = process.communicate()
@@ -45,7 +47,7 @@ def test_list_says_what_is_there(toolchains: Callable[..., Toolchains], start: S
     assert 0 < rows["Torch 2.10 headers (stable)"]["stored"] < 1000
 
 
-def test_clean_removes_what_was_not_used_and_what_was_interrupted(
+def test_clean_removes_unused_trees_and_interrupted_downloads(
     toolchains: Callable[..., Toolchains], start: Start, cache: Path
 ) -> None:
     tools = toolchains()
@@ -63,7 +65,7 @@ def test_clean_removes_what_was_not_used_and_what_was_interrupted(
     assert not list(cache.glob("toolchains/trees/*"))
 
 
-def test_fetch_reports_for_scripts(start: Start, server: object) -> None:
+def test_fetch_prints_json(start: Start, server: object) -> None:
     for downloaded in (True, False):
         process = start("fetch", "--torch", "2.10", "--json")
         output, errors = process.communicate()
@@ -73,7 +75,7 @@ def test_fetch_reports_for_scripts(start: Start, server: object) -> None:
         assert Path(row["path"]).is_dir()
 
 
-def test_fetch_of_what_is_not_pinned_says_what_is(start: Start) -> None:
+def test_fetching_an_unpinned_release_lists_the_pinned_ones(start: Start) -> None:
     process = start("fetch", "--cuda", "12.6")
     _, errors = process.communicate()
     assert process.returncode == 4

@@ -1,4 +1,4 @@
-"""`kernel-builder doctor` on machines that lack this or that."""
+"""`kernel-builder doctor` on machines with and without the needed tools."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def doctor(cache: Path, *arguments: str, **environment: str) -> tuple[int, dict[
     return done.returncode, json.loads(done.stdout)
 
 
-def test_a_machine_with_all_it_needs(cache: Path) -> None:
+def test_a_complete_machine(cache: Path) -> None:
     code, report = doctor(cache)
     assert (code, report["ready"]) == (0, {"cpu": True, "cuda": True})
     values = {finding["name"]: finding["value"] for finding in report["findings"]}
@@ -36,15 +36,15 @@ def test_a_machine_without_a_compiler(cache: Path, tmp_path: Path) -> None:
     assert (code, report["ready"]) == (1, {"cpu": False, "cuda": False})
     missing = {finding["name"]: finding["mend"] for finding in report["findings"] if not finding["ok"]}
     assert "apt-get install g++" in missing["g++"]
-    assert "git" in missing, "what only helps is named too"
+    assert "git" in missing, "optional requirements are listed too"
 
 
-def test_a_wrong_cuda_home_stands_in_the_way_of_cuda_only(cache: Path, tmp_path: Path) -> None:
+def test_a_wrong_cuda_home_prevents_cuda_builds_only(cache: Path, tmp_path: Path) -> None:
     code, report = doctor(cache, "--cuda-home", str(tmp_path))
     assert (code, report["ready"]) == (1, {"cpu": True, "cuda": False})
 
 
-def test_people_get_one_line_a_finding(cache: Path) -> None:
+def test_the_text_output_has_one_line_for_each_requirement(cache: Path) -> None:
     done = subprocess.run(
         [*COMMAND, "doctor"],
         capture_output=True,

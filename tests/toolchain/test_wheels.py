@@ -1,4 +1,4 @@
-"""Slices of wheels: read without their directory, and never trusted."""
+"""Byte ranges of wheels: read without the zip directory, and checked against RECORD."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def read(data: bytes, record: str = RECORD, prefix: str = "pkg/") -> dict[str, b
     return dict(checked([memoryview(data)], record, prefix, lambda name: True))
 
 
-def test_reads_what_the_standard_library_reads() -> None:
+def test_the_standard_library_reads_the_same_files() -> None:
     assert read(SLICE) == {"a.h": FILES["pkg/a.h"], "sub/b.h": b""}
     with zipfile.ZipFile(io.BytesIO(DATA)) as archive:
         assert {m.name: m.content() for m in members(memoryview(SLICE))} == {
@@ -34,7 +34,7 @@ def test_reads_what_the_standard_library_reads() -> None:
 
 
 @given(position=st.integers(0, len(SLICE) - 1), value=st.integers(1, 255), length=st.integers(1, len(SLICE)))
-def test_an_altered_or_shortened_slice_is_refused_or_harmless(position: int, value: int, length: int) -> None:
+def test_an_altered_or_shortened_range_is_rejected_or_harmless(position: int, value: int, length: int) -> None:
     altered = bytearray(SLICE)
     altered[position] ^= value
     for data in (bytes(altered), SLICE[:length]):
@@ -42,17 +42,17 @@ def test_an_altered_or_shortened_slice_is_refused_or_harmless(position: int, val
             got = read(data)
         except CorruptWheel:
             continue
-        # What does not matter may differ (times, other files); a file that is given is the original.
+        # Times and other files may differ, but every yielded file is the original.
         assert all(FILES[f"pkg/{name}"] == content for name, content in got.items())
 
 
-def test_a_record_of_another_wheel_is_refused() -> None:
+def test_a_record_of_another_wheel_is_rejected() -> None:
     with pytest.raises(CorruptWheel, match=f"expected {'0' * 64}"):
         read(SLICE, record="0" * 64)
 
 
 @pytest.mark.parametrize("name", ["pkg/../../etc/passwd", "pkg//etc/passwd"])
-def test_a_file_that_leads_out_is_refused(name: str) -> None:
+def test_a_file_outside_of_the_prefix_is_rejected(name: str) -> None:
     evil = wheel("pkg", "1.0", {name: b"x"})
     with zipfile.ZipFile(io.BytesIO(evil)) as archive:
         record = hashlib.sha256(archive.read("pkg-1.0.dist-info/RECORD")).hexdigest()
@@ -61,6 +61,6 @@ def test_a_file_that_leads_out_is_refused(name: str) -> None:
         read(data, record)
 
 
-def test_record_keeps_odd_names_and_skips_what_has_no_hash() -> None:
+def test_record_with_quoted_names_and_files_without_hashes() -> None:
     text = '"a,b.h",sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU,0\nx/RECORD,,\n'
     assert parse_record(text) == {"a,b.h": hashlib.sha256(b"").hexdigest()}
