@@ -39,7 +39,13 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
 @_DIRECTORY
 @_JSON
 def check_config(directory: Path, as_json: bool) -> None:
-    """Validate DIR/build.toml and summarise it."""
+    """Validate DIR/build.toml and summarise it.
+
+    The files that it names must exist. --json prints every value, with defaults filled in.
+
+    \b
+    kernel-builder check-config kernels/rmsnorm
+    """
     from kernel_builder.config.project_files import read_project
 
     read = read_project(directory)
@@ -82,7 +88,15 @@ def check_config(directory: Path, as_json: bool) -> None:
 def check_abi(
     directory: Path, manylinux: str, python_abi: Release, torch_stable_abi: Release | None, as_json: bool
 ) -> None:
-    """Check every shared object under DIR, or under DIR/build where there is one."""
+    """Check the ABI of every shared object under DIR.
+
+    If DIR has a directory build, the objects under DIR/build are checked. The checks compare the symbols that an object
+    needs with those of the oldest C library, Python and Torch that it must load in.
+
+    \b
+    kernel-builder check-abi kernels/rmsnorm
+    kernel-builder check-abi some/directory --manylinux manylinux_2_34 --python-abi 3.11
+    """
     policy = checks.AbiPolicy(manylinux, python_abi, torch_stable_abi)
     root = directory / "build" if (directory / "build").is_dir() else directory
     holders = sorted({path.parent for path in root.rglob("*.so") if path.is_file()})
@@ -97,7 +111,13 @@ def check_abi(
 @_DIRECTORY
 @_JSON
 def check_builds(directory: Path, as_json: bool) -> None:
-    """Run all checks on every package under DIR/build."""
+    """Run all checks on every package under DIR/build.
+
+    `build` and `upload` run the same checks.
+
+    \b
+    kernel-builder check-builds kernels/rmsnorm
+    """
     _print_reports((checks.run(package) for package in packages_of(directory)), as_json)
 
 
@@ -105,9 +125,12 @@ def check_builds(directory: Path, as_json: bool) -> None:
 @_DIRECTORY
 @_JSON
 def hash_builds(directory: Path, as_json: bool) -> None:
-    """Print a SHA-256 for every package under DIR/build; equal values mean byte-identical packages.
+    """Print a SHA-256 of every package under DIR/build.
 
-    With --json, also print the SHA-256 of every file.
+    Packages of equal SHA-256 are identical byte for byte. With --json, also print the SHA-256 of every file.
+
+    \b
+    kernel-builder hash kernels/rmsnorm
     """
     from kernel_builder.package.assembly import hash_tree
 
