@@ -70,7 +70,7 @@ def _leaves(path: str, where: str) -> ConfigError:
     return ConfigError(
         f"{path!r} is a symbolic link out of the project",
         where=where,
-        hint="copy the file that it points to into the project: a kernel is built from its own files only",
+        hint="copy what it points to into the project: a kernel is built from its own files only",
     )
 
 

@@ -139,7 +139,7 @@ def test_a_link_out_of_the_project(project: Path, cache: Path, kernel_builder: R
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--backend", "cpu")
     assert_refused(
-        done, 2, "ConfigError", where=str(project), says="link out of the project", hint="copy the file that it points"
+        done, 2, "ConfigError", where=str(project), says="link out of the project", hint="copy what it points"
     )
     assert link in str(done.answer)
 
