@@ -1,6 +1,6 @@
-// Sums over what blocks have left of each column: what a thread does of the second stage of a sum over rows.
+// Second stage of a two-stage reduction over rows: one thread's share of adding the blocks' partial sums.
 //
-// Reads:    the parts, each once: the first stage has just left them in the L2 cache.
+// Reads:    the partial sums, each once; they are L2-resident, since the first stage has just written them.
 // Must not: depend on what is summed.
 #pragma once
 
@@ -10,38 +10,40 @@
 
 namespace kit {
 
-constexpr int kPartialWidth = 4;  // columns of a thread
+constexpr int kPartialWidth = 4;  // columns per thread
 
-// What is there. Volatile, so that all are on their way before the first is used.
-__device__ __forceinline__ void load_predicated(bool there, const float* from, float& value) {
+// Loads if `in_range`, else leaves the value. The assembly is volatile so that the compiler issues all loads of a batch
+// before it uses the first.
+__device__ __forceinline__ void load_predicated(bool in_range, const float* from, float& value) {
   asm volatile(
       "{\n"
-      ".reg .pred there;\n"
-      "setp.ne.s32 there, %2, 0;\n"
-      "@there ld.global.f32 %0, [%1];\n"
+      ".reg .pred in_range;\n"
+      "setp.ne.s32 in_range, %2, 0;\n"
+      "@in_range ld.global.f32 %0, [%1];\n"
       "}\n"
       : "+f"(value)
-      : "l"(from), "r"(static_cast<int>(there))
+      : "l"(from), "r"(static_cast<int>(in_range))
       : "memory");
 }
-__device__ __forceinline__ void load_predicated(bool there, const float* from, float (&values)[kPartialWidth]) {
+__device__ __forceinline__ void load_predicated(bool in_range, const float* from, float (&values)[kPartialWidth]) {
   asm volatile(
       "{\n"
-      ".reg .pred there;\n"
-      "setp.ne.s32 there, %5, 0;\n"
-      "@there ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
+      ".reg .pred in_range;\n"
+      "setp.ne.s32 in_range, %5, 0;\n"
+      "@in_range ld.global.v4.f32 {%0, %1, %2, %3}, [%4];\n"
       "}\n"
       : "+f"(values[0]), "+f"(values[1]), "+f"(values[2]), "+f"(values[3])
-      : "l"(from), "r"(static_cast<int>(there))
+      : "l"(from), "r"(static_cast<int>(in_range))
       : "memory");
 }
 
-// Adds every `stride`th part from the one that `from` points into, kBatch of them on their way together, for which the
-// kernel must have the registers. Parts are of `hidden` columns, of which `left` are behind `from`, and the next part
-// to be added is `step` elements further.
+// Adds parts `first`, `first + stride`, ... below `parts` to `sums`. A part is one block's partial sums of all `hidden`
+// columns. `from` points to this thread's first column in part `first`, with `columns_left` columns from there to the
+// end of the part; `step` is the distance in elements to the next part to add. kBatch loads are in flight at a time;
+// the kernel needs kBatch * kPartialWidth registers for them.
 template <int kBatch>
 __device__ __forceinline__ void add_partials(const float* from, int64_t step, int first, int stride, int parts,
-                                             int64_t hidden, int64_t left, float (&sums)[kPartialWidth]) {
+                                             int64_t hidden, int64_t columns_left, float (&sums)[kPartialWidth]) {
 #pragma unroll 1
   for (int part = first; part < parts; part += kBatch * stride) {
     float more[kBatch][kPartialWidth] = {};
@@ -50,15 +52,15 @@ __device__ __forceinline__ void add_partials(const float* from, int64_t step, in
       for (int i = 0; i < kBatch; ++i) {
         load(part + i * stride < parts, more[i]);
         from += step;
-        asm volatile("" : "+l"(from));  // else it is a multiplication for each
+        asm volatile("" : "+l"(from));  // else nvcc computes each address by a multiplication
       }
     };
     if (hidden % kPartialWidth == 0) {
-      load_all([&](bool there, float (&values)[kPartialWidth]) { load_predicated(there, from, values); });
+      load_all([&](bool in_range, float (&values)[kPartialWidth]) { load_predicated(in_range, from, values); });
     } else {
-      load_all([&](bool there, float (&values)[kPartialWidth]) {
+      load_all([&](bool in_range, float (&values)[kPartialWidth]) {
 #pragma unroll
-        for (int j = 0; j < kPartialWidth; ++j) load_predicated(there && j < left, from + j, values[j]);
+        for (int j = 0; j < kPartialWidth; ++j) load_predicated(in_range && j < columns_left, from + j, values[j]);
       });
     }
 #pragma unroll

@@ -1,12 +1,12 @@
-// Rows of a length that is no multiple of a vector, read in vectors all the same.
+// Unaligned rows: vectorized loads of rows whose length is no multiple of a vector.
 //
-// Such rows begin at another place of a vector each time; after `period` of them they lie as before. A block that takes
-// every period-th row, or every multiple of that, finds the same columns in the same vectors of each of its rows, so
-// that each thread can keep sums of its columns. A row's first and last vector hold elements of its neighbours, too.
+// Consecutive rows have different misalignments, which repeat after `period` rows. A block that takes every period-th
+// row (or every multiple) sees one misalignment: each of its threads meets the same columns in every row and can keep
+// sums of them in registers. The first and the last vector of a row also hold elements of the neighbouring rows.
 //
-// Reads:    nothing.
-// Must not: depend on what a kernel computes; read behind a tensor. In front of its first element it may: what a vector
-//           holds there is part of the same allocation.
+// Reads:    nothing of its own; the callers pass the addresses.
+// Must not: depend on what a kernel computes; read past the end of a tensor. Reading the vector that holds a tensor's
+//           first element is allowed: an allocation is 16-byte aligned, so the vector lies inside it.
 #pragma once
 
 #include <cstdint>
@@ -17,20 +17,20 @@
 
 namespace kit {
 
-// After how many rows vectors of `width` elements lie as before. A power of two.
+// The number of rows after which the misalignment repeats, for vectors of `width` elements. A power of two.
 inline int64_t alignment_period(int64_t hidden, int width) { return width / std::gcd(hidden, int64_t{width}); }
 
-// Whether each row begins at the same place of a vector as the row of `like`, rows one behind the other. True when
-// there is no such tensor.
+// Returns whether each row has the same misalignment as that row of `like`, a contiguous tensor. True if the tensor of
+// `rows` is absent.
 inline bool same_alignment(const Rows& rows, const void* like, int64_t hidden, int64_t element) {
   const auto distance = reinterpret_cast<uintptr_t>(rows.data) - reinterpret_cast<uintptr_t>(like);
   if (rows.data == nullptr) return true;
-  const bool steps_alike = rows.dims == 0 || (rows.strides[0] - hidden) * element % kVectorBytes == 0;
-  return rows.dims <= 1 && distance % kVectorBytes == 0 && steps_alike;
+  const bool same_step = rows.dims == 0 || (rows.strides[0] - hidden) * element % kVectorBytes == 0;
+  return rows.dims <= 1 && distance % kVectorBytes == 0 && same_step;
 }
 
-// Puts the first `bytes` of a word, an even number, into shared memory, and zeros behind them, where the word itself
-// may not be read: at the end of a tensor.
+// Copies the first `bytes` bytes of a word, an even number, to shared memory and fills the rest with zeros. For the end
+// of a tensor, where the whole word must not be read.
 template <typename Word>
 __device__ __forceinline__ void copy_zero_filled(uint32_t to, const void* from, uint32_t bytes) {
   auto* const halves = static_cast<uint16_t*>(__cvta_shared_to_generic(to));

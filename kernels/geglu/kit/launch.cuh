@@ -1,5 +1,4 @@
-// What launches share: the element type as a template argument, the size of the device, and how a kernel begins before
-// the one in front of it has ended.
+// Launch support: dispatch on the dtype, device properties, and programmatic dependent launch (PDL).
 //
 // Reads:    attributes of the current device and of kernels.
 // Must not: depend on what a kernel computes.
@@ -20,7 +19,7 @@ struct Tag {
   using Element = T;
 };
 
-// Calls `launch` with a Tag of the element type, and returns the error of what it launched.
+// Calls `launch` with the Tag of the dtype and returns the error of its launches.
 template <typename Launch>
 cudaError_t dispatch_dtype(Type type, Launch&& launch) {
   switch (type) {
@@ -37,7 +36,7 @@ cudaError_t dispatch_dtype(Type type, Launch&& launch) {
   return cudaGetLastError();
 }
 
-// The current device, as cudaGetDevice says, which need not be asked where there is only one.
+// Sets *device to the current device. With one device in the machine this skips cudaGetDevice.
 inline cudaError_t current_device(int* device) {
   static const bool only_one = [] {
     int count;
@@ -47,16 +46,17 @@ inline cudaError_t current_device(int* device) {
   return only_one ? cudaSuccess : cudaGetDevice(device);
 }
 
-inline cudaError_t sm_count(int* processors) {
+// Sets *sms to the number of SMs of the current device.
+inline cudaError_t sm_count(int* sms) {
   int device;
   const cudaError_t error = current_device(&device);
-  return error != cudaSuccess ? error : cudaDeviceGetAttribute(processors, cudaDevAttrMultiProcessorCount, device);
+  return error != cudaSuccess ? error : cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device);
 }
 
-// From capability 9.0 on, the blocks of a kernel that `launch_with_pdl` started may begin while the kernel in front of
-// it in the stream ends, which hides the time that a launch takes. Every thread must call `grid_wait` before it reads
-// or writes global memory; it returns when that kernel is done and its results are visible. Once all blocks have called
-// `trigger_next_grid`, or ended, the next kernel may begin in turn, and it waits by itself.
+// PDL, from capability 9.0 on: blocks of a kernel launched by `launch_with_pdl` may start while the previous kernel of
+// the stream is still running, which hides launch latency. Every thread calls `grid_wait` before it loads or stores
+// global memory; the wait returns when the previous kernel has completed and its stores are visible. When every block
+// has called `trigger_next_grid` or exited, the next kernel may start, and its own `grid_wait` keeps it correct.
 
 __device__ __forceinline__ void grid_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -70,38 +70,39 @@ __device__ __forceinline__ void trigger_next_grid() {
 #endif
 }
 
-// The architecture that the code on the current device was compiled for, such as 90: that of PTX, where it comes from
-// PTX for an older one. 0 if that cannot be told. All kernels of a library are compiled for the same ones, so that one
-// of them speaks for all.
+// Returns the capability that the code running on the current device was compiled for, e.g. 90; for JIT-compiled PTX
+// that of the PTX. 0 if unknown. All kernels of a library are compiled for the same capabilities, so the answer for one
+// kernel is cached per device and used for all.
 inline int compiled_capability(const void* kernel) {
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices];  // 0: not yet known
   int device;
   if (current_device(&device) != cudaSuccess || device >= kDevices) return 0;
-  int architecture = known[device].load(std::memory_order_relaxed);
-  if (architecture == 0) {
+  int capability = known[device].load(std::memory_order_relaxed);
+  if (capability == 0) {
     cudaFuncAttributes attributes;
     if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return 0;
-    architecture = attributes.ptxVersion;
-    known[device].store(architecture, std::memory_order_relaxed);
+    capability = attributes.ptxVersion;
+    known[device].store(capability, std::memory_order_relaxed);
   }
-  return architecture;
+  return capability;
 }
 
-// Launches a kernel that calls `grid_wait`. An error is what cudaGetLastError returns afterwards, too.
+// Launches a kernel that calls `grid_wait`. A launch error is also left for cudaGetLastError.
 template <typename... Parameters>
 cudaError_t launch_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 threads, size_t shared_bytes,
                             cudaStream_t stream, Parameters... parameters) {
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchAttribute pdl{};
+  pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  pdl.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = threads;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = compiled_capability(reinterpret_cast<const void*>(kernel)) >= 90 ? 1 : 0;  // else it does not wait
+  config.attrs = &pdl;
+  // Code for less than 9.0 has no grid wait, so it must not start early.
+  config.numAttrs = compiled_capability(reinterpret_cast<const void*>(kernel)) >= 90 ? 1 : 0;
   void* arguments[] = {&parameters...};
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }

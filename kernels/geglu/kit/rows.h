@@ -1,10 +1,10 @@
-// The element types, and where the rows of a tensor lie, in plain C++, so that device code compiles without Torch and
-// once for every Torch.
+// Dtypes and the layout of a tensor's rows, in plain C++: device code needs no Torch and is compiled once for all
+// versions of it.
 //
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
 //
-// Strides and sizes are counted in elements; the elements of a row are adjacent.
+// Strides and sizes are in elements; the elements of a row are contiguous.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +19,13 @@ namespace kit {
 
 enum class Type : int { float32, float16, bfloat16 };
 
-// Leading dimensions that do not fold into one, at most; a tensor with more of them is copied before it comes here.
+// The most leading dimensions that Rows can describe after folding; the binding makes tensors with more contiguous.
 constexpr int kMaxDims = 4;
 
-// Where the rows of a tensor start. With more than one dimension there are fewer than 2^31 rows, so that a division by
-// a size, which takes a GPU several times as long with 64 bits, needs 32.
+// Row offsets of a tensor. With more than one dimension there are fewer than 2^31 rows, so that `offset` divides in 32
+// bits: a 64-bit division takes a GPU several times as long.
 struct Rows {
-  const void* data = nullptr;  // null: there is no such tensor
+  const void* data = nullptr;  // null: the tensor is absent
   int dims = 0;                // outermost first
   int64_t sizes[kMaxDims] = {};
   int64_t strides[kMaxDims] = {};

@@ -1,6 +1,6 @@
-// How rows move past registers and caches: copies into shared memory, what is asked for early, and what leaves first.
+// Asynchronous copies into shared memory (cp.async), L2 prefetch, and streaming (evict-first) stores.
 //
-// Reads:    nothing.
+// Reads:    nothing of its own; the callers pass the addresses.
 // Must not: depend on what a kernel computes.
 #pragma once
 
@@ -12,16 +12,18 @@
 
 namespace kit {
 
-// Begins to bring what is going to be read from memory into the last cache, also while the kernel in front may still
-// run: that is where other processors write to, so that nothing old is read there later. Of a large tensor it is 1% of
-// the time, and of a small one up to a fifth. `bytes` and the address are multiples of 16.
+// Prefetches `bytes` bytes into the L2 cache. Address and size are multiples of 16.
+//
+// A kernel may call this before `grid_wait`: L2 is coherent between SMs, so a later load sees what the previous kernel
+// has written meanwhile. Prefetching there saves 1 % of the time with large tensors and up to 20 % with small ones
+// (H100). Does nothing before capability 9.0.
 __device__ __forceinline__ void prefetch_to_l2([[maybe_unused]] const void* from, [[maybe_unused]] uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
 }
 
-// Of a row that may lie anywhere, with what it shares a vector with.
+// Prefetches a row at any alignment: all 16-byte vectors that hold an element of it.
 template <typename T>
 __device__ __forceinline__ void prefetch_row_to_l2(const T* row, int64_t elements) {
   const auto from = reinterpret_cast<uintptr_t>(row) / kVectorBytes * kVectorBytes;
@@ -29,18 +31,19 @@ __device__ __forceinline__ void prefetch_row_to_l2(const T* row, int64_t element
   prefetch_to_l2(reinterpret_cast<const void*>(from), static_cast<uint32_t>(end - from));
 }
 
-// Shared memory by its own addresses, which take half the registers.
+// An address in the shared window. It is 32 bits wide and takes half the registers of a generic pointer.
 __device__ __forceinline__ uint32_t shared_address(const void* shared) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(shared));
 }
 
-// Copies into shared memory that take no register and wait for nothing until what they bring is needed. A thread that
-// waits knows of its own copies only. Before capability 8.0 they are there at once.
-// kKept: what others read, too, by way of the processor's cache.
-template <typename Word, bool kKept = false>
+// Copies one word from global to shared memory asynchronously, without a register. `cp_async_wait` covers the calling
+// thread's own copies only. Before capability 8.0 the copy is synchronous.
+// kCacheL1: also allocate in L1 (cp.async.ca), for data that other threads of the SM load too. 16-byte copies bypass L1
+// otherwise; smaller ones always allocate there.
+template <typename Word, bool kCacheL1 = false>
 __device__ __forceinline__ void cp_async(uint32_t to, const void* from) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  if constexpr (sizeof(Word) == 16 && !kKept) {
+  if constexpr (sizeof(Word) == 16 && !kCacheL1) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
   } else {
     asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(sizeof(Word)) : "memory");
@@ -50,19 +53,19 @@ __device__ __forceinline__ void cp_async(uint32_t to, const void* from) {
 #endif
 }
 
-template <bool kKept = false, typename Word>
+template <bool kCacheL1 = false, typename Word>
 __device__ __forceinline__ void cp_async(Word* to, const void* from) {
-  cp_async<Word, kKept>(shared_address(to), from);
+  cp_async<Word, kCacheL1>(shared_address(to), from);
 }
 
-// Closes a group of copies: those since the last call.
+// Commits the copies since the last call as one group.
 __device__ __forceinline__ void cp_async_commit() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits for all groups of copies but the last kPending.
+// Waits until at most the last kPending groups are incomplete.
 template <int kPending>
 __device__ __forceinline__ void cp_async_wait() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -70,7 +73,7 @@ __device__ __forceinline__ void cp_async_wait() {
 #endif
 }
 
-// Words that are the first to leave the last cache again, where they are not in the way of what is read.
+// Streaming stores (st.global.cs): L2 evicts these lines first, so results do not displace inputs.
 __device__ __forceinline__ void store_word_streaming(uint16_t* to, uint16_t word) {
   asm volatile("st.global.cs.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
 }

@@ -1,10 +1,9 @@
-// Elements on the CPU: how they are read as float32 and rounded from it, in a way that vectorizes.
+// Elements on the CPU: conversion to and from float32 in loops that vectorize, and instruction set detection.
 //
-// Reads:    nothing.
+// Reads:    nothing of its own; the callers pass the addresses.
 // Must not: depend on what a kernel computes.
 //
-// Everything here is inlined, so that a kernel may be compiled once for each instruction set; which one runs is found
-// out when it runs.
+// Conversions are always inlined, because a kernel is compiled once per instruction set and selects one at run time.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +27,8 @@ INLINE To bit_cast(From from) {
   return to;
 }
 
-// The element types: how each is stored, read as float32, and rounded from it to nearest, ties to even. No branches, so
-// that the loops around them vectorize.
+// One struct per dtype: its storage type, and conversion to float32 and from it (round to nearest, ties to even).
+// Branch-free, so that the loops around them vectorize.
 
 struct Float32 {
   using Storage = float;
@@ -53,7 +52,7 @@ struct Float16 {
 
   static INLINE float decode(uint16_t half) {
     const uint32_t bits = half;
-    // The exponent is moved by a product, so that the subnormal numbers come out right.
+    // A product rescales the exponent; this also converts subnormals correctly.
     const auto magnitude = bit_cast<uint32_t>(bit_cast<float>((bits & 0x7fffu) << 13) * 0x1p112f);
     const uint32_t special = (bits & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
     return bit_cast<float>(magnitude | special | ((bits & 0x8000u) << 16));
@@ -63,7 +62,7 @@ struct Float16 {
     const auto bits = bit_cast<uint32_t>(value);
     const uint32_t magnitude = bits & 0x7fffffffu;
     const uint32_t normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-    // Adding one half puts the rounding of a subnormal result where the processor rounds.
+    // Adding 0.5 aligns the last bit of a subnormal result with that of the float sum, so that the FPU rounds it.
     const uint32_t subnormal = bit_cast<uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
     const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
     uint32_t result = magnitude < 0x38800000u ? subnormal : normal;
@@ -80,19 +79,19 @@ INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
 
 #if defined(__x86_64__)
 
-// Whether code for `target("avx2,fma")` runs here, and `float16_to_floats` and its opposite.
+// Returns whether this CPU runs code for `target("avx2,fma")`, `float16_to_floats` and `floats_to_float16`.
 inline bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
 
-// Whether code for `target("avx512f,avx512bw,avx512dq,avx512vl")` runs here.
+// Returns whether this CPU runs code for `target("avx512f,avx512bw,avx512dq,avx512vl")`.
 inline bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
 
-// What Float16 does, by the processor's own instructions, which the compiler does not find in a loop: three times as
-// fast. Not to be inlined, because an instruction set ends where its function does.
+// Float16's conversions by the F16C instructions, which compilers do not emit for such a loop: three times as fast.
+// noinline, because `target` applies per function.
 __attribute__((target("avx2,f16c"), noinline)) inline void float16_to_floats(const uint16_t* from, float* to,
                                                                              int64_t count) {
   int64_t i = 0;

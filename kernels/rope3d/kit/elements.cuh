@@ -1,6 +1,6 @@
-// Elements on the device: how they are read as float32 and rounded from it, and how they move in vectors.
+// Elements on the device: conversion to and from float32, and vectorized loads and stores.
 //
-// Reads:    nothing.
+// Reads:    nothing of its own; the callers pass the addresses.
 // Must not: depend on what a kernel computes.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 #include "kit/rows.h"
 
-// For clang a loop with assembly in it must stay as it is, whatever `#pragma unroll` asks for, and it says so at each.
+// clang does not unroll loops that contain inline assembly, and warns at every such `#pragma unroll`.
 #if defined(__clang__)
 #pragma clang diagnostic ignored "-Wpass-failed"
 #endif
@@ -65,7 +65,7 @@ struct Word<16> {
   using Type = uint4;
 };
 
-// What nvcc has as __stwb, and clang has not.
+// nvcc's __stwb, which clang lacks.
 __device__ __forceinline__ void store_word(uint16_t* to, uint16_t word) {
   asm volatile("st.global.wb.u16 [%0], %1;" ::"l"(to), "h"(word) : "memory");
 }
@@ -81,7 +81,7 @@ __device__ __forceinline__ void store_word(uint4* to, uint4 word) {
                : "memory");
 }
 
-// Vectors move as one word. With a plain assignment the compiler sometimes stores them element by element.
+// Loads and stores move a vector as one word. With a plain assignment nvcc sometimes stores element by element.
 template <typename T, int kWidth>
 __device__ __forceinline__ Vector<T, kWidth> load(const T* from) {
   using Whole = typename Word<sizeof(T) * kWidth>::Type;
@@ -99,7 +99,7 @@ __device__ __forceinline__ void store(T* to, const Vector<T, kWidth>& vector) {
   store_word(reinterpret_cast<Whole*>(to), whole);
 }
 
-// Floats, of which a vector of smaller elements corresponds to several vectors.
+// Floats in one load or store: at most 16 bytes. A vector of 16-bit elements becomes several vectors of floats.
 template <int kWidth>
 constexpr int kFloats = kWidth < 4 ? kWidth : 4;
 
@@ -131,7 +131,7 @@ __device__ __forceinline__ const T* row_of(const Rows& rows, int64_t row) {
 
 inline bool aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kVectorBytes == 0; }
 
-// Whether every row starts at a multiple of the vector size. True when there is no such tensor.
+// Returns whether every row is 16-byte aligned. True if the tensor is absent.
 inline bool aligned(const Rows& rows, int64_t element) {
   bool all = aligned(rows.data);
   for (int dim = 0; dim < rows.dims; ++dim) all = all && rows.strides[dim] * element % kVectorBytes == 0;
