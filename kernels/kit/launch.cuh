@@ -53,6 +53,51 @@ inline cudaError_t sm_count(int* sms) {
   return error != cudaSuccess ? error : cudaDeviceGetAttribute(sms, cudaDevAttrMultiProcessorCount, device);
 }
 
+// The attributes of a device that launch configurations depend on.
+struct DeviceProperties {
+  int number;
+  int capability;  // 10 * major + minor
+  int sms;
+  int l2_bytes;
+  int shared_bytes_per_sm;
+};
+
+// Sets *properties to those of the current device. All devices are queried once, at the first call.
+inline cudaError_t current_device_properties(DeviceProperties* properties) {
+  constexpr int kMaxDevices = 64;
+  struct Devices {
+    cudaError_t error;
+    int count;
+    DeviceProperties properties[kMaxDevices];
+  };
+  static const Devices devices = [] {
+    Devices all{};
+    all.error = cudaGetDeviceCount(&all.count);
+    all.count = all.count < kMaxDevices ? all.count : kMaxDevices;
+    for (int device = 0; device < all.count && all.error == cudaSuccess; ++device) {
+      const auto attribute = [&](cudaDeviceAttr which) {
+        int value = 0;
+        if (all.error == cudaSuccess) all.error = cudaDeviceGetAttribute(&value, which, device);
+        return value;
+      };
+      all.properties[device] = {
+          device,
+          10 * attribute(cudaDevAttrComputeCapabilityMajor) + attribute(cudaDevAttrComputeCapabilityMinor),
+          attribute(cudaDevAttrMultiProcessorCount),
+          attribute(cudaDevAttrL2CacheSize),
+          attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor),
+      };
+    }
+    return all;
+  }();
+  int device;
+  const cudaError_t error = devices.error != cudaSuccess ? devices.error : current_device(&device);
+  if (error != cudaSuccess) return error;
+  if (device >= devices.count) return cudaErrorInvalidDevice;
+  *properties = devices.properties[device];
+  return cudaSuccess;
+}
+
 // PDL, from capability 9.0 on: blocks of a kernel launched by `launch_with_pdl` may start while the previous kernel of
 // the stream is still running, which hides launch latency. Every thread calls `grid_wait` before it loads or stores
 // global memory; the wait returns when the previous kernel has completed and its stores are visible. When every block
