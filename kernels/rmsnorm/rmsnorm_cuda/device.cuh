@@ -1,7 +1,10 @@
-// What the kernels in both directions share: what is read ahead, the factors of a row, and sums over its threads.
+// Device functions of both passes: rounding, the factors of a row, and reductions over the threads of a row.
 //
-// A row is read by up to a warp of threads, a power of two, with several rows in a block; or by a whole block. Thread t
-// of them holds the vectors t, t + threads, t + 2 * threads, ... of the row.
+// Reads:    the weight.
+// Must not: depend on the pass.
+//
+// A row is read by a group of threads: a power of two up to a warp, with several rows in a block, or a whole block.
+// Thread t of n in a group holds the vectors t, t + n, t + 2 * n, ... of the row.
 #pragma once
 
 #include <algorithm>
@@ -18,14 +21,12 @@ using namespace kit;
 
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-constexpr int kMostThreads = 512;  // of a row that registers hold
-constexpr int kMostWarps = kMostThreads / kWarp;
-constexpr int kLongBlock = 1024;  // threads of a row that registers do not hold
+constexpr int kMaxBlockThreads = 1024;  // of every CUDA device
 
-// Makes the compiler forget what it knows of a vector. Otherwise it keeps the elements decoded from one use to the
-// next, in twice the registers, which costs more than to decode them again.
+// Hides the value of a vector from the compiler. Otherwise it keeps the decoded elements from one use to the next, in
+// twice the registers, which costs more than decoding them again.
 template <typename T, int kWidth>
-__device__ __forceinline__ void forget(Vector<T, kWidth>& vector) {
+__device__ __forceinline__ void make_opaque(Vector<T, kWidth>& vector) {
   if constexpr (sizeof(vector) == 16 && sizeof(T) < 4) {
     uint4 word;
     memcpy(&word, &vector, sizeof(word));
@@ -34,10 +35,7 @@ __device__ __forceinline__ void forget(Vector<T, kWidth>& vector) {
   }
 }
 
-// --- elements
-// ---------------------------------------------------------------------------------------------------------
-
-// Elements rounded two at a time, which is one instruction.
+// Rounds all elements, 16-bit ones in pairs: that is one instruction per pair.
 template <typename T, int kWidth>
 __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kWidth]) {
   Vector<T, kWidth> vector;
@@ -59,33 +57,36 @@ __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kW
   return vector;
 }
 
-// The factors of a vector of columns, in two steps, so that they can be on their way while the row is summed. Factors
-// of float32 beside smaller elements take too many registers for that: they are read when they are needed.
+// The factors (weight + offset) of a vector of columns, in two steps: the load is in flight while the row is reduced,
+// the conversion follows. float32 weights of 16-bit rows would take too many registers and are loaded in the second
+// step.
 template <typename T, int kWidth>
 class Factors {
  public:
-  __device__ __forceinline__ void start(const Weight& weight, int64_t column) {
+  __device__ __forceinline__ void load_weight(const Weight& weight, int64_t column) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) vector_.elements[i] = encode<T>(1.0f);
-    if (weight.data != nullptr && is_like_rows(weight)) {
+    if (weight.data != nullptr && has_row_dtype(weight)) {
       vector_ = load<T, kWidth>(static_cast<const T*>(weight.data) + column);
     }
   }
 
-  // Of a weight like the rows, which is there where `read` says so.
-  __device__ __forceinline__ void start_plain(const Weight& weight, int64_t column, bool read) {
+  // For a weight of the rows' dtype. Without `in_range` the weight counts as 1 and nothing is loaded.
+  __device__ __forceinline__ void load_weight_if(const Weight& weight, int64_t column, bool in_range) {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) vector_.elements[i] = encode<T>(1.0f);
-    if (read) vector_ = load<T, kWidth>(static_cast<const T*>(weight.data) + column);
+    if (in_range) vector_ = load<T, kWidth>(static_cast<const T*>(weight.data) + column);
   }
 
-  __device__ __forceinline__ void finish_plain(const Weight& weight, float (&factors)[kWidth]) const {
+  // After `load_weight_if`.
+  __device__ __forceinline__ void decode_loaded(const Weight& weight, float (&factors)[kWidth]) const {
 #pragma unroll
     for (int i = 0; i < kWidth; ++i) factors[i] = decode(vector_.elements[i]) + weight.offset;
   }
 
-  __device__ __forceinline__ void finish(const Weight& weight, int64_t column, float (&factors)[kWidth]) const {
-    if (is_like_rows(weight)) {
+  // After `load_weight`.
+  __device__ __forceinline__ void get(const Weight& weight, int64_t column, float (&factors)[kWidth]) const {
+    if (has_row_dtype(weight)) {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) factors[i] = decode(vector_.elements[i]);
     } else {
@@ -95,9 +96,9 @@ class Factors {
     for (int i = 0; i < kWidth; ++i) factors[i] += weight.offset;
   }
 
-  // In one step, from a column that need not be a multiple of the vector.
+  // Both steps at once, from any column.
   static __device__ __forceinline__ void read(const Weight& weight, int64_t column, float (&factors)[kWidth]) {
-    if (is_like_rows(weight)) {
+    if (has_row_dtype(weight)) {
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) {
         factors[i] = weight.data == nullptr ? 1.0f : decode(static_cast<const T*>(weight.data)[column + i]);
@@ -110,20 +111,17 @@ class Factors {
     for (int i = 0; i < kWidth; ++i) factors[i] += weight.offset;
   }
 
-  __device__ __forceinline__ void forget() { rmsnorm::forget(vector_); }
+  __device__ __forceinline__ void make_opaque() { rmsnorm::make_opaque(vector_); }
 
  private:
-  static __device__ __forceinline__ bool is_like_rows(const Weight& weight) {
+  static __device__ __forceinline__ bool has_row_dtype(const Weight& weight) {
     return sizeof(T) == sizeof(float) || weight.data == nullptr || weight.type != Type::float32;
   }
 
   Vector<T, kWidth> vector_;
 };
 
-// --- sums
-// -------------------------------------------------------------------------------------------------------------
-
-// Sums over neighbouring lanes, `width` of them, a power of two.
+// Sums over `width` neighbouring lanes, a power of two. Every lane gets the sums.
 template <int kSums>
 __device__ __forceinline__ void sum_over_lanes(float (&sums)[kSums], int width) {
   for (int distance = width / 2; distance > 0; distance /= 2) {
@@ -132,7 +130,7 @@ __device__ __forceinline__ void sum_over_lanes(float (&sums)[kSums], int width) 
   }
 }
 
-// The sum over a block of at most kWarps warps, which call this once.
+// Returns the sum over a block of at most kWarps warps. A kernel calls this once: it does not protect `scratch`.
 template <int kWarps>
 __device__ __forceinline__ float sum_over_block(float value, float4 (&scratch)[kWarps / 4]) {
   float sums[1] = {value};

@@ -1,0 +1,191 @@
+// RMSNorm, backward: the kernels' arguments, and what they do with a row, a vector and a block's sums.
+//
+// Reads:    the weight.
+// Writes:   a block's partial sums of the gradient of the weight, or that gradient itself when there is one block.
+// Must not: depend on how rows reach the threads.
+//
+// A row is read by a group of threads; a block has several groups, each with a row at a time.
+#pragma once
+
+#include "kit/launch.cuh"
+#include "kit/unaligned_rows.cuh"
+#include "rmsnorm_cuda/device.cuh"
+
+namespace rmsnorm {
+
+struct alignas(64) BackwardArguments {
+  const void *x, *grad;
+  void* grad_x;
+  Weight weight;
+  int64_t rows;
+  float inverse_of_hidden, eps;
+  int hidden;    // of rows that a group holds
+  int group;     // threads of a group
+  bool strided;  // the rows of x, grad or grad_sum have more than one dimension
+  int64_t x_stride, grad_stride, grad_sum_stride;
+  const void* grad_sum;  // null: absent
+  float* partial;
+  void* grad_weight;  // not null: of x's dtype, and written by the only block instead of `partial`
+  int64_t long_hidden;
+  Rows x_rows, grad_rows, grad_sum_rows;
+};
+
+// Offsets of a row's first element in each tensor.
+struct BackwardOffsets {
+  int64_t x, grad, grad_sum;
+  __device__ __forceinline__ BackwardOffsets(const BackwardArguments& arguments, int64_t row) {
+    x = row * arguments.x_stride;
+    grad = row * arguments.grad_stride;
+    grad_sum = row * arguments.grad_sum_stride;
+    if (arguments.strided) {
+      x = arguments.x_rows.offset(row);
+      grad = arguments.grad_rows.offset(row);
+      grad_sum = arguments.grad_sum_rows.offset(row);
+    }
+  }
+};
+
+// Sums over a group: up to a warp of threads, a power of two, or several warps, which then use a named barrier of their
+// own. All threads of a group call this together and get the same sums.
+class GroupSums {
+ public:
+  using Scratch = float2[2][kMaxBlockThreads / kWarp];
+
+  __device__ __forceinline__ GroupSums(Scratch& scratch, int group, int index)
+      : scratch_(scratch), group_(group), index_(index) {}
+
+  __device__ __forceinline__ void operator()(float (&sums)[2]) {
+    sum_over_lanes(sums, group_ < kWarp ? group_ : kWarp);
+    if (group_ <= kWarp) return;
+    const int warps = group_ / kWarp;
+    float2* scratch = scratch_[half_];
+    if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = make_float2(sums[0], sums[1]);
+    // Barrier 0 is the one of __syncthreads.
+    asm volatile("bar.sync %0, %1;" ::"r"(index_ + 1), "r"(group_) : "memory");
+    scratch += index_ * warps;
+    sums[0] = sums[1] = 0.0f;
+    for (int i = 0; i < warps; ++i) {
+      sums[0] += scratch[i].x;
+      sums[1] += scratch[i].y;
+    }
+    half_ ^= 1;  // the next call may write while a slow warp still reads
+  }
+
+ private:
+  Scratch& scratch_;
+  int group_, index_, half_ = 0;
+};
+
+// The two values of a row that its gradients need: grad_x = rstd * (grad * weight - x * projection).
+struct RowGradient {
+  float rstd, projection;
+  __device__ __forceinline__ RowGradient(const BackwardArguments& arguments, const float (&sums)[2]) {
+    rstd = reciprocal_norm(sums[0], arguments.inverse_of_hidden, arguments.eps);
+    projection = rstd * rstd * (sums[1] * arguments.inverse_of_hidden);
+  }
+};
+
+// Adds to the row's sums of x^2 and of x * grad * weight.
+template <typename T, int kWidth>
+__device__ __forceinline__ void add_to_sums(const Vector<T, kWidth>& x, const Vector<T, kWidth>& grad,
+                                            const float (&factors)[kWidth], float (&sums)[2]) {
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const float value = decode(x.elements[j]);
+    sums[0] += value * value;
+    sums[1] += value * (decode(grad.elements[j]) * factors[j]);
+  }
+}
+
+// Returns a vector of grad_x, and adds the vector's share of the weight's gradient to `weight_sums`.
+template <typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x, const Vector<T, kWidth>& grad,
+                                                      const float (&factors)[kWidth], const RowGradient& row, bool add,
+                                                      const Vector<T, kWidth>& grad_sum, float (&weight_sums)[kWidth]) {
+  float results[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    const float value = decode(x.elements[j]), own = decode(grad.elements[j]);
+    weight_sums[j] += own * (value * row.rstd);
+    results[j] = row.rstd * (own * factors[j] - value * row.projection);
+  }
+  if (add) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) results[j] += decode(grad_sum.elements[j]);
+  }
+  return encode_all<T>(results);
+}
+
+// Loads weights from any column, float32 or of the rows' dtype, all in flight at once; ones where not `in_range`.
+template <typename T, int kWidth>
+__device__ __forceinline__ void load_weights(const Weight& weight, int column, bool in_range, float (&values)[kWidth]) {
+  const bool row_dtype = sizeof(T) == sizeof(float) || weight.type != Type::float32;
+  T encoded[kWidth];
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    values[i] = 1.0f;
+    encoded[i] = encode<T>(1.0f);
+    if (in_range && row_dtype) encoded[i] = static_cast<const T*>(weight.data)[column + i];
+    if (in_range && !row_dtype) values[i] = static_cast<const float*>(weight.data)[column + i];
+  }
+  if (!row_dtype) return;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) values[i] = decode(encoded[i]);
+}
+
+// The element of a row's head or tail that a thread takes. The head are the elements before the row's first aligned
+// vector, the tail those behind its last.
+struct EndElement {
+  int column = -1;  // negative: none
+  float factor[1] = {}, weight_sum[1] = {};
+};
+
+// Adds up what the groups of a block have summed per column, in the order of the groups, and writes it. Shared memory
+// holds a row of sums for each group, with the misalignment of the rows in memory. Eight groups are added at a time, so
+// that no float32 sum has many terms.
+template <typename T, bool kUnaligned, int kWidth, int kVectors>
+__device__ __forceinline__ void write_partial(const BackwardArguments& arguments, float* shared, int index,
+                                              int first_column, int step, int end,
+                                              const float (&weight_sums)[kVectors][kWidth], int misalignment,
+                                              const EndElement& element) {
+  constexpr int kEach = kFloats<kWidth>, kTo = kUnaligned ? 1 : kEach, kTogether = 8;
+  const int hidden = arguments.hidden, groups = blockDim.x / arguments.group;
+  const int length = kUnaligned ? (misalignment + hidden + kEach - 1) / kEach * kEach : hidden;
+  float* const own = shared + index * length + (kUnaligned ? misalignment : 0);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int column = first_column + i * step;
+    if (column >= end) continue;
+#pragma unroll
+    for (int j = 0; j < kWidth; j += kEach) {
+      using Floats = Vector<float, kEach>;
+      *reinterpret_cast<Floats*>(own + column + j) = *reinterpret_cast<const Floats*>(&weight_sums[i][j]);
+    }
+  }
+  if (kUnaligned && element.column >= 0) own[element.column] = element.weight_sum[0];
+  __syncthreads();
+  float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
+  const float* const from = shared + (kUnaligned ? misalignment : 0);
+  for (int column = threadIdx.x * kTo; column < hidden; column += blockDim.x * kTo) {
+    float sums[kTo] = {};
+    for (int first = 0; first < groups; first += kTogether) {
+      float some[kTo] = {};
+      for (int group = first; group < first + kTogether && group < groups; ++group) {
+        float more[kTo];
+        load_floats(from + group * length + column, more);
+#pragma unroll
+        for (int i = 0; i < kTo; ++i) some[i] += more[i];
+      }
+#pragma unroll
+      for (int i = 0; i < kTo; ++i) sums[i] += some[i];
+    }
+    if (kTo > 1 && arguments.grad_weight != nullptr) {
+      store(static_cast<T*>(arguments.grad_weight) + column, encode_all<T>(sums));
+    } else {
+      store_floats(partial + column, sums);
+    }
+  }
+}
+
+}  // namespace rmsnorm
