@@ -1,12 +1,10 @@
-// What one call of a kernel works on, in plain C++, so that device code compiles without Torch and once for every
-// Torch.
+// The arguments of one call, in plain C++: device code needs no Torch and is compiled once for all versions of it.
 //
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
 //
-// In all of them: `rows` rows of `hidden` elements each, both at least 1; the elements of a row are adjacent; strides
-// and sizes are counted in elements; rows that are written to a bare pointer follow one another without gaps. The
-// arithmetic is float32.
+// In all of them: `rows` rows of `hidden` elements each, both at least 1; the elements of a row are contiguous; strides
+// and sizes are in elements; a tensor given by a bare pointer is contiguous. The arithmetic is float32.
 #pragma once
 
 #include <cstdint>
@@ -18,30 +16,30 @@ namespace rmsnorm {
 using kit::Rows;
 using kit::Type;
 
-// The factor of an element is `offset` plus its weight.
+// The factor of column i is weight[i] + offset.
 struct Weight {
-  const void* data = nullptr;  // null: all factors are one
-  Type type = Type::float32;   // float32, or the type of the rows
+  const void* data = nullptr;  // null: all factors are 1
+  Type type = Type::float32;   // float32, or the dtype of the rows
   float offset = 0.0f;
 };
 
-// normed = round(sum * rstd * factor), where sum = round(x + residual), or x itself when there is no residual, and
-// rstd = 1 / sqrt(mean(sum^2) + eps). With `rounded_before_weight`, round(round(sum * rstd) * factor), where the inner
-// rounding is to `type`, and the outer one to `normed_type`.
+// normed = round(sum * rstd * factor), where sum = round(x + residual), or x if there is no residual, and
+// rstd = 1 / sqrt(mean(sum^2) + eps). With `rounded_before_weight` it is round(round(sum * rstd) * factor); the inner
+// rounding is to `type`, the outer one to `normed_type`.
 struct Forward {
   int64_t rows, hidden;
   Type type;         // of x, residual and sum
-  Type normed_type;  // `type`; or float32, with `rounded_before_weight` and a weight of that type
+  Type normed_type;  // `type`; or float32, with `rounded_before_weight` and a float32 weight
   bool rounded_before_weight;
   float eps;
   Rows x, residual;
   Weight weight;
-  void* normed;  // null: written over x
-  void* sum;     // written exactly when there is a residual; null: over the residual
+  void* normed;  // null: overwrites x
+  void* sum;     // written if there is a residual; null: overwrites the residual
 };
 
-// The gradients of `normed`, with roundings taken for exact, with respect to its input x (plus grad_sum, when there is
-// one) and to its weight. rstd is computed again from x, which is read anyway.
+// grad_x is the gradient with respect to x, the forward pass's `sum`, plus grad_sum if present; grad_weight is that
+// with respect to the weight. Roundings count as exact. rstd is recomputed from x, which is read anyway.
 struct Backward {
   int64_t rows, hidden;
   Type type;  // of grad, x, grad_sum and grad_x
@@ -49,11 +47,11 @@ struct Backward {
   Rows grad, x, grad_sum;
   Weight weight;
   void* grad_x;
-  // The gradient of the weight is the sum over rows of float32 partial sums, of which there are `parts`, so that it
-  // does not depend on the order in which threads finish. Null: not asked for.
+  // Two-stage reduction of the weight's gradient: `parts` rows of float32 partial sums, added up in a fixed order, so
+  // that equal inputs give equal bits. partial is null if the gradient is not asked for.
   float* partial;  // [parts, hidden]
   int64_t parts;
-  void* grad_weight;  // of the weight's type
+  void* grad_weight;  // of the weight's dtype
 };
 
 }  // namespace rmsnorm

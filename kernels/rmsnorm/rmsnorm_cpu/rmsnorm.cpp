@@ -1,15 +1,14 @@
 // RMSNorm on the CPU.
 //
 // Reads:    the rows and the weight of a problem, each row twice; the second time it is still in the cache.
-// Writes:   `normed` and `sum`, or `grad_x`, `partial` and `grad_weight`, nothing beside them.
-// Must not: start threads, allocate, or keep anything between calls.
+// Writes:   `normed` and `sum`, or `grad_x`, `partial` and `grad_weight`.
+// Must not: start threads, allocate, or keep state between calls.
 //
-// A row is worked on in blocks. float16 passes through buffers in the nearest cache, so that its
-// conversion is a loop of its own: that is how the processor's own conversions of it are used. The loops are plain, for
-// the compiler to vectorize: with -fassociative-math, for which signs of zeros and traps must not matter to it, a sum
-// over lanes is a tree, and not one addition after another; with -fno-trapping-math it may compute both sides of a
-// choice. They are compiled once for each instruction set, and which one runs is found out when it runs. Results may
-// differ between instruction sets in the last bit, because sums are split and products fused differently.
+// Columns are processed in blocks. float16 is converted through L1-resident buffers in loops of its own, which use the
+// F16C instructions. The compiler vectorizes the loops: -fassociative-math (which needs -fno-signed-zeros and
+// -fno-trapping-math) lets it split a sum over lanes, and -fno-trapping-math lets it compute both sides of a condition.
+// They are compiled once per instruction set, and one is selected at run time. Results may differ between instruction
+// sets in the last bit, since sums are split and products fused differently.
 #include "rmsnorm_cpu/rmsnorm.h"
 
 #include <algorithm>
@@ -26,22 +25,22 @@ using namespace kit;
 
 enum class Instructions { base, avx2, avx512 };
 
-constexpr int64_t kBlock = 256;
+constexpr int64_t kBlock = 256;  // columns
 
-// The length of a float32 sum, over many lanes: beyond it sums are float64, because a longer float32 sum would be off
-// by more than the roundings of a result, in the same direction for a whole row.
+// Elements of a float32 sum; the sums of longer rows are added in float64. A longer float32 sum would have a larger
+// error than the rounding of a result, with the same sign for the whole row.
 constexpr int64_t kSum = 2048;
 
-// Rows that take turns at a block, so that the factors of its columns are decoded once for all of them.
+// Rows of a tile, which share the decoded factors of a block of columns.
 constexpr int64_t kTile = 4;
 
 using Buffer = float[kBlock];
 
-// Whether elements pass through a buffer of floats.
+// Whether elements are converted through a buffer of floats.
 template <class T, Instructions kSet>
 constexpr bool kBuffered = std::is_same_v<T, Float16> && kSet != Instructions::base;
 
-// So many elements, to be read as floats.
+// Reads `count` elements as floats.
 template <class T, Instructions kSet>
 class Reader {
  public:
@@ -58,7 +57,7 @@ class Reader {
   const float* floats_;
 };
 
-// Writes `value(i)`, rounded, for each of so many elements.
+// Writes `count` elements: value(i), rounded.
 template <class T, Instructions kSet, class Value>
 INLINE void write(typename T::Storage* to, int64_t count, Value&& value) {
   if constexpr (kBuffered<T, kSet>) {
@@ -75,7 +74,7 @@ INLINE void write(typename T::Storage* to, int64_t count, Value&& value) {
   }
 }
 
-// The factors of a block of columns: null when all of them are one.
+// Returns the factors of a block of columns, null if all of them are 1. `buffer` may hold them.
 template <class T, Instructions kSet>
 INLINE const float* factors(const Weight& weight, int64_t start, float* buffer, int64_t count) {
   if (weight.data == nullptr) return nullptr;
@@ -93,7 +92,7 @@ INLINE const float* factors(const Weight& weight, int64_t start, float* buffer, 
   return buffer;
 }
 
-// The sum of `term(i)` over so many elements.
+// Returns the sum of term(i) for `count` elements.
 template <class Term>
 INLINE float sum_of(int64_t count, Term&& term) {
   float sum = 0.0f;
@@ -105,14 +104,14 @@ INLINE float reciprocal_norm(double sum_of_squares, int64_t hidden, float eps) {
   return static_cast<float>(1.0 / std::sqrt(sum_of_squares / static_cast<double>(hidden) + static_cast<double>(eps)));
 }
 
-// Where a row is written: to `rows` without gaps, or over `over`, whose data this may change.
+// Returns where a row is written: in `rows`, contiguous, or if that is null over the row of `over`.
 template <class T>
 INLINE typename T::Storage* destination(void* rows, const Rows& over, int64_t row, int64_t hidden) {
   using Storage = typename T::Storage;
   return rows == nullptr ? const_cast<Storage*>(at<T>(over, row)) : static_cast<Storage*>(rows) + row * hidden;
 }
 
-// The sum of the squares of a row, to which the residual is added first.
+// Returns the sum of squares of a row, after adding the residual and writing their sum.
 template <class T, Instructions kSet>
 INLINE double squares_of_row(const Forward& problem, int64_t row) {
   const auto* x = at<T>(problem.x, row);
@@ -155,7 +154,7 @@ INLINE void forward_rows(const Forward& problem, int64_t begin, int64_t end) {
       for (int64_t i = 0; i < tile; ++i) {
         const float rstd = rstds[i];
         const Reader<T, kSet> values(x[i] + start, buffer, count);
-        if (problem.normed_type != problem.type) {  // float32, of a quotient that is rounded before
+        if (problem.normed_type != problem.type) {  // float32, from a rounded quotient
           Storage quotients[kBlock];
           write<T, kSet>(quotients, count, [&](int64_t j) { return values[j] * rstd; });
           const Reader<T, kSet> results(quotients, buffer, count);
@@ -178,61 +177,83 @@ INLINE void forward_rows(const Forward& problem, int64_t begin, int64_t end) {
   }
 }
 
+// Rows of the backward pass, and what their gradients need: grad_x = rstd * (grad * factor - x * projection).
+template <class T>
+struct BackwardTile {
+  int64_t first, rows;
+  const typename T::Storage *x[kTile], *grad[kTile];
+  float rstd[kTile], projection[kTile];
+};
+
+// Reads a tile's rows and computes their rstd and projection.
+template <class T, Instructions kSet>
+INLINE void reduce_tile(const Backward& problem, BackwardTile<T>& tile) {
+  const int64_t hidden = problem.hidden;
+  double squares[kTile] = {}, products[kTile] = {};
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    tile.x[i] = at<T>(problem.x, tile.first + i);
+    tile.grad[i] = at<T>(problem.grad, tile.first + i);
+  }
+  Buffer weight_buffer, x_buffer, grad_buffer;
+  for (int64_t start = 0; start < hidden; start += kBlock) {
+    const int64_t count = std::min(kBlock, hidden - start);
+    const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
+    for (int64_t i = 0; i < tile.rows; ++i) {
+      const Reader<T, kSet> x(tile.x[i] + start, x_buffer, count), grad(tile.grad[i] + start, grad_buffer, count);
+      squares[i] += sum_of(count, [&](int64_t j) { return x[j] * x[j]; });
+      products[i] += weight == nullptr ? sum_of(count, [&](int64_t j) { return x[j] * grad[j]; })
+                                       : sum_of(count, [&](int64_t j) { return x[j] * (grad[j] * weight[j]); });
+    }
+  }
+  for (int64_t i = 0; i < tile.rows; ++i) {
+    tile.rstd[i] = reciprocal_norm(squares[i], hidden, problem.eps);
+    tile.projection[i] = tile.rstd[i] * tile.rstd[i] * static_cast<float>(products[i] / static_cast<double>(hidden));
+  }
+}
+
+// Adds row i's terms of the weight's gradient, for a block of columns. `tile_sums` collects them for all rows of the
+// tile but the last, which adds them to `sums`: a long float32 sum then rounds once per tile, not once per row.
+template <class Term>
+INLINE void add_weight_terms(int64_t i, int64_t rows, int64_t count, float* tile_sums, float* sums, Term&& term) {
+  float* const to = i + 1 < rows ? tile_sums : sums;
+  if (i == 0) {
+    const bool only = rows == 1;
+#pragma omp simd
+    for (int64_t j = 0; j < count; ++j) to[j] = only ? to[j] + term(j) : term(j);
+  } else if (i + 1 < rows) {
+#pragma omp simd
+    for (int64_t j = 0; j < count; ++j) to[j] += term(j);
+  } else {
+#pragma omp simd
+    for (int64_t j = 0; j < count; ++j) to[j] += tile_sums[j] + term(j);
+  }
+}
+
+// Computes the rows [begin, end) of grad_x, and adds their terms of the weight's gradient to `partial`.
 template <class T, Instructions kSet>
 INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
   for (int64_t first = begin; first < end; first += kTile) {
-    const int64_t tile = std::min(kTile, end - first);
-    const Storage *x[kTile], *grad[kTile];
-    double squares[kTile] = {}, products[kTile] = {};
-    for (int64_t i = 0; i < tile; ++i) {
-      x[i] = at<T>(problem.x, first + i);
-      grad[i] = at<T>(problem.grad, first + i);
-    }
+    BackwardTile<T> tile;
+    tile.first = first;
+    tile.rows = std::min(kTile, end - first);
+    reduce_tile<T, kSet>(problem, tile);
     Buffer weight_buffer, x_buffer, grad_buffer, grad_sum_buffer, tile_sums;
     for (int64_t start = 0; start < hidden; start += kBlock) {
       const int64_t count = std::min(kBlock, hidden - start);
       const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
-      for (int64_t i = 0; i < tile; ++i) {
-        const Reader<T, kSet> values(x[i] + start, x_buffer, count), slopes(grad[i] + start, grad_buffer, count);
-        squares[i] += sum_of(count, [&](int64_t j) { return values[j] * values[j]; });
-        products[i] += weight == nullptr
-                           ? sum_of(count, [&](int64_t j) { return values[j] * slopes[j]; })
-                           : sum_of(count, [&](int64_t j) { return values[j] * (slopes[j] * weight[j]); });
-      }
-    }
-    float rstds[kTile], alongs[kTile];
-    for (int64_t i = 0; i < tile; ++i) {
-      rstds[i] = reciprocal_norm(squares[i], hidden, problem.eps);
-      alongs[i] = rstds[i] * rstds[i] * static_cast<float>(products[i] / static_cast<double>(hidden));
-    }
-    for (int64_t start = 0; start < hidden; start += kBlock) {
-      const int64_t count = std::min(kBlock, hidden - start);
-      const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
-      for (int64_t i = 0; i < tile; ++i) {
-        const float rstd = rstds[i], along = alongs[i];
-        const Reader<T, kSet> values(x[i] + start, x_buffer, count), slopes(grad[i] + start, grad_buffer, count);
-        // Before the result is written: a load that follows a write to the same place in another page waits for it.
-        // The rows of a tile first, so that a long sum does not round for each of them.
+      for (int64_t i = 0; i < tile.rows; ++i) {
+        const float rstd = tile.rstd[i], projection = tile.projection[i];
+        const Reader<T, kSet> x(tile.x[i] + start, x_buffer, count), grad(tile.grad[i] + start, grad_buffer, count);
+        // Before grad_x is written: a load behind a store to the same offset of another page waits for it.
         if (partial != nullptr) {
-          float* const sums = i + 1 < tile ? tile_sums : partial + start;
-          const auto term = [&](int64_t j) { return slopes[j] * (values[j] * rstd); };
-          if (i == 0) {
-            const bool only = tile == 1;
-#pragma omp simd
-            for (int64_t j = 0; j < count; ++j) sums[j] = only ? sums[j] + term(j) : term(j);
-          } else if (i + 1 < tile) {
-#pragma omp simd
-            for (int64_t j = 0; j < count; ++j) sums[j] += term(j);
-          } else {
-#pragma omp simd
-            for (int64_t j = 0; j < count; ++j) sums[j] += tile_sums[j] + term(j);
-          }
+          add_weight_terms(i, tile.rows, count, tile_sums, partial + start,
+                           [&](int64_t j) { return grad[j] * (x[j] * rstd); });
         }
         Storage* to = static_cast<Storage*>(problem.grad_x) + (first + i) * hidden + start;
         const auto result = [&](int64_t j) {
-          return rstd * ((weight == nullptr ? slopes[j] : slopes[j] * weight[j]) - values[j] * along);
+          return rstd * ((weight == nullptr ? grad[j] : grad[j] * weight[j]) - x[j] * projection);
         };
         if (problem.grad_sum.data == nullptr) {
           write<T, kSet>(to, count, result);
@@ -245,7 +266,7 @@ INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, 
   }
 }
 
-// Adds the partial sums by pairs, then pairs of pairs, and writes over them on its way.
+// Adds the partial sums as a binary tree, in place, and writes the columns [begin, end) of the gradient.
 template <class W>
 void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
   for (int64_t distance = 1; distance < problem.parts; distance *= 2) {
@@ -293,7 +314,7 @@ void run_with_type(int64_t begin, int64_t end, const Arguments&... arguments) {
   run_rows<T, Instructions::base>(begin, end, arguments...);
 }
 
-// The rows from `begin` to `end`.
+// Computes the rows [begin, end).
 template <class... Arguments>
 void run(Type type, int64_t begin, int64_t end, const Arguments&... arguments) {
   switch (type) {
@@ -310,7 +331,7 @@ void run(Type type, int64_t begin, int64_t end, const Arguments&... arguments) {
 
 void forward(const Forward& problem, int64_t begin, int64_t end) { run(problem.type, begin, end, problem); }
 
-// Each of some 32 rows at most, which are added one tile after another; the parts are added by pairs.
+// A part has about 32 rows at most, which are added tile by tile; the parts are added as a binary tree.
 int64_t partial_sums(int64_t rows) { return std::min<int64_t>((rows + 3) / 4, std::max<int64_t>(rows / 32, 64)); }
 
 void backward(const Backward& problem, int64_t begin, int64_t end) {

@@ -6,8 +6,8 @@
 // Must not: use atomics; read past the end of a tensor.
 //
 // Each group of threads has a ring buffer of its own. cp.async fills it without registers, so that enough loads are in
-// flight and a row waits for none of its tensors. A thread copies and reads its own vectors only. The ends of a row, the
-// aligned vectors that its head and its tail lie in, are copied by one thread each and read by others.
+// flight and a row waits for none of its tensors. A thread copies and reads its own vectors only. The ends of a row,
+// the aligned vectors that its head and its tail lie in, are copied by one thread each and read by others.
 //
 // Rows are taken from the last to the first: the last ones are still L2-resident when the forward pass or the producer
 // of grad has just ended.

@@ -18,6 +18,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <limits>
 
 namespace rmsnorm {
@@ -63,20 +64,22 @@ constexpr unsigned kEarlyTriggerBlocks = 1024;
 
 // clang-format off
 constexpr ForwardLaunch kForwardLaunches[] = {
-    // cap, bytes, layout, widths, kernel, row_per_block, threads, min, vectors, held, l2, prefetch, trigger
+    // capability, bytes, layout,          widths,       kernel,                   row per  threads, min.     vectors, held, L2, prefetch,        early
+    //                                                                             block             threads                                      trigger
+
     // Short rows share a block. The number of threads per row balances two effects: with too many rows at a time on an
     // SM, concurrent accesses lie too far apart in memory; with too few, the memory is not kept busy.
-    {0, 0, ForwardLayout::fast,    1, 128, ForwardKernel::aligned, false, 128, 4, 4, 4, 2, kPrefetchBlocks, kEarlyTriggerBlocks},
-    {0, 0, ForwardLayout::aligned, 1, 128, ForwardKernel::aligned, false, 128, 4, 4, 4, 2, kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast,              1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::aligned,           1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
     // A block per row: two vectors per thread while 512 threads can hold a row, else four.
-    {0, 0, ForwardLayout::fast,  129, 1024, ForwardKernel::aligned, true,  512, 32, 2, 2, 2, kPrefetchBlocks, kEarlyTriggerBlocks},
-    {0, 0, ForwardLayout::fast, 1025, 4096, ForwardKernel::aligned, true, 1024, 32, 4, 4, 2, kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast,            129,      1024, ForwardKernel::aligned,   true,    512,     32,      2,       2,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast,           1025,      4096, ForwardKernel::aligned,   true,    1024,    32,      4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
     // In short unaligned rows a thread takes two vectors: a block of one or two warps has too few loads in flight.
-    {0, 0, ForwardLayout::fast_unaligned,  33,  256, ForwardKernel::unaligned, true, 512, 64, 2, 4, 2, kPrefetchBlocks, kEarlyTriggerBlocks},
-    {0, 0, ForwardLayout::fast_unaligned, 257, 2048, ForwardKernel::unaligned, true, 512, 64, 4, 4, 2, kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast_unaligned,   33,       256, ForwardKernel::unaligned, true,    512,     64,      2,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast_unaligned,  257,      2048, ForwardKernel::unaligned, true,    512,     64,      4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
     // The general kernel loops over a row and holds nothing. It does not prefetch and triggers after its grid wait.
-    {0, 0, ForwardLayout::general,   1,       256, ForwardKernel::general, false, 128,  1, 1, 0, 2, 0, 0},
-    {0, 0, ForwardLayout::general, 257, kAnyWidth, ForwardKernel::general, true, 1024, 32, 4, 0, 2, 0, 0},
+    {0, 0, ForwardLayout::general,           0,       256, ForwardKernel::general,   false,   128,     1,       1,       0,    2,  0,               0},
+    {0, 0, ForwardLayout::general,         257, kAnyWidth, ForwardKernel::general,   true,    1024,    32,      4,       0,    2,  0,               0},
 };
 // clang-format on
 
@@ -109,18 +112,20 @@ struct BackwardLaunch {
 
 // clang-format off
 constexpr BackwardLaunch kBackwardLaunches[] = {
-    // cap, bytes, layout, widths, kernel, threads, per SM, min, single row, units, held, stages, single block, iterations, rows per SM
+    // capability, bytes, layout,        widths,       kernel,                  threads, threads min.     single row units, held, stages, single     many        rows
+    //                                                                                   per SM  threads  threads                          block rows iterations  per SM
+
     // Two stages: with more, memory is read too far ahead, which is slower. 512 threads per SM, in two blocks where two
     // have room, so that one works while the other starts or ends. With one row per SM, what the ring kernel prepares
     // for unaligned rows takes longer than it saves. Rows whose ring does not fit in shared memory fall through to the
     // general kernel. In short rows a thread takes two vectors only, so that a load covers more of a cache line.
-    {0, 0, BackwardLayout::vectors,  0,   32, BackwardKernel::ring, 512, 512, 1, 256, 2, 4, 2, 8, 8, 1},
-    {0, 0, BackwardLayout::vectors, 33, 2048, BackwardKernel::ring, 512, 512, 1, 256, 4, 4, 2, 8, 8, 1},
+    {0, 0, BackwardLayout::vectors,     0,        32, BackwardKernel::ring,     512,     512,    1,       256,       2,     4,    2,      8,         8,          1},
+    {0, 0, BackwardLayout::vectors,    33,      2048, BackwardKernel::ring,     512,     512,    1,       256,       4,     4,    2,      8,         8,          1},
     // Rows that are read element by element: by a warp together, rather than by a few threads many elements each.
-    {0, 0, BackwardLayout::elements, 1, 1024, BackwardKernel::scalar, 512, 512, 32, 32, 2, 2, 0, 8, 0, 0},
+    {0, 0, BackwardLayout::elements,    1,      1024, BackwardKernel::scalar,   512,     512,    32,      32,        2,     2,    0,      8,         0,          0},
     // Longer rows are read twice, by one block per SM.
-    {0, 0, BackwardLayout::vectors,     0, kAnyWidth, BackwardKernel::general, 1024, 1024, 1024, 1024, 1, 0, 0, 0, 0, 0},
-    {0, 0, BackwardLayout::elements, 1025, kAnyWidth, BackwardKernel::general, 1024, 1024, 1024, 1024, 1, 0, 0, 0, 0, 0},
+    {0, 0, BackwardLayout::vectors,     0, kAnyWidth, BackwardKernel::general,  1024,    1024,   1024,    1024,      1,     0,    0,      0,         0,          0},
+    {0, 0, BackwardLayout::elements,    0, kAnyWidth, BackwardKernel::general,  1024,    1024,   1024,    1024,      1,     0,    0,      0,         0,          0},
 };
 // clang-format on
 
@@ -196,6 +201,22 @@ constexpr bool can_run(const Launch (&table)[kRows]) {
   return true;
 }
 
+// Returns whether the rows of the general kernel take all widths on all devices. They are in order of their widths.
+template <typename Launch, size_t kRows, typename Layout, typename Kernel>
+constexpr bool covers_all(const Launch (&table)[kRows], Layout layout, Kernel general) {
+  int64_t next = 0;
+  for (const Launch& row : table) {
+    if (row.kernel != general || row.layout != layout || row.capability != 0 || row.bytes != 0) continue;
+    if (row.min_width <= next && row.max_width == kAnyWidth) return true;
+    if (row.min_width <= next) next = row.max_width + 1;
+  }
+  return false;
+}
+
+static_assert(covers_all(kForwardLaunches, ForwardLayout::general, ForwardKernel::general), "a width has no row");
+static_assert(covers_all(kBackwardLaunches, BackwardLayout::vectors, BackwardKernel::general), "a width has no row");
+static_assert(covers_all(kBackwardLaunches, BackwardLayout::elements, BackwardKernel::general), "a width has no row");
+static_assert(kReduceLaunches[std::size(kReduceLaunches) - 1].capability == 0, "the last row is for all devices");
 static_assert(can_run(kForwardLaunches), "a row of kForwardLaunches breaks what its kernel requires");
 static_assert(can_run(kBackwardLaunches), "a row of kBackwardLaunches breaks what its kernel requires");
 static_assert(can_run(kReduceLaunches), "a row of kReduceLaunches breaks what its kernel requires");

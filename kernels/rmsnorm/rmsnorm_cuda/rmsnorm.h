@@ -1,16 +1,17 @@
-// RMSNorm on CUDA: functions that launch on the current device. They return a cudaError_t, 0 when the launch succeeded.
+// RMSNorm on CUDA. These functions launch on the current device and return a cudaError_t (0: success).
 #pragma once
 
 #include "rmsnorm/problem.h"
 
 namespace rmsnorm {
 
+// Computes normed, and sum if there is a residual.
 int forward(const Forward& problem, void* stream);
 
-// How many partial sums to provide for the gradient of the weight on the current device.
+// Sets *parts to the rows of partial sums that `backward` needs on the current device.
 int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts);
 
-// The gradient of x, and that of the weight when it is asked for.
+// Computes grad_x, and grad_weight if problem.partial is given.
 int backward(const Backward& problem, void* stream);
 
 }  // namespace rmsnorm
