@@ -20,6 +20,7 @@ from kernel_builder.checks.layout import check_layout
 from kernel_builder.checks.load import check_load
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.op_namespace import check_op_namespace
+from kernel_builder.checks.private_torch import check_private_torch
 from kernel_builder.checks.python_abi import check_python_abi
 from kernel_builder.checks.python_imports import check_python_imports
 from kernel_builder.checks.python_source import check_python_source
@@ -37,6 +38,7 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "python-source": check_python_source,
     "python-imports": check_python_imports,
     "op-namespace": check_op_namespace,
+    "private-torch": check_private_torch,
     "binary": check_binary,
     "manylinux": check_manylinux,
     "python-abi": check_python_abi,

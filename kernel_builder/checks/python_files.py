@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +39,31 @@ class Source:
                 lines.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
         return frozenset(lines)
 
+    @cached_property
+    def aliases(self) -> Mapping[str, str]:
+        """Full names by the names that imports and assignments give them, for example `torch.library` by `tl`.
+
+        Scopes are not told apart. The name of `ops` from `._ops` is `torch.ops.<id>`.
+        """
+        aliases: dict[str, str] = {}
+        for node in ast.walk(self.tree) if self.tree else ():
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    name = alias.name if alias.asname else alias.name.partition(".")[0]
+                    aliases[alias.asname or name] = name
+            elif isinstance(node, ast.ImportFrom) and node.level == 0:
+                aliases.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
+            elif isinstance(node, ast.ImportFrom) and node.module == "_ops":
+                aliases.update({alias.asname or "ops": "torch.ops.<id>" for alias in node.names if alias.name == "ops"})
+        for node in ast.walk(self.tree) if self.tree else ():
+            if isinstance(node, ast.Assign) and (name := _dotted(node.value, aliases)):
+                aliases.update({target.id: name for target in node.targets if isinstance(target, ast.Name)})
+        return aliases
+
+    def dotted(self, node: ast.expr) -> str:
+        """Resolve `tl.define` to `torch.library.define` through the aliases; return "" for other expressions."""
+        return _dotted(node, self.aliases)
+
 
 def read(directory: Path, python: tuple[int, int]) -> tuple[Source, ...]:
     """Parse all Python files under `directory`, sorted, with the grammar of the release `python`."""
@@ -64,3 +90,11 @@ _ABSENCE = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "E
 
 def _catches_absence(handler: ast.ExceptHandler) -> bool:
     return handler.type is None or not _ABSENCE.isdisjoint(re.findall(r"id='(\w+)'", ast.dump(handler.type)))
+
+
+def _dotted(node: ast.expr, aliases: Mapping[str, str]) -> str:
+    if isinstance(node, ast.Name):
+        return aliases.get(node.id, "")
+    if isinstance(node, ast.Attribute) and (parent := _dotted(node.value, aliases)):
+        return f"{parent}.{node.attr}"
+    return ""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from .sample import Make, findings
+
+ROOT = Path(__file__).resolve().parents[2]
 
 PYTHON_CHECKS = ("python-source", "python-imports", "op-namespace")
 
@@ -105,3 +109,52 @@ def test_a_guess_is_a_warning(make: Make) -> None:
 def test_declared_dependencies_may_be_imported(make: Make) -> None:
     package = make("torch-cpu", files={"part.py": "import einops\n"}, **{"python-depends": ["einops"]})
     assert findings(package, *PYTHON_CHECKS) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("import torch\n\ntorch._check(True)\n", "torch._check"),
+        ("import torch as t\n\nwith t._C._AutoDispatchBelowAutograd():\n    pass\n", "torch._C"),
+        ("import torch._dynamo\n", "torch._dynamo"),
+        ("import torch.utils._pytree as pytree\n", "torch.utils._pytree"),
+        ("from torch import _VF\n", "torch._VF"),
+        ("from torch._subclasses import FakeTensor\n", "torch._subclasses"),
+        (
+            "import torch.nn.functional as F\n\nF._verify_spatial_size([1])\n",
+            "torch.nn.functional._verify_spatial_size",
+        ),
+        ("from torch import Tensor\n\nmake = Tensor._make_subclass\n", "torch.Tensor._make_subclass"),
+        ("def f():\n    import torch\n\n    return torch.autograd._in_backward\n", "torch.autograd._in_backward"),
+        ("import torch\n\ngetattr(torch, '_C', None)\n", "torch._C"),
+        ("import torch\n\ntry:\n    torch._C\nexcept AttributeError:\n    pass\n", "torch._C"),
+        ("from ._ops import ops\n\nscale = ops.scale.default\nraw = scale._op\n", "torch.ops.<id>.scale.default._op"),
+        ("import torch\n\ntorch.ops.aten._fused_rms_norm\n", "torch.ops.aten._fused_rms_norm"),
+    ],
+)
+def test_private_names_of_torch(make: Make, source: str, name: str) -> None:
+    (finding,) = findings(make("torch-cpu", files={"part.py": source}), "private-torch")
+    assert (finding.path, finding.severity) == ("part.py", "warning")
+    assert f": uses {name}, which" in finding.message
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\nfrom torch import Tensor as _Tensor\n\n_version = torch.__version__\n",
+        "from . import _private\nfrom ._other import _name\n\n_private._thing(_name)\n",
+        "import torch\n\n\nclass Norm(torch.nn.Module):\n    _eps = 1\n\n    def f(self):\n        return self._eps\n",
+        "from ._ops import ops\n\nops._scale.default\n",
+        "import numpy as torch_like\n\ntorch_like._private\n",
+    ],
+)
+def test_public_names_of_torch(make: Make, source: str) -> None:
+    assert findings(make("torch-cpu", files={"part.py": source}), "private-torch") == []
+
+
+def test_our_kernels_use_no_private_names_of_torch() -> None:
+    """A warning for other packages, a failed test for ours."""
+    projects = sorted(path.parent for path in (ROOT / "kernels").glob("*/build.toml"))
+    packages = [project / "torch-ext" for project in projects]
+    assert all(list(package.rglob("*.py")) for package in packages) and packages
+    assert [finding for package in packages for finding in findings(package, "private-torch")] == []
