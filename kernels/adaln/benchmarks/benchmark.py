@@ -11,9 +11,9 @@ from workload import Workload
 
 EPS = 1e-6
 
-# Batch, tokens, hidden size: of PixArt and DiT-XL, LTX-Video, Wan 2.1 and larger ones.
+# Batch, tokens, hidden size: PixArt and DiT-XL, LTX-Video, Wan 2.1 and larger models.
 BLOCKS = [(2, 1024, 2048), (1, 4096, 3072), (2, 4992, 2048), (1, 16384, 3072), (2, 4096, 1152)]
-# Off the sizes that anyone tunes for, one row, and many short ones.
+# Unusual widths, a single row, and many short rows.
 OTHERS = [
     (1, 4096, 1000),
     (1, 4096, 5120),
@@ -27,7 +27,7 @@ SHAPES = {name: {"cuda": BLOCKS + OTHERS, "cpu": CPU} for name in ("forward", "b
 
 
 def block(batch, tokens, hidden, device, dtype):
-    """The tensors of a transformer's block, which takes shift, scale and gate as slices of one table."""
+    """Return the inputs of a transformer block, in which shift, scale and gate are slices of one tensor."""
     x, branch = torch.randn(2, batch, tokens, hidden, device=device).mul(0.25).to(dtype)
     table = torch.rand(batch, 1, 6, hidden, device=device).mul(0.05).sub(0.8).to(dtype)
     shift, scale, gate = (part.detach() for part in table.unbind(2)[:3])

@@ -1,4 +1,4 @@
-"""Holds the built kernel against float64, on the GPU where there is one, else on the CPU.
+"""Compare the built kernel with float64, on the GPU if there is one, else on the CPU.
 
 The kernel is loaded from `build/` with the public client, as a user would load it.
 """
@@ -21,10 +21,10 @@ PROJECT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EPS = 1e-6
-# One element, fewer and more than a vector, odd, not a multiple of a vector, several rows per warp, one per warp and
-# per block, with one and more vectors for a thread, and longer than registers hold.
+# One element, less and more than a vector, odd, not a multiple of a vector, several rows per warp, one per warp and per
+# block, with one and more vectors per thread, and rows longer than the registers hold.
 HIDDEN = [1, 3, 8, 17, 64, 72, 100, 248, 512, 1000, 1152, 2048, 3072, 5001, 5120, 7168, 9000, 20001]
-LONG = 120001  # beyond what shared memory holds of two bytes each
+LONG = 120001  # more 16-bit elements than shared memory holds
 MODULATIONS = ["[B, 1, C]", "[B, C]", "[C]", "[B, S, C]"]
 
 kernel = get_local_kernel(PROJECT)
@@ -41,7 +41,7 @@ def random(*shape, dtype, requires_grad=False):
 
 
 def modulations(kind, batch, length, hidden, dtype, count=2):
-    """Slices of one tensor, as models have them: of the given shape, with strides."""
+    """Return strided slices of one tensor, of the given shape, as in models."""
     if kind == "[C]":
         return list(random(count, hidden, dtype=dtype).unbind(0))
     if kind == "[B, C]":
@@ -50,14 +50,14 @@ def modulations(kind, batch, length, hidden, dtype, count=2):
 
 
 def spread(modulation, x):
-    """As it multiplies `x` in eager code."""
+    """Return the modulation in a shape that broadcasts with `x`."""
     if modulation is None or modulation.dim() in (1, x.dim()):
         return modulation
     return modulation.reshape(*modulation.shape[:-1], *[1] * (x.dim() - modulation.dim()), modulation.shape[-1])
 
 
 def formula(x, scale, shift, weight=None, bias=None, eps=EPS, layer=True):
-    """The modulated norm in the precision of `x`."""
+    """Return the modulated norm in the precision of `x`."""
     centered = x - x.mean(-1, keepdim=True) if layer else x
     normed = centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)
     normed = normed if weight is None else normed * weight
@@ -66,7 +66,7 @@ def formula(x, scale, shift, weight=None, bias=None, eps=EPS, layer=True):
 
 
 def precisely(function, dtype):
-    """A function computed in another precision, whatever its arguments have."""
+    """Return the function with its arguments converted to another precision."""
 
     def convert(argument):
         return argument.to(dtype) if isinstance(argument, torch.Tensor) else argument
@@ -78,7 +78,7 @@ exact = precisely(formula, torch.float64)
 
 
 def eager(x, *arguments, **named):
-    """What a user would write: float32 arithmetic, rounded once."""
+    """Return what a user would write: in float32, rounded once."""
     return precisely(formula, torch.float32)(x, *arguments, **named).to(x.dtype)
 
 
@@ -100,7 +100,7 @@ def ada_norm(x, scale, shift, weight=None, bias=None, eps=EPS, layer=True):
 
 
 def assert_as_good(actual, reference, expected):
-    """`actual` is at most a tenth further from `expected` than `reference` is."""
+    """Assert that the error of `actual` is at most 1.1 times that of `reference`."""
     assert actual.dtype == reference.dtype and actual.shape == reference.shape
     if actual.numel() == 0:
         return
@@ -178,7 +178,7 @@ def test_gated_forward(hidden, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(512, 4096), (1000, 1000), (64, 30000)])
 def test_error_over_many_rows(shape, dtype, layer):
-    """In the mean, where chance and slack do not hide a norm that is off for a whole row."""
+    """The mean error over many rows, in which chance does not hide a norm that is wrong for a whole row."""
     x, scale, shift = random(1, *shape, dtype=dtype) + 3, *modulations("[B, C]", 1, 1, shape[-1], dtype)
     expected = exact(x, scale, shift, layer=layer)
     ours = (ada_norm(x, scale, shift, layer=layer).double() - expected).norm()
@@ -194,10 +194,10 @@ def test_variance_of_a_row_far_from_zero(hidden):
 
 
 def assert_neighbours(actual, expected, added=0.0):
-    """To the bit, but for a few in a thousand that round differently somewhere, and then to a neighbour there.
+    """Assert equality, except for less than 0.5 % of the elements, which may be a neighbouring number.
 
-    `added`: what the last step added to a product of rounded numbers, which may have been large. Where the norm has
-    rounded to a neighbour, the product may round to the next but one.
+    `added`: the summand of the last step. The product before it may have been larger than the result; if the norm has
+    rounded to a neighbouring number, the product may be two numbers away.
     """
     assert (actual != expected).float().mean() < 5e-3
     step = torch.finfo(expected.dtype).eps * (expected.abs() + 2 * (expected - added).abs()).float()
@@ -232,7 +232,7 @@ def test_matches_the_code_of_ltx(dtype):
     both = kernel.gate_residual_ada_norm(x, branch, gate, scale, shift, eps=EPS, norm="rms", rounding="each")
     assert_neighbours(both[0], total, x)
     assert_neighbours(both[1], rms_norm(both[0]) * (1 + scale) + shift, shift)
-    # LayerNorm, in the same way: DiT, PixArt.
+    # LayerNorm with the same modulation: DiT, PixArt.
     normed = kernel.ada_layer_norm(x, scale, shift, eps=EPS, rounding="each")
     assert_neighbours(normed, F.layer_norm(x, (1536,), eps=EPS) * (1 + scale) + shift, shift)
 
@@ -289,7 +289,7 @@ def test_shapes(shape, modulation):
 
 
 def views(hidden, dtype):
-    """Tensors whose rows lie otherwise than one after another, by name."""
+    """Return tensors whose rows are not contiguous, by name."""
     x = random(4, 6, 5, hidden + 8, dtype=dtype)
     deep = random(3, 3, 3, 3, 3, 2 * hidden, dtype=dtype)
     return {
@@ -331,7 +331,7 @@ def test_strides(hidden, dtype):
 @pytest.mark.parametrize("count", [6, 7])
 @pytest.mark.parametrize("hidden", [64, 1000, 1152])
 def test_some_tokens_of_each_sample(hidden, count):
-    """As models with two streams have them: rows in two dimensions that do not fold."""
+    """Models with two streams have rows in two dimensions that do not fold."""
     whole = random(2, 3, 9, hidden, dtype=torch.bfloat16)
     x, branch = whole[0, :, 1 : 1 + count], whole[1, :, 2 : 2 + count]
     gate, scale, shift = modulations("[B, 1, C]", 3, count, hidden, torch.bfloat16, 3)
@@ -467,7 +467,7 @@ def test_backward_of_one_and_of_many_rows(shape, kind):
 @pytest.mark.parametrize("kind", ["[C]", "[B, C]"])
 @pytest.mark.parametrize("hidden", [257, 1001, 1002, 1004, 2049, 4097, 8191])
 def test_backward_of_rows_that_begin_within_vectors(hidden, kind):
-    """Few and many of them: what float32 has, rounded."""
+    """Sums over few and many rows equal those in float32, rounded."""
     for rows in (1, 2, 7, 9, 300):
         x, grad, branch, grad_sum = (random(2, rows, hidden, dtype=torch.bfloat16) for _ in range(4))
         x[:, ::5] += 20
@@ -677,7 +677,7 @@ def test_compile_inductor():
 
 
 class FP32LayerNorm(torch.nn.LayerNorm):
-    """As diffusers has it."""
+    """The module of diffusers."""
 
     def forward(self, inputs):
         weight, bias = (None if p is None else p.float() for p in (self.weight, self.bias))
@@ -685,7 +685,7 @@ class FP32LayerNorm(torch.nn.LayerNorm):
 
 
 class AdaLayerNorm(torch.nn.Module):
-    """What diffusers' modules of this name have in common."""
+    """The common part of diffusers' modules of this name."""
 
     def __init__(self, size, chunks, affine=False):
         super().__init__()
@@ -714,7 +714,9 @@ class AdaLayerNormContinuous(AdaLayerNorm):
 
 
 def kernelized(module, layer):
-    marked = use_kernel_forward_from_hub("Norm")(type("Norm", (type(module),), {}))  # a class of our own to mark
+    marked = use_kernel_forward_from_hub("Norm")(
+        type("Norm", (type(module),), {})
+    )  # a new class, because marking changes it
     module.__class__ = marked
     mapping = {"Norm": {DEVICE: LocalLayerRepository(PROJECT, layer_name=layer)}}
     model = torch.nn.Sequential(module)
@@ -769,7 +771,7 @@ def test_layer_refuses_more_than_one_dimension():
         kernel.layers.LayerNorm.forward(norm, torch.zeros(2, 4, 8, device=DEVICE))
 
 
-# --- what only a GPU has ---------------------------------------------------------------------------------------------
+# --- GPU only --------------------------------------------------------------------------------------------------------
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
@@ -791,7 +793,7 @@ def test_stream():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device():
-    """The current device is another one than that of the tensors, and stays so."""
+    """The current device is not that of the tensors, and does not change."""
     tensors = random(3, 2, 8, 64, dtype=torch.float32)
     modulation = random(3, 2, 1, 64, dtype=torch.float32)
     here = [one.detach().requires_grad_() for one in (*tensors[:2], *modulation)]
@@ -846,7 +848,7 @@ def test_large(hidden):
     "shape", [(2, 40, 2048), (2, 700, 1024), (1, 1400, 1536), (2, 1024, 2048), (1, 6700, 2048), (2, 4500, 1152)]
 )
 def test_backward_of_more_and_more_to_read(shape, dtype):
-    """Of which blocks take fewer rows at a time, or more, and begin with more of them or fewer on their way."""
+    """Widths for which a block takes different numbers of rows at a time and loads different numbers ahead."""
     x, branch, grad, grad_sum = (random(*shape, dtype=dtype) for _ in range(4))
     for modulation_dtype in {dtype, torch.float32}:
         gate, scale, shift = leaves(*modulations("[B, C]", *shape, modulation_dtype, 3))

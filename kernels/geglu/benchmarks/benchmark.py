@@ -9,9 +9,9 @@ import torch.nn.functional as F
 sys.path.insert(0, str(Path(__file__).parent))
 from workload import Workload
 
-# Batch, tokens, hidden size: of the feed-forward layers of SDXL and of larger image models.
+# Batch, tokens, hidden size: feed-forward layers of SDXL and of larger image models.
 LAYERS = [(2, 4096, 1280), (1, 4096, 2560), (2, 1024, 5120), (1, 4992, 8192), (1, 16384, 8192)]
-# Off the sizes that anyone tunes for, one row, and many short ones.
+# Unusual widths, a single row, and many short rows.
 OTHERS = [(1, 4096, 1000), (1, 4096, 7168), (1, 4096, 4097), (1, 1, 8192), (1, 131072, 64)]
 CPU = [(2, 256, 1280), (1, 256, 5120)]
 SHAPES = {name: {"cuda": LAYERS + OTHERS, "cpu": CPU} for name in ("forward", "backward")}

@@ -1,4 +1,4 @@
-"""Holds the built kernel against float64, on the GPU where there is one, else on the CPU.
+"""Compare the built kernel with float64, on the GPU if there is one, else on the CPU.
 
 The kernel is loaded from `build/` with the public client, as a user would load it.
 """
@@ -22,7 +22,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 APPROXIMATE = ["none", "tanh"]
 GATES = ["second", "first"]
-# One element, fewer and more than a vector, odd, not a multiple of a vector, and more than a block takes.
+# One element, less and more than a vector, odd, not a multiple of a vector, and more than a block takes.
 HIDDEN = [1, 3, 8, 17, 64, 100, 1000, 1280, 4097, 20001]
 
 kernel = get_local_kernel(PROJECT)
@@ -39,18 +39,18 @@ def random(*shape, dtype, requires_grad=False):
 
 
 def split(x, gate):
-    """(gate, up)"""
+    """Return gate and up."""
     first, second = x.chunk(2, -1)
     return (first, second) if gate == "first" else (second, first)
 
 
 def eager(gate, up, approximate="none"):
-    """The code of the models. In float64, what is exact."""
+    """Return what models compute; with float64 inputs this is the reference."""
     return up * F.gelu(gate, approximate=approximate)
 
 
 def assert_as_good(actual, reference, expected):
-    """`actual` is at most a tenth further from `expected` than `reference` is."""
+    """Assert that the error of `actual` is at most 1.1 times that of `reference`."""
     assert actual.dtype == reference.dtype and actual.shape == reference.shape
     if actual.numel() == 0:
         return
@@ -71,7 +71,7 @@ def doubles(tensors):
 
 
 def units_apart(a, b):
-    """How many numbers of their dtype lie between two tensors of 16 bits."""
+    """Return the distance between two 16-bit tensors, in representable numbers."""
     ordered = [t.view(torch.int16).int() for t in (a, b)]
     ordered = [torch.where(bits < 0, -(bits & 0x7FFF), bits) for bits in ordered]
     return (ordered[0] - ordered[1]).abs()
@@ -99,7 +99,7 @@ def test_forward(hidden, dtype, approximate):
 @pytest.mark.parametrize("approximate", APPROXIMATE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_error_over_many_elements(dtype, approximate):
-    """In the mean, where chance and slack do not hide an error of the last bits; also where many gates are 1 or -1, at
+    """The mean error, in which chance does not hide an error of the last bits; also with many gates of 1 or -1, for
     which PyTorch's own errors happen to be small."""
     for scale, most in ((0.3, 9), (1.0, 9), (1.0, 1), (4.0, 99)):
         gate, up, grad = (
@@ -120,7 +120,7 @@ def test_error_over_many_elements(dtype, approximate):
 @pytest.mark.parametrize("approximate", APPROXIMATE)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_one_unit_from_the_models_code(dtype, approximate):
-    """Models round gelu before the product, which moves a result by less than one unit. Below -3 they lose digits."""
+    """Models round gelu before the product, which changes a result by less than a unit; below -3 they lose digits."""
     gate, up = random(1000, 1000, dtype=dtype).clamp(min=-3), random(1000, 1000, dtype=dtype)
     gate = torch.where(gate.abs() < 1e-2, 1.0, gate)  # no subnormal float16 results, whose units are not relative
     up = torch.where(up.abs() < 1e-2, 1.0, up)
@@ -181,7 +181,7 @@ def test_shapes(shape):
 
 
 def views(width, dtype):
-    """Tensors whose rows lie otherwise than one after another, by name."""
+    """Return tensors whose rows are not contiguous, by name."""
     x = random(4, 6, 5, width + 8, dtype=dtype)
     deep = random(3, 3, 3, 3, 3, 2 * width, dtype=dtype)
     return {
@@ -268,7 +268,7 @@ def test_backward(shape, dtype, approximate):
 
 @pytest.mark.parametrize("approximate", APPROXIMATE)
 def test_backward_of_the_reference(approximate):
-    """Which gradients are held against."""
+    """The reference of the gradients is itself correct."""
     inputs = [torch.randn(3, 17, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     assert torch.autograd.gradcheck(lambda gate, up: eager(gate, up, approximate), inputs)
 
@@ -378,7 +378,7 @@ def test_compile_inductor():
 
 
 class Projected(torch.nn.Module):
-    """What diffusers calls GEGLU."""
+    """The GEGLU of diffusers."""
 
     def __init__(self, width, hidden):
         super().__init__()
@@ -401,7 +401,7 @@ class GELUTanh(GELUActivation):
 
 
 class MLP(torch.nn.Module):
-    """What transformers calls GemmaMLP."""
+    """The GemmaMLP of transformers."""
 
     def __init__(self, width, hidden, act_fn):
         super().__init__()
@@ -415,8 +415,10 @@ class MLP(torch.nn.Module):
 
 
 def kernelized(layer, name):
-    """`layer` with the kernel's `forward`, as a model gets it."""
-    marked = use_kernel_forward_from_hub(name)(type("Marked", (type(layer),), {}))  # a class of our own to mark
+    """Return `layer` with the kernel's `forward`, put there by kernelize."""
+    marked = use_kernel_forward_from_hub(name)(
+        type("Marked", (type(layer),), {})
+    )  # a new class, because marking changes it
     layer.__class__ = marked
     model = torch.nn.Sequential(layer).to(DEVICE)
     mapping = {name: {DEVICE: LocalLayerRepository(PROJECT, layer_name=name)}}
@@ -448,7 +450,7 @@ def test_layer_refuses_other_activations():
         layer(random(5, 16, dtype=torch.float32))
 
 
-# --- what only a GPU has ---------------------------------------------------------------------------------------------
+# --- GPU only --------------------------------------------------------------------------------------------------------
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
@@ -470,7 +472,7 @@ def test_stream():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device():
-    """The current device is another one than that of the tensors, and stays so."""
+    """The current device is not that of the tensors, and does not change."""
     x = random(64, 1000, dtype=torch.float16).to("cuda:1").requires_grad_()
     out = kernel.geglu(x)
     assert out.device == x.device and torch.cuda.current_device() == 0
@@ -511,7 +513,7 @@ def test_more_elements_than_32_bits_count():
     gate = torch.zeros(rows, hidden, device=DEVICE, dtype=torch.bfloat16)
     gate[-1] = torch.arange(hidden, device=DEVICE) % 7 - 3
     last = eager(gate[-1], gate[-1])
-    # As rows, as one row, as a row whose start does not suit vectors, and as rows of one element.
+    # As rows, as one row, as one unaligned row, and as rows of one element.
     for shape in ((rows, hidden), (-1,), (-1, 1)):
         out = kernel.geglu_pair(gate.view(shape), gate.view(shape)).view(-1)
         torch.testing.assert_close(out[-hidden:], last)

@@ -11,7 +11,7 @@ from workload import Workload
 
 EPS = 1e-6
 
-# Batch, tokens, hidden size: of transformers from 1 to 70 billion parameters, of norms over heads, of very wide ones.
+# Batch, tokens, hidden size: transformers from 1 to 70 billion parameters, norms over heads, very wide rows.
 TUNED = [
     (1, 1024, 2048),
     (2, 1024, 2048),
@@ -32,7 +32,7 @@ TUNED = [
     (1, 32768, 128),
     (1, 4096, 16384),
 ]
-# Off the sizes that anyone tunes for, one row, and many short ones.
+# Unusual widths, a single row, and many short rows.
 OTHERS = [
     (1, 4096, 1000),
     (1, 4096, 1152),
@@ -125,4 +125,4 @@ class AddRMSNorm(Workload):
         return normed(total, weight), total
 
     def saved(self, x, residual, weight):
-        return x, weight  # the sum, which is as large as x
+        return x, weight  # the backward pass reads the sum, which is as large as x

@@ -1,4 +1,4 @@
-"""Holds the built kernel against float64, on the GPU where there is one, else on the CPU.
+"""Compare the built kernel with float64, on the GPU if there is one, else on the CPU.
 
 The kernel is loaded from `build/` with the public client, as a user would load it.
 """
@@ -21,8 +21,8 @@ PROJECT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 EPS = 1e-6
-# One element, fewer and more than a vector, odd, not a multiple of a vector, several per warp, per block, and longer
-# than registers hold.
+# One element, less and more than a vector, odd, not a multiple of a vector, several rows per warp and per block, and
+# rows longer than the registers hold.
 HIDDEN = [1, 3, 8, 17, 64, 100, 128, 768, 1000, 2048, 4096, 5000, 5001, 16384, 20001, 70000]
 
 kernel = get_local_kernel(PROJECT)
@@ -39,14 +39,14 @@ def random(*shape, dtype, requires_grad=False):
 
 
 def exact(x, weight=None, eps=EPS, offset=0.0, rounding="last"):
-    """RMSNorm in float64."""
+    """Return the RMSNorm in float64."""
     x = x.double()
     normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     return normed if weight is None else normed * (offset + weight.double())
 
 
 def eager(x, weight=None, eps=EPS, offset=0.0, rounding="last"):
-    """What models write: float32 arithmetic, rounded once as Gemma does, or before the weight as Llama does."""
+    """Return what models compute: in float32, rounded once as in Gemma, or before the weight as in Llama."""
     normed = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
     if weight is None:
         return normed.to(x.dtype)
@@ -60,7 +60,7 @@ def gradients_of_rows(grad, x, weight, grad_sum, offset=0.0):
 
 
 def assert_as_good(actual, reference, expected):
-    """`actual` is at most a tenth further from `expected` than `reference` is."""
+    """Assert that the error of `actual` is at most 1.1 times that of `reference`."""
     assert actual.dtype == reference.dtype and actual.shape == reference.shape
     if actual.numel() == 0:
         return
@@ -112,7 +112,7 @@ def test_add_forward(hidden, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(512, 4096), (2000, 1000), (1100, 9000), (64, 30000)])
 def test_error_over_many_rows(shape, dtype):
-    """In the mean, where chance and slack do not hide a norm that is off for a whole row."""
+    """The mean error over many rows, in which chance does not hide a norm that is wrong for a whole row."""
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
     expected = exact(x, weight)
     ours = (kernel.rms_norm(x, weight, EPS).double() - expected).norm()
@@ -122,7 +122,7 @@ def test_error_over_many_rows(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(512, 2048), (8192, 128), (32768, 64)])
 def test_error_of_gradients_over_many_rows(shape, dtype):
-    """The weight's is a sum over the rows, whose roundings add up where it is made one after another."""
+    """The weight's gradient is a sum over rows; the rounding errors of a sequential sum would add up."""
     inputs = [random(*s, dtype=dtype, requires_grad=True) for s in (shape, shape[-1:])]
     grads = [random(*shape, dtype=dtype)]
     expected = gradients(exact, [i.detach().double().requires_grad_() for i in inputs], grads)
@@ -150,7 +150,7 @@ def test_shapes(shape):
 
 
 def views(hidden, dtype):
-    """Tensors whose rows lie otherwise than one after another, by name."""
+    """Return tensors whose rows are not contiguous, by name."""
     x = random(4, 6, 5, hidden + 8, dtype=dtype)
     deep = random(3, 3, 3, 3, 3, 2 * hidden, dtype=dtype)
     return {
@@ -223,7 +223,7 @@ def test_not_finite(hidden, value, dtype):
 
 
 def test_every_float16():
-    """Every float16 survives its way through the kernel: rows of one element, normalized by a weight."""
+    """Every float16 value is read and written exactly: rows of one element, scaled back by a weight."""
     halves = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).to(DEVICE)
     zeros = torch.zeros_like(halves)
     assert torch.equal(
@@ -243,7 +243,7 @@ def test_every_float16():
     "shape",
     [(5, h) for h in HIDDEN]
     + [(1, 64), (700, 64), (2, 150, 136), (300, 1000)]
-    # Of no multiple of a vector: as many rows as repeat their place in one, fewer and more, down to one.
+    # Rows that are no multiple of a vector: as many rows as repeat an alignment, fewer and more, down to one.
     + [(1, 4097), (2, 8191), (7, 65), (8, 1002), (9, 1001), (300, 4095), (700, 63), (2000, 7)],
 )
 def test_backward(shape, dtype):
@@ -282,7 +282,7 @@ def assert_add_gradients(x, residual, weight, grads):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [3, 65, 1002, 4097])
 def test_a_row_knows_nothing_of_its_neighbours(hidden, dtype):
-    """Which may share vectors with it, and hold what makes everything else not a number."""
+    """Memory beside the rows may share vectors with them and hold NaN, and must not change the result."""
     x, grad, grad_sum = (random(700, hidden, dtype=dtype) for _ in range(3))
     weight = random(hidden, dtype=dtype)
     expected, _ = gradients_of_rows(grad, x, weight, grad_sum)
@@ -340,11 +340,11 @@ def test_second_derivative_is_refused():
         grad.sum().backward()
 
 
-# --- what models do with it ------------------------------------------------------------------------------------------
+# --- models ----------------------------------------------------------------------------------------------------------
 
 
 def assert_within_one_unit(actual, expected):
-    """No element further from its counterpart than to the next number of their dtype."""
+    """Assert that each element equals its counterpart or is the next number of the dtype."""
     assert actual.dtype == expected.dtype and actual.shape == expected.shape
     bits = {torch.float32: torch.int32, torch.float16: torch.int16, torch.bfloat16: torch.int16}[actual.dtype]
     # Negative numbers count downwards from the smallest integer.
@@ -358,7 +358,7 @@ def assert_within_one_unit(actual, expected):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("hidden", [1, 100, 128, 1001, 4096, 20001])
 def test_rounding(hidden, dtype, offset, rounding):
-    """Equal to a model's own code up to one unit, which the last bit of the square root may make.
+    """The result equals that of a model's code up to one unit, which the last bit of the square root may cost.
 
     A float32 sum may differ from another by more units of its own: float32 is tested against float64.
     """
@@ -367,7 +367,7 @@ def test_rounding(hidden, dtype, offset, rounding):
         options = {"eps": EPS, "offset": offset, "rounding": rounding}
         expected = eager(x, weight, **options)
         normed = kernel.rms_norm(x, weight, **options)
-        if expected.dtype == torch.float32:  # rounded to `dtype` on its way: a unit of that
+        if expected.dtype == torch.float32:  # an intermediate is rounded to `dtype`: one unit of that
             unit = torch.finfo(dtype).eps * expected.abs()
             assert normed.dtype == torch.float32 and ((normed - expected).abs() <= unit).all()
         else:
@@ -420,12 +420,12 @@ def test_unknown_rounding_is_refused():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm_of_heads(dtype):
-    """q and k as [B, S, heads, head_dim], and as its transpose, which is not copied before it is read."""
+    """q and k as [B, S, heads, head_dim], and its transpose, are read in place."""
     heads = random(2, 50, 6, 128, dtype=dtype)
     weight = random(128, dtype=dtype)
     transposed = heads.transpose(1, 2)
     expected = kernel.rms_norm(heads, weight, rounding="before_weight")
-    for part in (slice(None), slice(0, 4), slice(4, 6)):  # as one projection to q, k and v has them
+    for part in (slice(None), slice(0, 4), slice(4, 6)):  # q, k and v from one projection
         normed = kernel.rms_norm(heads[:, :, part], weight, rounding="before_weight")
         assert torch.equal(normed, expected[:, :, part]) and normed.is_contiguous()
     normed = kernel.rms_norm(transposed, weight, rounding="before_weight")
@@ -442,7 +442,7 @@ def test_in_place(hidden, dtype):
     weight = random(hidden, dtype=dtype)
     for rounding in ("last", "before_weight"):
         x, wide = random(6, 5, hidden, dtype=dtype), random(5, 6, hidden + 3, dtype=dtype)
-        residual = wide.transpose(0, 1)[..., 1 : hidden + 1]  # rows anywhere
+        residual = wide.transpose(0, 1)[..., 1 : hidden + 1]  # strided, unaligned rows
         beside = wide[..., hidden + 1 :].clone(), wide[..., :1].clone()
         normed, total = kernel.add_rms_norm(x, residual, weight, EPS, rounding=rounding)
         version = x._version
@@ -586,7 +586,9 @@ def test_compile_inductor():
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("eps", [None, 0.5])
 def test_layer(eps, affine):
-    layer = use_kernel_forward_from_hub("RMSNorm")(type("Norm", (torch.nn.RMSNorm,), {}))  # a class of our own to mark
+    layer = use_kernel_forward_from_hub("RMSNorm")(
+        type("Norm", (torch.nn.RMSNorm,), {})
+    )  # a new class, because marking changes it
     model = torch.nn.Sequential(layer(48, eps=eps, elementwise_affine=affine), torch.nn.Linear(48, 8)).to(DEVICE)
     x = random(5, 48, dtype=torch.float32)
     expected = model(x)
@@ -598,7 +600,7 @@ def test_layer(eps, affine):
 
 
 class LlamaNorm(torch.nn.Module):
-    """As transformers has it."""
+    """The norm of transformers."""
 
     def __init__(self, size, eps=1e-6):
         super().__init__()
@@ -619,7 +621,7 @@ class Olmo2Norm(LlamaNorm):
 
 
 class GemmaNorm(torch.nn.Module):
-    """As transformers has it."""
+    """The norm of transformers."""
 
     def __init__(self, size, eps=1e-6):
         super().__init__()
@@ -633,7 +635,7 @@ class GemmaNorm(torch.nn.Module):
 
 
 class DiffusersNorm(torch.nn.Module):
-    """As diffusers has it."""
+    """The norm of diffusers."""
 
     def __init__(self, size, eps=1e-6, affine=True, bias=False):
         super().__init__()
@@ -678,7 +680,7 @@ def test_layers_of_models(layer, norm, options):
         assert model[0].forward.__func__ is getattr(kernel.layers, layer).forward
         for x, e in zip(inputs, expected):
             actual = model(x)
-            # A float32 result may have been rounded to half the bits on its way.
+            # An intermediate of a float32 result may have been rounded to 16 bits.
             unit = max(torch.finfo(x.dtype).eps, 1e-6) if e.dtype == torch.float32 else None
             torch.testing.assert_close(actual, e, rtol=unit, atol=unit)
             wanted = [x, *model.parameters()]
@@ -698,7 +700,7 @@ def test_layer_refuses_more_than_one_dimension():
         kernel.layers.DiffusersRMSNorm.forward(norm, torch.zeros(2, 4, 8, device=DEVICE))
 
 
-# --- what only a GPU has ---------------------------------------------------------------------------------------------
+# --- GPU only --------------------------------------------------------------------------------------------------------
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
@@ -745,7 +747,7 @@ def test_graph():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [65, 776, 1001, 1024, 2048, 3072, 4097, 5120, 8192])
 def test_backward_of_many_rows(hidden, dtype):
-    """So many that a block gets several, and reads them ahead; also from a tensor with gaps between rows."""
+    """So many rows that a block gets several and loads them ahead; also with gaps between rows."""
     rows = 7001
     grads = [random(rows, hidden + 16, dtype=dtype)[:, :hidden] for _ in range(2)]
     x, residual = (random(rows, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
@@ -760,7 +762,7 @@ def test_backward_of_many_rows(hidden, dtype):
 
 @pytest.mark.parametrize("shape", [(2, 4096), (300, 4096), (2000, 2048), (1500, 1001), (20000, 128)])
 def test_launches_that_follow_at_once(shape):
-    """Each reads what the one before it writes, or writes what that has read: on a GPU it begins before that ends."""
+    """With PDL a kernel starts before the previous one ends, whose outputs it reads or whose inputs it overwrites."""
     x, residual = random(*shape, dtype=torch.bfloat16), random(*shape, dtype=torch.bfloat16)
     weight = random(shape[-1], dtype=torch.bfloat16)
     norms, sums, grads = [x], [residual], [x]
@@ -791,7 +793,7 @@ def test_more_elements_than_32_bits_count():
     normed = kernel.rms_norm(x)
     assert torch.equal(normed[0], torch.ones_like(normed[0]))
     assert_as_good(normed[-1], eager(x[-1]), exact(x[-1]))
-    # All of them as one row, and as rows of one element.
+    # All elements as one row, and as rows of one element.
     row = x.view(1, -1)
     scale = torch.linalg.vector_norm(row, dtype=torch.float32) / row.shape[1] ** 0.5
     torch.testing.assert_close(kernel.rms_norm(row)[0, -hidden:], (x[-1] / scale).to(x.dtype))

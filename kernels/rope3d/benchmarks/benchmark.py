@@ -9,16 +9,16 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from workload import Workload
 
-# Batch, frames, height, width, heads, elements of a head: of small and large video models.
+# Batch, frames, height, width, heads, elements of a head: small and large video models.
 VIDEOS = [(1, 7, 16, 24, 32, 64), (1, 13, 30, 44, 16, 128), (1, 21, 45, 80, 12, 128), (2, 7, 22, 40, 24, 128)]
-# Off the sizes that anyone tunes for, and one token.
+# Unusual sizes, and a single token.
 OTHERS = [(1, 5, 17, 23, 20, 72), (1, 1, 1, 1, 24, 128)]
 CPU = [(1, 2, 16, 24, 32, 64), (1, 1, 30, 44, 16, 128)]
 SHAPES = {name: {"cuda": VIDEOS + OTHERS, "cpu": CPU} for name in ("forward", "backward")}
 
 
 def tables(grid, dim, device):
-    """Cosines and sines, [tokens, dim / 2], in float64, as Wan has them."""
+    """Return the cosines and sines of Wan: [tokens, dim / 2], float64."""
     sixth = dim // 6
     points = torch.cartesian_prod(*(torch.arange(size, dtype=torch.float64, device=device) for size in grid))
     frequencies = [
@@ -30,7 +30,7 @@ def tables(grid, dim, device):
 
 
 def rotated(x, cos, sin):
-    """Of x [batch, tokens, heads, dim], by cos and sin [tokens, dim / 2]."""
+    """Rotate x [batch, tokens, heads, dim] by cos and sin [tokens, dim / 2]."""
     a, b = x.to(cos.dtype).unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
@@ -43,7 +43,7 @@ class Rope3d(Workload):
 
     def inputs(self, batch, frames, height, width, heads, dim):
         self.grid = (frames, height, width)
-        # Ready-made tables for those who need them, which a model makes once for all of its layers.
+        # Tables for the peers that take them; a model makes them once for all layers.
         self.exact = tables(self.grid, dim, self.device)
         self.tables = [table.float() for table in self.exact]
         q, k = torch.rand(2, batch, math.prod(self.grid), heads, dim, device=self.device).sub(0.5).to(self.dtype)

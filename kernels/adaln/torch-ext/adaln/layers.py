@@ -1,7 +1,7 @@
-"""Layers whose `forward` `kernels.kernelize` puts into a model's own modules, which keep their weights.
+"""Layers for `kernels.kernelize`, which puts their `forward` into a model's modules. The modules keep their weights.
 
-Each computes what the modules it stands in for compute, their roundings included; where that is beyond one call of the
-kernel, Torch does the rest.
+Each computes the same as the module it replaces, roundings included. If that takes more than one call of the kernel,
+Torch does the rest.
 """
 
 from typing import Optional
@@ -27,7 +27,7 @@ def _modulated(norm: torch.nn.Module, x: Tensor, scale: Tensor, shift: Tensor) -
 
 
 class LayerNorm(torch.nn.Module):
-    """Stands in for `torch.nn.LayerNorm` over one dimension: with or without weight and bias."""
+    """Replaces `torch.nn.LayerNorm` over one dimension, with or without weight and bias."""
 
     has_backward = True
     can_torch_compile = True
@@ -37,7 +37,7 @@ class LayerNorm(torch.nn.Module):
 
 
 class FP32LayerNorm(torch.nn.Module):
-    """Stands in for diffusers' `FP32LayerNorm` over one dimension, for any mixture of the dtypes of x and weight."""
+    """Replaces diffusers' `FP32LayerNorm` over one dimension, for any dtypes of x and weight."""
 
     has_backward = True
     can_torch_compile = True
@@ -47,7 +47,7 @@ class FP32LayerNorm(torch.nn.Module):
 
 
 class AdaLayerNormZero(torch.nn.Module):
-    """Stands in for diffusers' `AdaLayerNormZero`: norm and modulation are one kernel."""
+    """Replaces diffusers' `AdaLayerNormZero`: norm and modulation are one kernel."""
 
     has_backward = True
     can_torch_compile = True
@@ -67,7 +67,7 @@ class AdaLayerNormZero(torch.nn.Module):
 
 
 class AdaLayerNormZeroSingle(torch.nn.Module):
-    """Stands in for diffusers' `AdaLayerNormZeroSingle`: norm and modulation are one kernel."""
+    """Replaces diffusers' `AdaLayerNormZeroSingle`: norm and modulation are one kernel."""
 
     has_backward = True
     can_torch_compile = True
@@ -78,7 +78,7 @@ class AdaLayerNormZeroSingle(torch.nn.Module):
 
 
 class AdaLayerNormContinuous(torch.nn.Module):
-    """Stands in for diffusers' `AdaLayerNormContinuous`: with a LayerNorm without weight, it is one kernel."""
+    """Replaces diffusers' `AdaLayerNormContinuous`: one kernel if its LayerNorm has no weight."""
 
     has_backward = True
     can_torch_compile = True

@@ -1,4 +1,4 @@
-"""Layers whose `forward` `kernels.kernelize` puts into a model's own modules, which keep their weights."""
+"""Layers for `kernels.kernelize`, which puts their `forward` into a model's modules. The modules keep their weights."""
 
 import torch
 
@@ -6,7 +6,7 @@ from .gated import geglu, geglu_pair
 
 
 class GEGLU(torch.nn.Module):
-    """Stands in for diffusers' `GEGLU`: a projection, of which the second half is the gate of the first."""
+    """Replaces diffusers' `GEGLU`: a projection whose second half is the gate of the first."""
 
     has_backward = True
     can_torch_compile = True
@@ -16,10 +16,10 @@ class GEGLU(torch.nn.Module):
 
 
 class GemmaMLP(torch.nn.Module):
-    """Stands in for the MLP of transformers' Gemma models, of any generation.
+    """Replaces the MLP of transformers' Gemma models of every generation.
 
     Raises:
-        ValueError: If `act_fn`, the model's activation, is no gelu that this kernel has.
+        ValueError: If `act_fn`, the model's activation, is not a gelu that the kernel supports.
     """
 
     has_backward = True
@@ -32,7 +32,7 @@ class GemmaMLP(torch.nn.Module):
         return self.down_proj(geglu_pair(self.gate_proj(x), self.up_proj(x), _APPROXIMATE[activation]))
 
 
-# By the names of transformers' modules, which have changed.
+# By class name; transformers has renamed the class.
 _APPROXIMATE = {"GELUActivation": "none", "GELUTanh": "tanh", "PytorchGELUTanh": "tanh"}
 
 

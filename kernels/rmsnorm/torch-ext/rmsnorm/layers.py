@@ -1,7 +1,7 @@
-"""Layers whose `forward` `kernels.kernelize` puts into a model's own modules, which keep their weights.
+"""Layers for `kernels.kernelize`, which puts their `forward` into a model's modules. The modules keep their weights.
 
-Each computes what the modules it stands in for compute, their roundings included, for any mixture of the dtypes of x
-and weight; where that is beyond one call of the kernel, Torch does the rest.
+Each computes the same as the module it replaces, roundings included, for any dtypes of x and weight. If that takes more
+than one call of the kernel, Torch does the rest.
 """
 
 import torch
@@ -11,7 +11,7 @@ from .norm import rms_norm
 
 
 class RMSNorm(torch.nn.Module):
-    """Stands in for `torch.nn.RMSNorm` over one dimension: with or without weight, and with its default `eps`."""
+    """Replaces `torch.nn.RMSNorm` over one dimension, with or without weight, including its default `eps`."""
 
     has_backward = True
     can_torch_compile = True
@@ -25,7 +25,7 @@ class RMSNorm(torch.nn.Module):
 
 
 class LlamaRMSNorm(torch.nn.Module):
-    """Stands in for the norms of transformers that round before the weight: Llama, Qwen 2 and 3, Mistral, Phi 3, ...
+    """Replaces the norms of transformers that round before the weight: Llama, Qwen 2 and 3, Mistral, Phi 3, ...
 
     They have a `weight` and a `variance_epsilon`. The result has the dtype to which Torch promotes x and weight.
     """
@@ -39,7 +39,7 @@ class LlamaRMSNorm(torch.nn.Module):
 
 
 class Olmo2RMSNorm(torch.nn.Module):
-    """Stands in for the norms of transformers that round after the weight, to the dtype of x: Olmo 2 and 3, ...
+    """Replaces the norms of transformers that round after the weight, to the dtype of x: Olmo 2 and 3, ...
 
     They have a `weight` and a `variance_epsilon`.
     """
@@ -53,7 +53,7 @@ class Olmo2RMSNorm(torch.nn.Module):
 
 
 class GemmaRMSNorm(torch.nn.Module):
-    """Stands in for the norms of transformers that multiply by `1 + weight`: Gemma 1 to 3, Qwen 3 Next, ...
+    """Replaces the norms of transformers that multiply by `1 + weight`: Gemma 1 to 3, Qwen 3 Next, ...
 
     They have a `weight` and an `eps`, and round once, after the weight, to the dtype of x.
     """
@@ -67,10 +67,10 @@ class GemmaRMSNorm(torch.nn.Module):
 
 
 class DiffusersRMSNorm(torch.nn.Module):
-    """Stands in for diffusers' `RMSNorm`, over one dimension: with or without `weight`, with or without `bias`.
+    """Replaces diffusers' `RMSNorm` over one dimension, with or without `weight` and `bias`.
 
-    Its result has the dtype of x without weight; that of the weight when it is float16 or bfloat16, to which it is
-    rounded before the weight, too; and float32 with a float32 weight.
+    Without weight the result has the dtype of x. With a float16 or bfloat16 weight it has the dtype of the weight, and
+    is rounded to it before the weight as well. With a float32 weight it is float32.
     """
 
     has_backward = True
