@@ -1,8 +1,7 @@
-// What bindings ask of tensors, through Torch's stable ABI as of Torch 2.10. What is wrong with an argument is reported
-// as an error that names it.
+// Checks and allocations for bindings on Torch's stable ABI, as of Torch 2.10.
 //
-// Reads:    sizes, strides, types and devices.
-// Writes:   tensors that it allocates itself.
+// Reads:    sizes, strides, dtypes and devices of tensors.
+// Writes:   only tensors that it allocates.
 // Must not: compute; call anything of Torch newer than 2.10.
 #pragma once
 
@@ -22,9 +21,10 @@ namespace kit {
 using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::stable::Tensor;
 
-// What errors start with. Each project defines its own, in its binding.
+// The prefix of error messages. Each binding defines its own.
 extern const char* const kProject;
 
+// Throws an error that names an argument of the op.
 [[noreturn]] inline void fail(const char* argument, const std::string& problem) {
   throw std::runtime_error(std::string(kProject) + ": " + argument + " " + problem);
 }
@@ -47,8 +47,7 @@ inline int32_t device_type(const Tensor& tensor) {
   return code;
 }
 
-template <class T>
-Type element_type(const T& tensor, const char* argument) {
+inline Type element_type(const Tensor& tensor, const char* argument) {
   const int32_t code = dtype(tensor);
   if (code == aoti_torch_dtype_float32()) return Type::float32;
   if (code == aoti_torch_dtype_float16()) return Type::float16;
@@ -56,11 +55,8 @@ Type element_type(const T& tensor, const char* argument) {
   fail(argument, "must be float32, float16 or bfloat16");
 }
 
-inline Tensor contiguous_copy(const Tensor& tensor) { return torch::stable::contiguous(tensor); }
-
-// That a tensor is where these kernels run.
-template <class T>
-void check_here(const T& tensor, const char* argument) {
+// Throws unless the tensor is on a device of the backend that this binding is compiled for.
+inline void check_backend(const Tensor& tensor, const char* argument) {
 #if defined(CUDA_KERNEL)
   if (!tensor.is_cuda()) fail(argument, "must be on a CUDA device");
 #else
@@ -68,26 +64,25 @@ void check_here(const T& tensor, const char* argument) {
 #endif
 }
 
-template <class T, class Other>
-void check_device(const T& tensor, const char* argument, const Other& other, const char* other_name = "x") {
+inline void check_device(const Tensor& tensor, const char* argument, const Tensor& other,
+                         const char* other_name = "x") {
   if (device_type(tensor) != device_type(other) || tensor.get_device_index() != other.get_device_index()) {
     fail(argument, std::string("must be on the device of ") + other_name);
   }
 }
 
-// That a tensor has the device, the dtype and the shape of another.
-template <class T>
-void check_like(const T& tensor, const char* argument, const T& other, const char* other_name = "x") {
+// Throws unless the tensor has the device, the dtype and the shape of `other`.
+inline void check_like(const Tensor& tensor, const char* argument, const Tensor& other, const char* other_name = "x") {
   check_device(tensor, argument, other, other_name);
   if (dtype(tensor) != dtype(other)) fail(argument, std::string("must have the dtype of ") + other_name);
   const auto sizes = tensor.sizes(), expected = other.sizes();
   if (!sizes.equals(expected)) fail(argument, "must have shape " + text(expected) + ", not " + text(sizes));
 }
 
-// Folds the leading dimensions into as few as their strides allow. Replaces the tensor by a contiguous copy where that
-// leaves too many, or too many rows in more than one, or where the elements of a row are not adjacent.
-template <class T>
-Rows rows_of(T& tensor) {
+// Folds the leading dimensions into as few as their strides allow. Replaces the tensor by a contiguous copy if the
+// elements of a row are not adjacent, if more than kMaxDims dimensions are left, or if more than one is left and there
+// are 2^31 rows or more.
+inline Rows rows_of(Tensor& tensor) {
   const auto sizes = tensor.sizes(), strides = tensor.strides();
   const size_t last = sizes.size() - 1;
   Rows rows;
@@ -108,7 +103,7 @@ Rows rows_of(T& tensor) {
   }
   constexpr int64_t kMostRows = int64_t{1} << 31;
   if (!foldable || (rows.dims > 1 && tensor.numel() / sizes[last] >= kMostRows)) {
-    tensor = contiguous_copy(tensor);
+    tensor = torch::stable::contiguous(tensor);
     return rows_of(tensor);
   }
   for (int dim = 0; dim < rows.dims; ++dim) {
@@ -118,14 +113,9 @@ Rows rows_of(T& tensor) {
   return rows;
 }
 
-struct Nothing {};
-
-// What must live while a kernel is launched, or runs, where Torch has called us.
-inline Nothing running(const Tensor&) { return {}; }
-
 #if defined(CUDA_KERNEL)
 
-// Throws what a launch returned, unless it is success.
+// Throws if a launch returned an error.
 inline void check(int error) {
   if (error == 0) return;
   char* message = nullptr;
@@ -135,61 +125,53 @@ inline void check(int error) {
   throw std::runtime_error(std::string(kProject) + ": " + text);
 }
 
+// Makes the device of a tensor the current one while the result lives.
 using Device = torch::stable::accelerator::DeviceGuard;
+inline Device enter(const Tensor& tensor) { return Device(tensor.get_device_index()); }
 
-// Makes the device of a tensor the current one, for as long as the result lives.
-inline Device enter(const Tensor& x) { return Device(x.get_device_index()); }
-
-template <class T>
-void* current_stream(const T& x) {
+inline void* current_stream(const Tensor& tensor) {
   void* stream;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(x.get_device_index(), &stream));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(tensor.get_device_index(), &stream));
   return stream;
 }
 
 #else
 
-using Device = Nothing;
+// The CPU needs no device guard.
+struct Device {};
+inline Device enter(const Tensor&) { return {}; }
 
-template <class T>
-Device enter(const T&) {
-  return {};
-}
-
-// So many elements are worth a thread of `torch::stable::parallel_for`.
+// The number of elements that is worth a thread of `torch::stable::parallel_for`.
 constexpr int64_t kGrain = 32768;
 
-// How many items of so many elements each are.
+// Returns the `grain_size` of `torch::stable::parallel_for` for items of `elements` elements each.
 inline int64_t grain(int64_t elements) { return elements < kGrain ? kGrain / elements : 1; }
 
 #endif
 
-// Dimensions of a tensor that Torch makes, at most.
+// Torch allows a tensor no more dimensions than this.
 constexpr size_t kMostDims = 64;
 
-// Makes tensors for an operator, on the device of another.
-struct Empty {
-  Device enter(const Tensor& beside) const { return kit::enter(beside); }
+// Allocates a contiguous tensor on the device of `beside`. Cheaper than the ops in torch/csrc/stable/ops.h, which go
+// through the dispatcher.
+inline Tensor allocate(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor& beside) {
+  int64_t strides[kMostDims];
+  if (sizes.size() > kMostDims) throw std::runtime_error(std::string(kProject) + ": too many dimensions");
+  int64_t stride = 1;
+  for (size_t dim = sizes.size(); dim-- > 0; stride *= sizes[dim] > 0 ? sizes[dim] : 1) strides[dim] = stride;
+  AtenTensorHandle handle;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype,
+                                                  device_type(beside), beside.get_device_index(), &handle));
+  return Tensor(handle);
+}
 
-  Tensor operator()(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor& beside) const {
-    int64_t strides[kMostDims];
-    if (sizes.size() > kMostDims) throw std::runtime_error(std::string(kProject) + ": too many dimensions");
-    int64_t stride = 1;
-    for (size_t dim = sizes.size(); dim-- > 0; stride *= sizes[dim] > 0 ? sizes[dim] : 1) strides[dim] = stride;
-    AtenTensorHandle handle;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(static_cast<int64_t>(sizes.size()), sizes.data(), strides, dtype,
-                                                    device_type(beside), beside.get_device_index(), &handle));
-    return Tensor(handle);
-  }
+inline Tensor allocate_like(const Tensor& tensor) { return allocate(tensor.sizes(), dtype(tensor), tensor); }
 
-  // What an operator returns where nobody has asked for a result: a tensor without elements.
-  Tensor nothing(int32_t dtype, const Tensor& beside) const {
-    constexpr int64_t kNone = 0;
-    return (*this)({&kNone, 1}, dtype, beside);
-  }
-};
-
-constexpr Empty empty;
+// Returns a tensor without elements: the placeholder for a result that the caller did not ask for.
+inline Tensor allocate_nothing(const Tensor& beside) {
+  constexpr int64_t kNone = 0;
+  return allocate({&kNone, 1}, dtype(beside), beside);
+}
 
 inline void fill_with_zeros(Tensor& tensor) { TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(tensor.get())); }
 

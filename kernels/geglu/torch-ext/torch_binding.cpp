@@ -1,16 +1,15 @@
 // Binds the kernels to Torch through its stable ABI, as of Torch 2.10.
 //
-// Reads:    sizes, strides, types and devices of the arguments.
-// Writes:   tensors that it allocates itself.
+// Reads:    sizes, strides, dtypes and devices of the arguments.
+// Writes:   only tensors that it allocates.
 // Must not: compute; call anything of Torch newer than 2.10.
-#include "torch_binding.h"
-
 #include <algorithm>
+#include <initializer_list>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "geglu/problem.h"
-#include "kit/direct.h"
 #include "kit/tensors.h"
 #include "registration.h"
 #if defined(CUDA_KERNEL)
@@ -24,20 +23,16 @@ const char* const kit::kProject = "geglu";
 namespace {
 
 using namespace kit;
-using direct::Borrowed;
-using direct::Results;
 
-template <class T>
-void check_first(const T& tensor, const char* argument) {
-  check_here(tensor, argument);
+void check_first(const Tensor& tensor, const char* argument) {
+  check_backend(tensor, argument);
   if (tensor.dim() == 0) fail(argument, "must have at least one dimension");
 }
 
 // The sizes of a half of x.
 class HalfSizes {
  public:
-  template <class T>
-  explicit HalfSizes(const T& x) {
+  explicit HalfSizes(const Tensor& x) {
     check_first(x, "x");
     const auto whole = x.sizes();
     const int64_t last = whole[whole.size() - 1];
@@ -60,26 +55,26 @@ class HalfSizes {
 
 int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
-template <class Problem, class T>
-Problem problem_of(const T& first, const char* argument, bool tanh) {
+template <class Problem>
+Problem problem_of(const Tensor& first, const char* argument, bool tanh) {
   Problem problem{};
   problem.type = element_type(first, argument);
   problem.approximate = tanh ? geglu::Approximate::tanh : geglu::Approximate::none;
   return problem;
 }
 
-// The rows of x, as those of gate and up.
-template <class Problem, class T>
-void read_halves(Problem& problem, T& x, bool gate_first) {
+// Sets gate and up to the halves of the rows of x.
+template <class Problem>
+void read_halves(Problem& problem, Tensor& x, bool gate_first) {
   problem.gate = problem.up = rows_of(x);
   Rows& second = gate_first ? problem.up : problem.gate;
   second.data = static_cast<const char*>(second.data) + problem.hidden * bytes_of(problem.type);
 }
 
-// Reads each tensor as one row, if all of them are contiguous: the fewer rows, the more often do they suit vectors.
-// Otherwise replaces them as `rows_of` does.
-template <class T, class Problem>
-void read(Problem& problem, std::initializer_list<std::pair<Rows*, T*>> tensors) {
+// Reads each tensor as a single row if all of them are contiguous: fewer rows have fewer tails. Otherwise replaces
+// tensors as `rows_of` does.
+template <class Problem>
+void read(Problem& problem, std::initializer_list<std::pair<Rows*, Tensor*>> tensors) {
   const auto contiguous = [](const auto& one) { return one.second->is_contiguous(); };
   if (std::all_of(tensors.begin(), tensors.end(), contiguous)) {
     problem.hidden *= problem.rows;
@@ -92,62 +87,57 @@ void read(Problem& problem, std::initializer_list<std::pair<Rows*, T*>> tensors)
 
 #if defined(CUDA_KERNEL)
 
-template <class Problem, class T>
-void run(int (*kernel)(const Problem&, void*), const Problem& problem, const T& beside) {
-  [[maybe_unused]] const auto unlocked = running(beside);
-  check(kernel(problem, current_stream(beside)));
+template <class Problem>
+void launch(int (*kernel)(const Problem&, void*), const Problem& problem, const Tensor& x) {
+  check(kernel(problem, current_stream(x)));
 }
 
 #else
 
-template <class Problem, class T>
-void run(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& problem, const T& x) {
-  [[maybe_unused]] const auto unlocked = running(x);
+template <class Problem>
+void launch(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& problem, const Tensor&) {
   torch::stable::parallel_for(0, problem.rows * problem.hidden, kGrain,
                               [&](int64_t begin, int64_t end) { kernel(problem, begin, end); });
 }
 
 #endif
 
-// Into a tensor that `make` gives.
-template <class T, class Make>
-T forward_halves(Make& make, T x, bool tanh, bool gate_first) {
+// up * gelu(gate), contiguous, where gate and up are the halves of the last dimension of x. `gate_first`: the gate is
+// the first half. `tanh`: the tanh approximation of gelu.
+Tensor geglu_halves(Tensor x, bool tanh, bool gate_first) {
   const HalfSizes sizes(x);
   auto problem = problem_of<geglu::Forward>(x, "x", tanh);
-
-  [[maybe_unused]] const auto device = make.enter(x);
-  T out = make(sizes, dtype(x), x);
+  [[maybe_unused]] const auto device = enter(x);
+  Tensor out = allocate(sizes, dtype(x), x);
   const int64_t elements = x.numel() / 2;
   if (elements == 0) return out;
   problem.hidden = sizes.hidden();
   problem.rows = elements / problem.hidden;
   read_halves(problem, x, gate_first);
   problem.out = out.mutable_data_ptr();
-  run(geglu::forward, problem, x);
+  launch(geglu::forward, problem, x);
   return out;
 }
 
-template <class T, class Make>
-T forward_pair(Make& make, T gate, T up, bool tanh) {
+// The same of two tensors.
+Tensor geglu_pair(Tensor gate, Tensor up, bool tanh) {
   check_first(gate, "gate");
   auto problem = problem_of<geglu::Forward>(gate, "gate", tanh);
   check_like(up, "up", gate, "gate");
-
-  [[maybe_unused]] const auto device = make.enter(gate);
-  const auto sizes = gate.sizes();
-  T out = make(sizes, dtype(gate), gate);
+  [[maybe_unused]] const auto device = enter(gate);
+  Tensor out = allocate_like(gate);
   const int64_t elements = gate.numel();
   if (elements == 0) return out;
-  problem.hidden = sizes[sizes.size() - 1];
+  problem.hidden = gate.size(gate.dim() - 1);
   problem.rows = elements / problem.hidden;
-  read<T>(problem, {{&problem.gate, &gate}, {&problem.up, &up}});
+  read(problem, {{&problem.gate, &gate}, {&problem.up, &up}});
   problem.out = out.mutable_data_ptr();
-  run(geglu::forward, problem, gate);
+  launch(geglu::forward, problem, gate);
   return out;
 }
 
-template <class T, class Make>
-T backward_halves(Make& make, T grad, T x, bool tanh, bool gate_first) {
+// The gradient of geglu_halves with respect to x, contiguous.
+Tensor geglu_halves_backward(Tensor grad, Tensor x, bool tanh, bool gate_first) {
   const HalfSizes sizes(x);
   auto problem = problem_of<geglu::Backward>(x, "x", tanh);
   check_device(grad, "grad", x);
@@ -155,8 +145,8 @@ T backward_halves(Make& make, T grad, T x, bool tanh, bool gate_first) {
   const IntHeaderOnlyArrayRef expected = sizes;
   if (!grad.sizes().equals(expected)) fail("grad", "must have shape " + text(expected) + ", not " + text(grad.sizes()));
 
-  [[maybe_unused]] const auto device = make.enter(x);
-  T grad_x = make(x.sizes(), dtype(x), x);
+  [[maybe_unused]] const auto device = enter(x);
+  Tensor grad_x = allocate_like(x);
   const int64_t elements = grad.numel();
   if (elements == 0) return grad_x;
   problem.hidden = sizes.hidden();
@@ -168,64 +158,32 @@ T backward_halves(Make& make, T grad, T x, bool tanh, bool gate_first) {
   problem.grad_gate = gate_first ? first : second;
   problem.grad_up = gate_first ? second : first;
   problem.stride = 2 * problem.hidden;
-  run(geglu::backward, problem, x);
+  launch(geglu::backward, problem, x);
   return grad_x;
 }
 
-template <class T, class Make>
-std::tuple<T, T> backward_pair(Make& make, T grad, T gate, T up, bool tanh) {
+// The gradients of geglu_pair with respect to gate and up, both contiguous.
+std::tuple<Tensor, Tensor> geglu_pair_backward(Tensor grad, Tensor gate, Tensor up, bool tanh) {
   check_first(gate, "gate");
   auto problem = problem_of<geglu::Backward>(gate, "gate", tanh);
   check_like(up, "up", gate, "gate");
   check_like(grad, "grad", gate, "gate");
 
-  [[maybe_unused]] const auto device = make.enter(gate);
-  const auto sizes = gate.sizes();
-  T grad_gate = make(sizes, dtype(gate), gate), grad_up = make(sizes, dtype(gate), gate);
+  [[maybe_unused]] const auto device = enter(gate);
+  Tensor grad_gate = allocate_like(gate), grad_up = allocate_like(gate);
   const int64_t elements = gate.numel();
   if (elements == 0) return {grad_gate, grad_up};
-  problem.hidden = sizes[sizes.size() - 1];
+  problem.hidden = gate.size(gate.dim() - 1);
   problem.rows = elements / problem.hidden;
-  read<T>(problem, {{&problem.grad, &grad}, {&problem.gate, &gate}, {&problem.up, &up}});
+  read(problem, {{&problem.grad, &grad}, {&problem.gate, &gate}, {&problem.up, &up}});
   problem.grad_gate = grad_gate.mutable_data_ptr();
   problem.grad_up = grad_up.mutable_data_ptr();
   problem.stride = problem.hidden;
-  run(geglu::backward, problem, gate);
+  launch(geglu::backward, problem, gate);
   return {grad_gate, grad_up};
 }
 
-// What Python calls.
-
-Borrowed halves_directly(Results& results, Borrowed x, bool tanh, bool gate_first) {
-  return forward_halves(results, x, tanh, gate_first);
-}
-
-Borrowed pair_directly(Results& results, Borrowed gate, Borrowed up, bool tanh) {
-  return forward_pair(results, gate, up, tanh);
-}
-
-Borrowed halves_backward_directly(Results& results, Borrowed grad, Borrowed x, bool tanh, bool gate_first) {
-  return backward_halves(results, grad, x, tanh, gate_first);
-}
-
-std::tuple<Borrowed, Borrowed> pair_backward_directly(Results& results, Borrowed grad, Borrowed gate, Borrowed up,
-                                                      bool tanh) {
-  return backward_pair(results, grad, gate, up, tanh);
-}
-
 }  // namespace
-
-Tensor geglu_halves(const Tensor& x, bool tanh, bool gate_first) { return forward_halves(empty, x, tanh, gate_first); }
-
-Tensor geglu_pair(const Tensor& gate, const Tensor& up, bool tanh) { return forward_pair(empty, gate, up, tanh); }
-
-Tensor geglu_halves_backward(const Tensor& grad, const Tensor& x, bool tanh, bool gate_first) {
-  return backward_halves(empty, grad, x, tanh, gate_first);
-}
-
-std::tuple<Tensor, Tensor> geglu_pair_backward(const Tensor& grad, const Tensor& gate, const Tensor& up, bool tanh) {
-  return backward_pair(empty, grad, gate, up, tanh);
-}
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def("geglu_halves(Tensor x, bool tanh, bool gate_first) -> Tensor");
@@ -245,7 +203,4 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("geglu_pair_backward", TORCH_BOX(&geglu_pair_backward));
 }
 
-KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("geglu_halves", halves_directly),
-                  KIT_DIRECT("geglu_pair", pair_directly),
-                  KIT_DIRECT("geglu_halves_backward", halves_backward_directly),
-                  KIT_DIRECT("geglu_pair_backward", pair_backward_directly))
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

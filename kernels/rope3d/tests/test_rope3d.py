@@ -1,4 +1,4 @@
-"""Holds the built kernel against float64, on the GPU where there is one, else on the CPU.
+"""Compare the built kernel with float64, on the GPU if there is one, else on the CPU.
 
 The kernel is loaded from `build/` with the public client, as a user would load it.
 """
@@ -17,7 +17,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 GRID = (3, 4, 5)
 TOKENS = math.prod(GRID)
-# Fewer than a vector, odd multiples of a pair, not a multiple of a vector, axes that end within a vector, and more than
+# Less than a vector, odd multiples of a pair, not a multiple of a vector, axes that end within a vector, and more than
 # the CPU gathers at a time.
 DIMS = [2, 6, 10, 16, 44, 64, 128, 130, 1000, 1544]
 
@@ -38,12 +38,12 @@ def random(*shape, dtype, requires_grad=False):
 
 
 def points(grid):
-    """The index of every token on each axis: [3, tokens]."""
+    """Return the index of every token on each axis: [3, tokens]."""
     return torch.cartesian_prod(*(torch.arange(size, dtype=torch.float64) for size in grid)).view(-1, 3).t()
 
 
 def wan_angles(positions, widths, theta=(10000.0,) * 3):
-    """[..., tokens, pairs] of axes that follow one another."""
+    """Return the angles [..., tokens, pairs] of axes whose pairs are adjacent."""
     return torch.cat(
         [
             p[..., None] / t ** (torch.arange(0, w, 2, dtype=torch.float64) / max(w, 1))
@@ -54,7 +54,7 @@ def wan_angles(positions, widths, theta=(10000.0,) * 3):
 
 
 def ltx_angles(positions, dim, theta=10000.0):
-    """[..., tokens, pairs] of axes taken in turn, and zeros in front for the elements left over."""
+    """Return the angles [..., tokens, pairs] of axes in turn, with zeros in front for the elements left over."""
     steps = torch.linspace(0, 1, dim // 6, dtype=torch.float64)
     ladder = theta**steps * (math.pi / 2)
     angles = torch.stack([p[..., None] * ladder for p in positions], -1).flatten(-2)
@@ -66,7 +66,7 @@ def wan_widths(dim):
 
 
 def rotated(x, angles, half=False, dtype=torch.float64):
-    """x of [B, S, H, D], in `dtype`, rounded to that of x unless it is float64. `angles` may be (cos, sin)."""
+    """Rotate x [B, S, H, D] in `dtype`; round to the dtype of x unless it is float64. `angles` may be (cos, sin)."""
     cos, sin = angles if isinstance(angles, tuple) else (angles.cos(), angles.sin())
     cos, sin = (t.to(x.device, dtype).unsqueeze(-2) for t in (cos, sin))
     turning, staying = x.to(dtype).split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
@@ -78,7 +78,7 @@ def rotated(x, angles, half=False, dtype=torch.float64):
 
 
 def assert_as_good(actual, x, angles, half=False):
-    """Over all elements, `actual` is at most a tenth further from float64 than float32 arithmetic, rounded once."""
+    """Assert that the error of `actual` is at most 1.1 times that of float32 arithmetic, rounded once."""
     exact, eager = rotated(x, angles, half), rotated(x, angles, half, torch.float32)
     assert actual.dtype == x.dtype and actual.shape == x.shape
     scale = torch.finfo(x.dtype).eps
@@ -109,7 +109,7 @@ def test_grid(dim, dtype, half):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [4, 6, 16, 64, 130, 1000, 1544, 2048, 4102, 8208])
 def test_in_turn(dim, dtype):
-    """As LTX has it: over the whole width, by positions between -1 and 1."""
+    """As in LTX: over the whole width, with positions between -1 and 1."""
     scale = tuple(2 / size for size in GRID)
     q, k = (random(2, TOKENS, dim, dtype=dtype) for _ in range(2))
     angles = ltx_angles([p * s - 1 for p, s in zip(points(GRID), scale)], dim)
@@ -123,7 +123,7 @@ def test_in_turn(dim, dtype):
 @pytest.mark.parametrize("half", [False, True])
 @pytest.mark.parametrize("widths", [(16, 24, 24), (8, 12, 12), (0, 2, 6), (64, 0, 0), (2, 2, 2), (10, 30, 8)])
 def test_widths(widths, half, dtype):
-    """Given widths and a theta for each axis; elements beyond the widths stay, whatever they are."""
+    """With widths and a theta for each axis; elements beyond the widths are copied, also if not finite."""
     theta = (256.0, 10.0, 1e6)
     q = random(1, TOKENS, 2, 64, dtype=dtype)
     q[0, :, :, sum(widths) :][3] = float("inf")
@@ -145,7 +145,7 @@ def test_grids_and_heads(grid, heads):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_error_over_many_tokens(seed):
-    """In the mean, for the shapes of models, where no slack hides an angle that is off."""
+    """The mean error for the shapes of models, in which no tolerance hides a wrong angle."""
     torch.manual_seed(seed)
     grid = (3, 10, 12)
     for dtype in DTYPES:
@@ -158,7 +158,7 @@ def test_error_over_many_tokens(seed):
 
 
 def test_large_positions():
-    """An angle in float32 would be off by a sixteenth at such positions."""
+    """An angle in float32 would be wrong by a sixteenth at such positions."""
     offset = (2.0**20 - 3, 2.0**20, 2.0**19 + 1)
     q = random(1, TOKENS, 1, 128, dtype=torch.float32)
     positions = [p + o for p, o in zip(points(GRID), offset)]
@@ -186,24 +186,16 @@ def test_tables_are_kept_apart():
     with torch.inference_mode():
         kernel.rope3d(q, None, GRID, theta=77.0)
     q.requires_grad_()
-    kernel.rope3d(q, None, GRID, theta=77.0)[0].sum().backward()  # needs a table that can be saved
+    # Autograd can save the table, which is no inference tensor.
+    kernel.rope3d(q, None, GRID, theta=77.0)[0].sum().backward()
 
 
-def test_plans_kept_are_bounded(monkeypatch):
-    """Where none is kept, calls are the same; nor do they take a plan of the other kind for theirs."""
-    q, cos, sin = random(1, 9, 2, 64, dtype=torch.float32), *torch.rand(2, 7, 32, device=DEVICE)
-    out, _ = kernel.apply_rotary(q, None, cos, sin, prefix=2)
-    on_grid, _ = kernel.rope3d(q, None, (1, 1, 7), prefix=2)
-    monkeypatch.setattr(kernel.rotary, "_forms", {})
-    monkeypatch.setattr(kernel.rotary, "_MOST_FORMS", 0)
-    monkeypatch.setattr(kernel.rotary, "_plans", {})
+def test_result_does_not_depend_on_keeping(monkeypatch):
+    q = random(1, 9, 2, 64, dtype=torch.float32)
+    kept, _ = kernel.rope3d(q, None, (1, 1, 7), prefix=2)
     monkeypatch.setattr(kernel.rotary, "_kept", kernel.tables.Kept(most_bytes=0))
-    assert torch.equal(kernel.apply_rotary(q, None, cos, sin, prefix=2)[0], out)
-    assert torch.equal(kernel.rope3d(q, None, (1, 1, 7), prefix=2)[0], on_grid)
-    plan = ops.keep_tokens(0, 2, 0, False, False)
-    for number in (plan, plan + 1, -1):
-        with pytest.raises(RuntimeError, match=f"plan must be a number from keep_grid, not {number}"):
-            ops.rotate_kept_grid(q, None, number, False)
+    assert torch.equal(kernel.rope3d(q, None, (1, 1, 7), prefix=2)[0], kept)
+    assert not kernel.rotary._kept.found
 
 
 def test_tables_kept_are_bounded():
@@ -267,7 +259,7 @@ def test_tables(rotary_dim, doubled, half, shape, table_dtype):
 
 @pytest.mark.parametrize("shape", [(405,), (6, 405)])
 def test_tables_of_many_sequences(shape):
-    """More sequences than take turns at a table, and more tokens than a block has; tables shared, and of their own."""
+    """More sequences than share a table row, and more tokens than a block takes; shared and separate tables."""
     q, k = random(6, 405, 8, 64, dtype=torch.bfloat16), random(6, 405, 2, 64, dtype=torch.bfloat16)
     angles = torch.rand(*shape, 32, dtype=torch.float64) * 7
     cos, sin = (t.to(DEVICE, torch.float32) for t in (angles.cos(), angles.sin()))
@@ -276,18 +268,18 @@ def test_tables_of_many_sequences(shape):
 
 
 def test_tables_apart():
-    """Tables of different strides, as views of larger ones."""
+    """cos and sin with different strides, as views of larger tensors."""
     q = random(1, 30, 2, 64, dtype=torch.float32)
     cos, sin = random(32, 30, dtype=torch.float32).t(), random(30, 64, dtype=torch.float32)[:, 1::2]
     out, _ = kernel.apply_rotary(q, None, cos, sin)
     assert_as_good(out, q, (cos, sin))
 
 
-# --- as models have it -----------------------------------------------------------------------------------------------
+# --- models ----------------------------------------------------------------------------------------------------------
 
 
 def wan(x, cos, sin):
-    """`x` [B, S, H, D], and float32 tables that hold every value twice."""
+    """Rotate `x` [B, S, H, D] by float32 tables that hold every value twice."""
     x1, x2 = x.unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = cos[..., ::2].unsqueeze(-2), sin[..., 1::2].unsqueeze(-2)
     out = torch.empty_like(x)
@@ -297,7 +289,7 @@ def wan(x, cos, sin):
 
 
 def flux(x, cos, sin):
-    """Also that of HunyuanVideo, CogVideoX, and, for [B, S, C], of LTX-Video."""
+    """The code of HunyuanVideo and CogVideoX, and for [B, S, C] of LTX-Video."""
     real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)
     turned = torch.stack([-imaginary, real], -1).flatten(-2)
     if x.dim() == 4:
@@ -306,7 +298,7 @@ def flux(x, cos, sin):
 
 
 def llama(x, cos, sin):
-    """Of `x` [B, H, S, D], in its own dtype, as are the tables."""
+    """Rotate `x` [B, H, S, D] in its dtype, which the tables have as well."""
     half = x.shape[-1] // 2
     return x * cos.unsqueeze(1) + torch.cat((-x[..., half:], x[..., :half]), -1) * sin.unsqueeze(1)
 
@@ -316,7 +308,7 @@ def twice(angles):
 
 
 def assert_agrees(actual, expected):
-    """To one unit in the last place; near zero, to that of the products that a result is the difference of."""
+    """Assert equality to one unit in the last place; near zero, to one unit of the products that are subtracted."""
     eps = torch.finfo(actual.dtype).eps
     torch.testing.assert_close(actual, expected, rtol=eps, atol=torch.finfo(torch.float32).eps * 4)
 
@@ -349,8 +341,7 @@ def test_ltx(dim, dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_hunyuan(dtype):
-    """With tokens of the text behind those of the video, which stay; and in front of them, as Flux and CogVideoX have
-    them."""
+    """Text tokens, which are not rotated, come after those of the video, or before them as in Flux and CogVideoX."""
     text, widths = 7, (16, 56, 56)
     q, k = (random(1, TOKENS + text, 2, 128, dtype=dtype) for _ in range(2))
     cos, sin = twice(wan_angles(points(GRID), widths, (256.0,) * 3))
@@ -364,7 +355,7 @@ def test_hunyuan(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_llama(dtype):
-    """Which rounds its products, too: where these roundings are coarse, ours is the smaller error."""
+    """The model rounds its products, too; with a coarse dtype the kernel has the smaller error."""
     q, k = random(2, 4, 50, 128, dtype=dtype), random(2, 2, 50, 128, dtype=dtype)
     angles = torch.arange(50, dtype=torch.float64)[:, None] * 5e5 ** (torch.arange(64, dtype=torch.float64) / -64)
     cos, sin = (f(torch.cat([angles] * 2, -1)).to(DEVICE, dtype).expand(2, -1, -1) for f in (torch.cos, torch.sin))
@@ -378,7 +369,7 @@ def test_llama(dtype):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_qwen_vl(dtype):
-    """Positions of three axes for each token, and one ladder of frequencies over the sections."""
+    """Positions on three axes for each token, and one sequence of frequencies over the sections."""
     sections, tokens = (16, 24, 24), 50
     q, k = random(2, 4, tokens, 128, dtype=dtype), random(2, 2, tokens, 128, dtype=dtype)
     positions = torch.randint(0, 2000, (3, 2, tokens))
@@ -403,7 +394,7 @@ def test_qwen_vl(dtype):
 @pytest.mark.parametrize("prefix", [0, 7])
 @pytest.mark.parametrize("inplace", [False, True])
 def test_layouts(inplace, prefix, half, dim, dtype):
-    """Every layout and stride, in place or not, does what the contiguous one does."""
+    """Every layout and stride, in place or not, gives the result of the contiguous layout."""
     tokens = TOKENS + prefix
     pairs = "half" if half else "interleaved"
     q, k = random(2, tokens, 5, dim, dtype=dtype), random(2, tokens, 2, dim, dtype=dtype)
@@ -413,7 +404,7 @@ def test_layouts(inplace, prefix, half, dim, dtype):
     assert torch.equal(want_q[:, :prefix], q[:, :prefix]) and torch.equal(want_k[:, :prefix], k[:, :prefix])
 
     def strided(x, lead):
-        """The same values, `lead` elements into rows that are longer than they need be."""
+        """Return the same values as a view: `lead` elements into longer rows."""
         storage = x.new_zeros(*x.shape[:-1], x.shape[-1] + 16)
         view = storage[..., lead : lead + x.shape[-1]]
         return view.copy_(x)
@@ -440,14 +431,14 @@ def test_layouts(inplace, prefix, half, dim, dtype):
             else:
                 assert out.is_contiguous() and out.shape == x.shape, name
             wanted = want.transpose(1, 2) if layout == "bhsd" else want.flatten(2) if layout == "bsc" else want
-            # Vectors and single elements are fused differently by a compiler.
+            # A compiler contracts the arithmetic of vectors and of single elements differently.
             torch.testing.assert_close(out, wanted, msg=name)
         assert inplace or torch.equal(a, before), name
 
 
 @pytest.mark.parametrize("half", [False, True])
 def test_many_tokens(half):
-    """Heads first, so many that a launch divides them otherwise; and heads that one block cannot hold."""
+    """Heads first: so many that a launch divides them differently, and heads that do not fit one block."""
     for grid, heads, dim in (((3, 30, 31), 7, 64), (GRID, 75, 128)):
         q, k = (random(1, math.prod(grid), h, dim, dtype=torch.bfloat16) for h in (heads, 3))
         wanted = [rotated(x, wan_angles(points(grid), wan_widths(dim)), half) for x in (q, k)]
@@ -497,7 +488,7 @@ def test_only_prefix():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_not_finite(value, dtype):
-    """What is not finite stays within its pair."""
+    """A value that is not finite changes only its pair."""
     q = random(1, TOKENS, 2, 64, dtype=dtype)
     want, _ = kernel.rope3d(q, None, GRID)
     q[0, 7, 1, 10] = value
@@ -534,7 +525,7 @@ def test_backward(inplace, dim, half, dtype):
 
 @pytest.mark.parametrize("half", [False, True])
 def test_backward_of_the_reference(half):
-    """The gradients above are held against a rotation by the negative angles, which is the gradient of a rotation."""
+    """The reference above is a rotation by the negative angles; this compares it with autograd."""
     x, grad = (torch.randn(2, TOKENS, 2, 10, dtype=torch.float64) for _ in range(2))
     angles = wan_angles(points(GRID), wan_widths(10))
     x.requires_grad_()
@@ -592,7 +583,7 @@ def test_in_place_is_noticed():
 # --- errors ----------------------------------------------------------------------------------------------------------
 
 
-# What the operators have after q and k, by how they are told of angles.
+# The arguments of the ops after q and k.
 FORM = {"prefix": 0, "head_dim": 0, "half": False, "heads_first": False, "inverse": False}
 PAIRS = {"frame_pairs": 2, "height_pairs": 1, "width_pairs": 1, "in_turn": False}
 
@@ -749,12 +740,42 @@ def test_opcheck(dtype):
 
 
 def test_fake_tensors():
-    """Which must not meet a table that is kept."""
+    """A fake tensor must not meet a kept table, nor a later call a fake table."""
     q = random(1, TOKENS, 2, 64, dtype=torch.float32)
     kernel.rope3d(q, None, GRID)
     with FakeTensorMode() as mode:
         out, _ = kernel.rope3d(mode.from_tensor(q), None, GRID)
     assert out.shape == q.shape and out.device == q.device
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        out, _ = kernel.rope3d(q, None, GRID, theta=55.0)
+    assert type(out) is not torch.Tensor
+    assert type(kernel.rope3d(q, None, GRID, theta=55.0)[0]) is torch.Tensor
+
+
+@pytest.mark.parametrize("rotate", ["rope3d", "apply_rotary"])
+def test_in_place_saves_and_versions(rotate):
+    """In place and out of place have one gradient, and every way of writing q and k bumps their versions."""
+    cos, sin = torch.rand(2, TOKENS, 8, device=DEVICE)
+    arguments = (GRID,) if rotate == "rope3d" else (cos, sin)
+    q, k = (random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True) for _ in range(2))
+    grads = [torch.randn_like(q) for _ in range(2)]
+    expected = torch.autograd.grad(getattr(kernel, rotate)(q, k, *arguments), (q, k), grads)
+
+    def block(q, k):
+        q, k = q * 1, k * 1
+        return getattr(kernel, rotate)(q, k, *arguments, inplace=True)
+
+    torch._dynamo.reset()
+    for function in (block, torch.compile(block, fullgraph=True, backend="aot_eager")):
+        torch.testing.assert_close(torch.autograd.grad(function(q, k), (q, k), grads), expected)
+    changed = q * 1
+    version = changed._version
+    getattr(kernel, rotate)(changed, None, *arguments, inplace=True)
+    assert changed._version > version
+    with torch.no_grad():
+        version = changed._version
+        getattr(kernel, rotate)(changed, None, *arguments, inplace=True)
+        assert changed._version > version
 
 
 @pytest.mark.kernels_ci
@@ -810,7 +831,7 @@ def test_compile_inductor():
             torch.testing.assert_close(actual, expected)
 
 
-# --- what only a GPU has ---------------------------------------------------------------------------------------------
+# --- GPU only --------------------------------------------------------------------------------------------------------
 
 gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")
 
@@ -832,7 +853,7 @@ def test_stream():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device():
-    """The current device is another one than that of the tensors, and stays so."""
+    """The current device is not that of the tensors, and does not change."""
     q, k = (random(1, TOKENS, 3, 64, dtype=torch.float16).to("cuda:1") for _ in range(2))
     angles = wan_angles(points(GRID), wan_widths(64))
     cos, sin = (f(angles).float().to("cuda:1") for f in (torch.cos, torch.sin))
@@ -846,7 +867,7 @@ def test_second_device():
 @gpu
 @pytest.mark.parametrize("theta", [10000.0, 123.0])
 def test_graph(theta):
-    """Also where the tables are made within the graph, which other calls must not see."""
+    """Also with tables made during the capture, which other calls must not get."""
     q, k = (random(1, TOKENS, 3, 64, dtype=torch.float16, requires_grad=True) for _ in range(2))
 
     def step(theta):

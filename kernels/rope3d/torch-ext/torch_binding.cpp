@@ -1,18 +1,19 @@
 // Binds the kernel to Torch through its stable ABI, as of Torch 2.10.
 //
-// Reads:    sizes, strides, types and devices of the arguments.
-// Writes:   tensors that it allocates itself, and those that it is given to rotate in place.
+// Reads:    sizes, strides, dtypes and devices of the arguments.
+// Writes:   only tensors that it allocates, apart from rotate_grid_ and rotate_tokens_, which write q and k.
 // Must not: compute; call anything of Torch newer than 2.10.
-#include "torch_binding.h"
-
+//
+// In all ops q and k are [B, S, H, D], or [B, H, S, D] if `heads_first`. If `head_dim` is not 0 they are [B, S, H * D]
+// with D = `head_dim`, or with one head if it is -1. The first `prefix` tokens of each sequence are not rotated.
+// `inverse` negates the angles; `half` is that of rope3d/problem.h.
 #include <algorithm>
-#include <deque>
 #include <limits>
-#include <mutex>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 
-#include "kit/direct.h"
 #include "kit/tensors.h"
 #include "registration.h"
 #include "rope3d/problem.h"
@@ -27,62 +28,21 @@ const char* const kit::kProject = "rope3d";
 namespace {
 
 using namespace kit;
-using direct::Borrowed;
-using direct::Results;
 using rope3d::kAxes;
 using rope3d::Rotation;
 using std::to_string;
+using MaybeTensor = std::optional<Tensor>;
 
-// What the operators are told of q and k, and of how they turn.
 struct Form {
   int64_t prefix, head_dim;
   bool half, heads_first;
 };
 
-// The same with what they turn by: a grid and its table; or, where there is none, tables that come with each call.
-struct Plan {
-  Form form;
-  std::optional<Tensor> table;
-  int64_t sizes[kAxes], pairs[kAxes];
-  bool in_turn;
-  int64_t rotary_dim;
-};
-
-// Plans by their numbers. Threads may add and look up at the same time; a plan stays where it is.
-class Plans {
- public:
-  int64_t add(Plan plan) {
-    const std::lock_guard<std::mutex> alone(changing_);
-    all_.push_back(std::move(plan));
-    return static_cast<int64_t>(all_.size()) - 1;
-  }
-
-  const Plan& at(int64_t number, bool of_grid) {
-    const std::lock_guard<std::mutex> alone(changing_);
-    if (number < 0 || number >= static_cast<int64_t>(all_.size()) || all_[number].table.has_value() != of_grid) {
-      fail("plan", std::string("must be a number from ") + (of_grid ? "keep_grid" : "keep_tokens") + ", not " +
-                       to_string(number));
-    }
-    return all_[number];
-  }
-
- private:
-  std::mutex changing_;
-  std::deque<Plan> all_;
-};
-
-// Never destroyed: at the end of a process there may be no device left to give the tables back to.
-Plans& plans() {
-  static auto* const all = new Plans;
-  return *all;
-}
-
 struct Shape {
   int64_t batch, tokens, heads, width;
 };
 
-template <class T>
-Shape shape_of(const T& x, const char* argument, const Form& form) {
+Shape shape_of(const Tensor& x, const char* argument, const Form& form) {
   const auto sizes = x.sizes();
   const size_t dims = form.head_dim == 0 ? 4 : 3;
   if (sizes.size() != dims) {
@@ -107,23 +67,20 @@ Shape shape_of(const T& x, const char* argument, const Form& form) {
   return shape;
 }
 
-template <class T>
-rope3d::Strides strides_of(const T& x, const Form& form, const Shape& shape) {
+rope3d::Strides strides_of(const Tensor& x, const Form& form, const Shape& shape) {
   const auto strides = x.strides();
   if (form.head_dim != 0) return {strides[0], strides[1], shape.width};
   return {strides[0], strides[form.heads_first ? 2 : 1], strides[form.heads_first ? 1 : 2]};
 }
 
-template <class T>
-bool adjacent(const T& x) {
+bool adjacent(const Tensor& x) {
   const int64_t last = x.dim() - 1;
   return x.size(last) <= 1 || x.stride(last) == 1;
 }
 
-// What is known before there is a place for the result.
-template <class T>
-Rotation rotation(const T& q, const std::optional<T>& k, const Form& form, bool inverse) {
-  check_here(q, "q");
+// Checks q and k. The caller adds the angles and the pointers.
+Rotation rotation(const Tensor& q, const MaybeTensor& k, const Form& form, bool inverse) {
+  check_backend(q, "q");
   Rotation problem{};
   problem.type = element_type(q, "q");
   const Shape shape = shape_of(q, "q", form);
@@ -147,8 +104,7 @@ Rotation rotation(const T& q, const std::optional<T>& k, const Form& form, bool 
   return problem;
 }
 
-template <class T>
-rope3d::Grid grid_of(const Tensor& table, const T& q, const int64_t (&sizes)[kAxes], const int64_t (&pairs)[kAxes],
+rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes)[kAxes], const int64_t (&pairs)[kAxes],
                      bool in_turn) {
   check_device(table, "table", q, "q");
   if (dtype(table) != aoti_torch_dtype_float32()) fail("table", "must be float32");
@@ -176,11 +132,17 @@ rope3d::Grid grid_of(const Tensor& table, const T& q, const int64_t (&sizes)[kAx
   return grid;
 }
 
-template <class T>
-Rotation by_grid(const T& q, const std::optional<T>& k, const Plan& plan, bool inverse) {
-  Rotation problem = rotation(q, k, plan.form, inverse);
-  const auto& sizes = plan.sizes;
-  const auto& pairs = plan.pairs;
+// What a grid needs besides q and k: as the arguments of rotate_grid.
+struct GridArguments {
+  const Tensor& table;
+  int64_t sizes[kAxes], pairs[kAxes];
+  bool in_turn;
+};
+
+Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by, const Form& form, bool inverse) {
+  Rotation problem = rotation(q, k, form, inverse);
+  const auto& sizes = by.sizes;
+  const auto& pairs = by.pairs;
   for (int i = 0; i < kAxes; ++i) {
     if (sizes[i] < 0 || pairs[i] < 0) fail("grid", "must have no negative size, nor a negative number of pairs");
   }
@@ -189,28 +151,28 @@ Rotation by_grid(const T& q, const std::optional<T>& k, const Plan& plan, bool i
     fail("q",
          "must have heads of at least " + to_string(2 * problem.pairs) + " elements, not " + to_string(problem.width));
   }
-  // In double, which no sizes overflow.
+  // The product of any three sizes fits a double.
   const double tokens = static_cast<double>(sizes[0]) * static_cast<double>(sizes[1]) * static_cast<double>(sizes[2]);
   if (tokens != static_cast<double>(problem.tokens - problem.prefix)) {
     fail("grid", "and prefix must have " + to_string(problem.tokens) + " tokens, as q has, not " + to_string(sizes[0]) +
                      " * " + to_string(sizes[1]) + " * " + to_string(sizes[2]) + " + " + to_string(problem.prefix));
   }
-  problem.grid = grid_of(*plan.table, q, sizes, pairs, plan.in_turn);
-  problem.first_turning = plan.in_turn ? problem.staying() : 0;
+  problem.grid = grid_of(by.table, q, sizes, pairs, by.in_turn);
+  problem.first_turning = by.in_turn ? problem.staying() : 0;
   return problem;
 }
 
-// Contiguous copies take the place of `cos` and `sin` where their strides differ.
-template <class T>
-Rotation by_tokens(const T& q, const std::optional<T>& k, T& cos, T& sin, const Plan& plan, bool inverse) {
-  Rotation problem = rotation(q, k, plan.form, inverse);
+// Replaces `cos` and `sin` by contiguous copies if their strides differ.
+Rotation by_tokens(const Tensor& q, const MaybeTensor& k, Tensor& cos, Tensor& sin, int64_t rotary_dim,
+                   const Form& form, bool inverse) {
+  Rotation problem = rotation(q, k, form, inverse);
   check_device(cos, "cos", q, "q");
   rope3d::Tokens& table = problem.table;
   table.type = element_type(cos, "cos");
   check_like(sin, "sin", cos, "cos");
   if (!cos.strides().equals(sin.strides())) {
-    cos = contiguous_copy(cos);
-    sin = contiguous_copy(sin);
+    cos = torch::stable::contiguous(cos);
+    sin = torch::stable::contiguous(sin);
   }
   const auto sizes = cos.sizes(), strides = cos.strides();
   const size_t dims = sizes.size();
@@ -218,7 +180,7 @@ Rotation by_tokens(const T& q, const std::optional<T>& k, T& cos, T& sin, const 
   if (dims == 3 && sizes[0] != 1 && sizes[0] != problem.batch) {
     fail("cos", "must be for one sequence or for " + to_string(problem.batch) + ", not " + to_string(sizes[0]));
   }
-  const int64_t rotary = plan.rotary_dim > 0 ? plan.rotary_dim : problem.width, entries = sizes[dims - 1];
+  const int64_t rotary = rotary_dim > 0 ? rotary_dim : problem.width, entries = sizes[dims - 1];
   if (rotary > problem.width || rotary % 2 != 0) {
     fail("rotary_dim", "must be even and at most " + to_string(problem.width) + ", not " + to_string(rotary));
   }
@@ -239,9 +201,7 @@ Rotation by_tokens(const T& q, const std::optional<T>& k, T& cos, T& sin, const 
   return problem;
 }
 
-template <class T>
-void run(Rotation& problem, const T& q) {
-  [[maybe_unused]] const auto unlocked = running(q);
+void launch(const Rotation& problem, [[maybe_unused]] const Tensor& q) {
   if (problem.batch * problem.tokens == 0 || problem.width == 0) return;
   const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
   if (heads == 0) return;
@@ -253,12 +213,11 @@ void run(Rotation& problem, const T& q) {
 #endif
 }
 
-// The result for x, which `side` then writes, contiguous; a contiguous copy takes the place of x where the elements of
-// its heads are not adjacent.
-template <class T, class Make>
-T result_for(Make& make, T& x, rope3d::Side& side, const Rotation& problem, const Form& form) {
-  T result = make(x.sizes(), dtype(x), x);
-  if (!adjacent(x)) x = contiguous_copy(x);
+// Allocates the contiguous result for x, and makes it the target of `side`. Replaces x by a contiguous copy if the
+// elements of its heads are not adjacent.
+Tensor result_for(Tensor& x, rope3d::Side& side, const Rotation& problem, const Form& form) {
+  Tensor result = allocate_like(x);
+  if (!adjacent(x)) x = torch::stable::contiguous(x);
   const Shape shape{problem.batch, problem.tokens, side.heads, problem.width};
   side.from = x.const_data_ptr();
   side.from_strides = strides_of(x, form, shape);
@@ -269,190 +228,86 @@ T result_for(Make& make, T& x, rope3d::Side& side, const Rotation& problem, cons
   return result;
 }
 
-template <class T, class Make>
-std::tuple<T, T> rotated(Make& make, Rotation& problem, T q, std::optional<T> k, const Form& form) {
-  [[maybe_unused]] const auto device = make.enter(q);
-  T to_q = result_for(make, q, problem.sides[0], problem, form);
-  T to_k = k.has_value() ? result_for(make, *k, problem.sides[1], problem, form) : make.nothing(dtype(q), q);
-  run(problem, q);
+std::tuple<Tensor, Tensor> rotated(Rotation& problem, Tensor q, MaybeTensor k, const Form& form) {
+  [[maybe_unused]] const auto device = enter(q);
+  Tensor to_q = result_for(q, problem.sides[0], problem, form);
+  Tensor to_k = k.has_value() ? result_for(*k, problem.sides[1], problem, form) : allocate_nothing(q);
+  launch(problem, q);
   return {to_q, to_k};
 }
 
-template <class T>
-void rotate_side(const T& x, const char* argument, rope3d::Side& side, const Rotation& problem, const Form& form) {
+void set_in_place(const Tensor& x, const char* argument, rope3d::Side& side, const Rotation& problem,
+                  const Form& form) {
   if (!adjacent(x)) fail(argument, "must have adjacent elements in its last dimension to be rotated in place");
   side.from = side.to = x.mutable_data_ptr();
   side.from_strides = side.to_strides = strides_of(x, form, {problem.batch, problem.tokens, side.heads, problem.width});
 }
 
-template <class T>
-void rotate_in_place(Rotation& problem, const T& q, const std::optional<T>& k, const Form& form) {
-  rotate_side(q, "q", problem.sides[0], problem, form);
-  if (k.has_value()) rotate_side(*k, "k", problem.sides[1], problem, form);
+void rotate_in_place(Rotation& problem, const Tensor& q, const MaybeTensor& k, const Form& form) {
+  set_in_place(q, "q", problem.sides[0], problem, form);
+  if (k.has_value()) set_in_place(*k, "k", problem.sides[1], problem, form);
   [[maybe_unused]] const auto device = enter(q);
-  run(problem, q);
+  launch(problem, q);
 }
 
-template <class T, class Make>
-std::tuple<T, T> rotated_by_grid(Make& make, const T& q, const std::optional<T>& k, const Plan& plan, bool inverse) {
-  Rotation problem = by_grid(q, k, plan, inverse);
-  return rotated(make, problem, q, k, plan.form);
+// q and k rotated by positions on a grid of frames x height x width, contiguous; the latter is empty without k. `table`
+// is that of rope3d/problem.h, [frames + height + width, entries, 2]; `frame_pairs`, `height_pairs` and `width_pairs`
+// are the numbers of pairs of a head that turn by each axis.
+std::tuple<Tensor, Tensor> rotate_grid(const Tensor& q, const MaybeTensor& k, const Tensor& table, int64_t frames,
+                                       int64_t height, int64_t width, int64_t frame_pairs, int64_t height_pairs,
+                                       int64_t width_pairs, int64_t prefix, int64_t head_dim, bool in_turn, bool half,
+                                       bool heads_first, bool inverse) {
+  const GridArguments by{table, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, in_turn};
+  const Form form{prefix, head_dim, half, heads_first};
+  Rotation problem = by_grid(q, k, by, form, inverse);
+  return rotated(problem, q, k, form);
 }
 
-template <class T>
-void rotate_by_grid(const T& q, const std::optional<T>& k, const Plan& plan, bool inverse) {
-  Rotation problem = by_grid(q, k, plan, inverse);
-  rotate_in_place(problem, q, k, plan.form);
+// The same in place.
+void rotate_grid_(const Tensor& q, const MaybeTensor& k, const Tensor& table, int64_t frames, int64_t height,
+                  int64_t width, int64_t frame_pairs, int64_t height_pairs, int64_t width_pairs, int64_t prefix,
+                  int64_t head_dim, bool in_turn, bool half, bool heads_first, bool inverse) {
+  const GridArguments by{table, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, in_turn};
+  const Form form{prefix, head_dim, half, heads_first};
+  Rotation problem = by_grid(q, k, by, form, inverse);
+  rotate_in_place(problem, q, k, form);
 }
 
-template <class T, class Make>
-std::tuple<T, T> rotated_by_tokens(Make& make, const T& q, const std::optional<T>& k, T cos, T sin, const Plan& plan,
-                                   bool inverse) {
-  Rotation problem = by_tokens(q, k, cos, sin, plan, inverse);
-  return rotated(make, problem, q, k, plan.form);
+// q and k rotated by `cos` and `sin` of [S', n] or [B, S', n], contiguous; the latter is empty without k. n is
+// `rotary_dim`, the number of elements of a head that turn (0: all), or half of it, with one entry for each pair.
+std::tuple<Tensor, Tensor> rotate_tokens(const Tensor& q, const MaybeTensor& k, Tensor cos, Tensor sin,
+                                         int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half,
+                                         bool heads_first, bool inverse) {
+  const Form form{prefix, head_dim, half, heads_first};
+  Rotation problem = by_tokens(q, k, cos, sin, rotary_dim, form, inverse);
+  return rotated(problem, q, k, form);
 }
 
-template <class T>
-void rotate_by_tokens(const T& q, const std::optional<T>& k, T cos, T sin, const Plan& plan, bool inverse) {
-  Rotation problem = by_tokens(q, k, cos, sin, plan, inverse);
-  rotate_in_place(problem, q, k, plan.form);
-}
-
-Plan plan_of_grid(const Tensor& table, int64_t frames, int64_t height, int64_t width, int64_t frame_pairs,
-                  int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim, bool in_turn, bool half,
-                  bool heads_first) {
-  return {{prefix, head_dim, half, heads_first},    table,   {frames, height, width},
-          {frame_pairs, height_pairs, width_pairs}, in_turn, 0};
-}
-
-Plan plan_of_tokens(int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half, bool heads_first) {
-  return {{prefix, head_dim, half, heads_first}, std::nullopt, {}, {}, false, rotary_dim};
-}
-
-using Maybe = std::optional<Borrowed>;
-
-std::tuple<Borrowed, Borrowed> kept_grid_directly(Results& results, Borrowed q, Maybe k, int64_t plan, bool inverse) {
-  return rotated_by_grid(results, q, k, plans().at(plan, true), inverse);
-}
-
-void kept_grid_in_place_directly(Borrowed q, Maybe k, int64_t plan, bool inverse) {
-  rotate_by_grid(q, k, plans().at(plan, true), inverse);
-}
-
-std::tuple<Borrowed, Borrowed> kept_tokens_directly(Results& results, Borrowed q, Maybe k, Borrowed cos, Borrowed sin,
-                                                    int64_t plan, bool inverse) {
-  return rotated_by_tokens(results, q, k, cos, sin, plans().at(plan, false), inverse);
-}
-
-void kept_tokens_in_place_directly(Borrowed q, Maybe k, Borrowed cos, Borrowed sin, int64_t plan, bool inverse) {
-  rotate_by_tokens(q, k, cos, sin, plans().at(plan, false), inverse);
-}
-
-// A number for the device of a tensor and the size of its last dimension. None: it is no plain tensor, or a mode looks
-// at the operators that are called.
-direct::Object* place(direct::Object*, direct::Object* const* objects, std::ptrdiff_t count) {
-  try {
-    if (direct::exchange != nullptr && count == 1 && !direct::any_mode()) {
-      const Borrowed x = Borrowed::plain(objects[0]);
-      if (x.dim() == 0) throw direct::Declined();
-      const int64_t device = x.exchanged().device_type << 8 | (x.get_device_index() & 255);
-      return direct::kit_python_integer(device << 40 | x.size(x.dim() - 1));
-    }
-  } catch (...) {
-  }
-  return direct::none();
+// The same in place.
+void rotate_tokens_(const Tensor& q, const MaybeTensor& k, Tensor cos, Tensor sin, int64_t rotary_dim, int64_t prefix,
+                    int64_t head_dim, bool half, bool heads_first, bool inverse) {
+  const Form form{prefix, head_dim, half, heads_first};
+  Rotation problem = by_tokens(q, k, cos, sin, rotary_dim, form, inverse);
+  rotate_in_place(problem, q, k, form);
 }
 
 }  // namespace
 
-std::tuple<Tensor, Tensor> rotate_grid(const Tensor& q, const std::optional<Tensor>& k, const Tensor& table,
-                                       int64_t frames, int64_t height, int64_t width, int64_t frame_pairs,
-                                       int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim,
-                                       bool in_turn, bool half, bool heads_first, bool inverse) {
-  return rotated_by_grid(empty, q, k,
-                         plan_of_grid(table, frames, height, width, frame_pairs, height_pairs, width_pairs, prefix,
-                                      head_dim, in_turn, half, heads_first),
-                         inverse);
-}
-
-void rotate_grid_(Tensor q, std::optional<Tensor> k, const Tensor& table, int64_t frames, int64_t height, int64_t width,
-                  int64_t frame_pairs, int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim,
-                  bool in_turn, bool half, bool heads_first, bool inverse) {
-  rotate_by_grid(q, k,
-                 plan_of_grid(table, frames, height, width, frame_pairs, height_pairs, width_pairs, prefix, head_dim,
-                              in_turn, half, heads_first),
-                 inverse);
-}
-
-std::tuple<Tensor, Tensor> rotate_tokens(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
-                                         const Tensor& sin, int64_t rotary_dim, int64_t prefix, int64_t head_dim,
-                                         bool half, bool heads_first, bool inverse) {
-  return rotated_by_tokens(empty, q, k, cos, sin, plan_of_tokens(rotary_dim, prefix, head_dim, half, heads_first),
-                           inverse);
-}
-
-void rotate_tokens_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin, int64_t rotary_dim,
-                    int64_t prefix, int64_t head_dim, bool half, bool heads_first, bool inverse) {
-  rotate_by_tokens(q, k, cos, sin, plan_of_tokens(rotary_dim, prefix, head_dim, half, heads_first), inverse);
-}
-
-int64_t keep_grid(const Tensor& table, int64_t frames, int64_t height, int64_t width, int64_t frame_pairs,
-                  int64_t height_pairs, int64_t width_pairs, int64_t prefix, int64_t head_dim, bool in_turn, bool half,
-                  bool heads_first) {
-  return plans().add(plan_of_grid(table, frames, height, width, frame_pairs, height_pairs, width_pairs, prefix,
-                                  head_dim, in_turn, half, heads_first));
-}
-
-int64_t keep_tokens(int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half, bool heads_first) {
-  return plans().add(plan_of_tokens(rotary_dim, prefix, head_dim, half, heads_first));
-}
-
-std::tuple<Tensor, Tensor> rotate_kept_grid(const Tensor& q, const std::optional<Tensor>& k, int64_t plan,
-                                            bool inverse) {
-  return rotated_by_grid(empty, q, k, plans().at(plan, true), inverse);
-}
-
-void rotate_kept_grid_(Tensor q, std::optional<Tensor> k, int64_t plan, bool inverse) {
-  rotate_by_grid(q, k, plans().at(plan, true), inverse);
-}
-
-std::tuple<Tensor, Tensor> rotate_kept_tokens(const Tensor& q, const std::optional<Tensor>& k, const Tensor& cos,
-                                              const Tensor& sin, int64_t plan, bool inverse) {
-  return rotated_by_tokens(empty, q, k, cos, sin, plans().at(plan, false), inverse);
-}
-
-void rotate_kept_tokens_(Tensor q, std::optional<Tensor> k, const Tensor& cos, const Tensor& sin, int64_t plan,
-                         bool inverse) {
-  rotate_by_tokens(q, k, cos, sin, plans().at(plan, false), inverse);
-}
-
-#define GRID(INT)                                                                                                \
-  "Tensor table, " INT " frames, " INT " height, " INT " width, " INT " frame_pairs, " INT " height_pairs, " INT \
-  " width_pairs, " INT " prefix, " INT " head_dim, bool in_turn, bool half, bool heads_first"
-#define TOKENS(INT) INT " rotary_dim, " INT " prefix, " INT " head_dim, bool half, bool heads_first"
-
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
-  // Of the table of a grid, in Python alone, so that no trace repeats what it takes to make one.
+  // Implemented in Python, so that a trace holds one call in place of the steps that make the table.
   ops.def(
       "grid_table(SymInt frames, SymInt height, SymInt width, SymInt frame_pairs, SymInt height_pairs, SymInt "
       "width_pairs, str order, float[] theta, float[] scale, float[] offset, Device device) -> Tensor");
-  ops.def("rotate_grid(Tensor q, Tensor? k, " GRID("SymInt") ", bool inverse) -> (Tensor, Tensor)");
-  ops.def("rotate_grid_(Tensor(a!) q, Tensor(b!)? k, " GRID("SymInt") ", bool inverse) -> ()");
-  ops.def("rotate_tokens(Tensor q, Tensor? k, Tensor cos, Tensor sin, " TOKENS(
-      "SymInt") ", bool inverse) -> (Tensor, Tensor)");
-  ops.def(
-      "rotate_tokens_(Tensor(a!) q, Tensor(b!)? k, Tensor cos, Tensor sin, " TOKENS("SymInt") ", bool inverse) -> ()");
-  ops.def("keep_grid(" GRID("int") ") -> int");
-  ops.def("keep_tokens(" TOKENS("int") ") -> int");
-  ops.def("rotate_kept_grid(Tensor q, Tensor? k, int plan, bool inverse) -> (Tensor, Tensor)");
-  ops.def("rotate_kept_grid_(Tensor(a!) q, Tensor(b!)? k, int plan, bool inverse) -> ()");
-  ops.def(
-      "rotate_kept_tokens(Tensor q, Tensor? k, Tensor cos, Tensor sin, int plan, bool inverse) -> (Tensor, Tensor)");
-  ops.def("rotate_kept_tokens_(Tensor(a!) q, Tensor(b!)? k, Tensor cos, Tensor sin, int plan, bool inverse) -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CompositeExplicitAutograd, ops) {
-  ops.impl("keep_tokens", TORCH_BOX(&keep_tokens));
+#define GRID                                                                                                   \
+  "Tensor table, SymInt frames, SymInt height, SymInt width, SymInt frame_pairs, SymInt height_pairs, SymInt " \
+  "width_pairs, SymInt prefix, SymInt head_dim, bool in_turn, bool half, bool heads_first, bool inverse"
+#define TOKENS                                                                                                    \
+  "Tensor cos, Tensor sin, SymInt rotary_dim, SymInt prefix, SymInt head_dim, bool half, bool heads_first, bool " \
+  "inverse"
+  ops.def("rotate_grid(Tensor q, Tensor? k, " GRID ") -> (Tensor, Tensor)");
+  ops.def("rotate_grid_(Tensor(a!) q, Tensor(b!)? k, " GRID ") -> ()");
+  ops.def("rotate_tokens(Tensor q, Tensor? k, " TOKENS ") -> (Tensor, Tensor)");
+  ops.def("rotate_tokens_(Tensor(a!) q, Tensor(b!)? k, " TOKENS ") -> ()");
 }
 
 #if defined(CUDA_KERNEL)
@@ -464,15 +319,6 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
   ops.impl("rotate_grid_", TORCH_BOX(&rotate_grid_));
   ops.impl("rotate_tokens", TORCH_BOX(&rotate_tokens));
   ops.impl("rotate_tokens_", TORCH_BOX(&rotate_tokens_));
-  ops.impl("keep_grid", TORCH_BOX(&keep_grid));
-  ops.impl("rotate_kept_grid", TORCH_BOX(&rotate_kept_grid));
-  ops.impl("rotate_kept_grid_", TORCH_BOX(&rotate_kept_grid_));
-  ops.impl("rotate_kept_tokens", TORCH_BOX(&rotate_kept_tokens));
-  ops.impl("rotate_kept_tokens_", TORCH_BOX(&rotate_kept_tokens_));
 }
 
-KIT_DIRECT_MODULE(TORCH_EXTENSION_NAME, KIT_DIRECT("rotate_kept_grid", kept_grid_directly),
-                  KIT_CHANGING("rotate_kept_grid_", kept_grid_in_place_directly),
-                  KIT_DIRECT("rotate_kept_tokens", kept_tokens_directly),
-                  KIT_CHANGING("rotate_kept_tokens_", kept_tokens_in_place_directly),
-                  {"place", place, kit::direct::kFastCall, nullptr})
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

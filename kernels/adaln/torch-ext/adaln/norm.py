@@ -1,90 +1,93 @@
-"""The operators as functions, and what Torch must know about them to trace and differentiate them."""
+"""The public functions, and the fakes and gradients of their ops."""
 
 from typing import Optional
 
 import torch
+from torch import Tensor, is_grad_enabled
 
-from ._dispatch import differentiable, differentiable_once
-from ._ops import add_op_namespace_prefix
+from ._ops import add_op_namespace_prefix, ops
 
 
 def ada_layer_norm(
-    x: torch.Tensor,
-    scale: Optional[torch.Tensor],
-    shift: Optional[torch.Tensor],
-    weight: Optional[torch.Tensor] = None,
-    bias: Optional[torch.Tensor] = None,
+    x: Tensor,
+    scale: Optional[Tensor],
+    shift: Optional[Tensor],
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
     eps: float = 1e-6,
     rounding: str = "last",
-) -> torch.Tensor:
-    """Returns `layer_norm(x, weight, bias) * (1 + scale) + shift`, over the last dimension of `x`, contiguous.
+) -> Tensor:
+    """Return `layer_norm(x, weight, bias) * (1 + scale) + shift` over the last dimension of `x`, contiguous.
 
     Args:
-        x: float32, float16 or bfloat16, of any shape. Only the elements of a row need to be adjacent: other strides
-            are read as they are. So are those of `scale` and `shift`.
-        scale: Of the shape of `x`, or with 1 or nothing in place of dimensions between its first ones and the last:
-            for `x` of `[B, S, C]`, one of `[B, S, C]`, `[B, 1, C]`, `[B, C]`, `[C]`. Of the dtype of `x` or float32.
-            None, for `shift` as well: no modulation.
-        shift: Of the dtype of `scale`, and with as many rows.
-        weight: One factor for each element of a row, of the dtype of `x` or float32. None: no factor.
-        bias: One summand for each element of a row, likewise.
+        x: float32, float16 or bfloat16, of any shape. The elements of a row must be adjacent to be read in place; the
+            other dimensions may have any strides. The same holds for `scale` and `shift`.
+        scale: Of the dtype of `x` or float32. Of the shape of `x`, or with dimensions between its first ones and the
+            last missing or of size 1: for `x` of `[B, S, C]`, one of `[B, S, C]`, `[B, 1, C]`, `[B, C]`, `[C]`. None,
+            for `shift` as well: no modulation.
+        shift: Of the dtype of `scale`, with as many rows.
+        weight: `[x.shape[-1]]`, of the dtype of `x` or float32. None: no weight.
+        bias: Likewise.
         eps: Added to the variance.
-        rounding: "last": the arithmetic is float32, and the result is rounded to the dtype of `x` once, as in models
-            that modulate in float32 (Wan). "each": the norm, `1 + scale` and their product are rounded to that dtype,
-            too, as in models that modulate in it (LTX-Video, DiT).
+        rounding: `"last"` computes in float32 and rounds the result to the dtype of `x` once, like models that modulate
+            in float32 (Wan). `"each"` also rounds the norm, `1 + scale` and their product, like models that modulate
+            in the dtype of `x` (LTX-Video, DiT).
+
+    All tensors get gradients, which ignore the roundings.
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If `rounding` is neither "last" nor "each".
+        ValueError: If `rounding` has another value.
     """
-    return _ada_norm(x, scale, shift, weight, bias, eps, True, rounding != "last" and _stepwise(rounding))
+    return _call_ada_norm(x, scale, shift, weight, bias, eps, True, rounding)
 
 
 def ada_rms_norm(
-    x: torch.Tensor,
-    scale: Optional[torch.Tensor],
-    shift: Optional[torch.Tensor],
-    weight: Optional[torch.Tensor] = None,
+    x: Tensor,
+    scale: Optional[Tensor],
+    shift: Optional[Tensor],
+    weight: Optional[Tensor] = None,
     eps: float = 1e-6,
     rounding: str = "last",
-) -> torch.Tensor:
-    """Returns `rms_norm(x, weight) * (1 + scale) + shift`: as `ada_layer_norm`, without mean and bias."""
-    return _ada_norm(x, scale, shift, weight, None, eps, False, rounding != "last" and _stepwise(rounding))
+) -> Tensor:
+    """Return `rms_norm(x, weight) * (1 + scale) + shift`: `ada_layer_norm` without mean and bias."""
+    return _call_ada_norm(x, scale, shift, weight, None, eps, False, rounding)
 
 
-def gate_residual(
-    residual: torch.Tensor, branch: torch.Tensor, gate: torch.Tensor, rounding: str = "last"
-) -> torch.Tensor:
-    """Returns `residual + branch * gate`, contiguous.
+def gate_residual(residual: Tensor, branch: Tensor, gate: Tensor, rounding: str = "last") -> Tensor:
+    """Return `residual + branch * gate`, contiguous.
 
     Args:
         residual: float32, float16 or bfloat16, of any shape.
         branch: Of the shape and dtype of `residual`.
         gate: As the `scale` of `ada_layer_norm`.
-        rounding: "last": computed in float32 and rounded once. "each": the product is rounded, too.
+        rounding: `"last"` computes in float32 and rounds once. `"each"` also rounds the product.
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If `rounding` is neither "last" nor "each".
+        ValueError: If `rounding` has another value.
     """
-    return _gate_residual(residual, branch, gate, rounding != "last" and _stepwise(rounding))
+    stepwise = rounding != "last" and _is_stepwise(rounding)
+    if is_grad_enabled() and (residual.requires_grad or branch.requires_grad or gate.requires_grad):
+        return _GateResidual.apply(residual, branch, gate, stepwise)
+    return _gate_residual(residual, branch, gate, stepwise)
 
 
 def gate_residual_ada_norm(
-    residual: torch.Tensor,
-    branch: torch.Tensor,
-    gate: torch.Tensor,
-    scale: Optional[torch.Tensor],
-    shift: Optional[torch.Tensor],
-    weight: Optional[torch.Tensor] = None,
-    bias: Optional[torch.Tensor] = None,
+    residual: Tensor,
+    branch: Tensor,
+    gate: Tensor,
+    scale: Optional[Tensor],
+    shift: Optional[Tensor],
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
     eps: float = 1e-6,
     norm: str = "layer",
     rounding: str = "last",
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the new residual and its modulated norm: `x = gate_residual(...)` and `ada_layer_norm(x, ...)`.
+) -> tuple[Tensor, Tensor]:
+    """Return the new residual and its modulated norm: `x = gate_residual(...)` and `ada_layer_norm(x, ...)`.
 
-    The new residual is rounded before it is normalized, as if the two steps were taken one by one.
+    The new residual is rounded before it is normalized, as in two separate steps.
 
     Args:
         residual: As in `gate_residual`.
@@ -95,99 +98,242 @@ def gate_residual_ada_norm(
         weight: As in `ada_layer_norm`.
         bias: As in `ada_layer_norm`.
         eps: As in `ada_layer_norm`.
-        norm: "layer", or "rms" for the norm of `ada_rms_norm`.
+        norm: `"layer"`, or `"rms"` for the norm of `ada_rms_norm`.
         rounding: As in `gate_residual` and `ada_layer_norm`.
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If `norm` is neither "layer" nor "rms", or `rounding` neither "last" nor "each".
+        ValueError: If `norm` or `rounding` has another value.
     """
     if norm not in ("layer", "rms"):
         raise ValueError(f'adaln: norm must be "layer" or "rms", not {norm!r}')
-    centered, stepwise = norm == "layer", rounding != "last" and _stepwise(rounding)
-    return _gate_residual_ada_norm(residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise)
+    stepwise = rounding != "last" and _is_stepwise(rounding)
+    tensors = (residual, branch, gate, scale, shift, weight, bias)
+    options = (eps, norm == "layer", stepwise)
+    if is_grad_enabled() and _any_requires_grad(tensors):
+        return _GateResidualAdaNorm.apply(*tensors, *options)
+    return _gate_residual_ada_norm(*tensors, *options)
 
 
-def _stepwise(rounding: str) -> bool:
+def _call_ada_norm(x, scale, shift, weight, bias, eps, centered, rounding):
+    stepwise = rounding != "last" and _is_stepwise(rounding)
+    if is_grad_enabled() and _any_requires_grad((x, scale, shift, weight, bias)):
+        return _AdaNorm.apply(x, scale, shift, weight, bias, eps, centered, stepwise)
+    return _ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise)
+
+
+def _any_requires_grad(tensors):
+    for tensor in tensors:  # noqa: SIM110 - `any` over a generator costs the host twice as much
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
+
+
+def _is_stepwise(rounding: str) -> bool:
     if rounding not in ("last", "each"):
         raise ValueError(f'adaln: rounding must be "last" or "each", not {rounding!r}')
     return rounding == "each"
 
 
-def _check_x(x: torch.Tensor, name: str) -> None:
-    types = (torch.float32, torch.float16, torch.bfloat16)
-    torch._check(x.dtype in types, lambda: f"adaln: {name} must be float32, float16 or bfloat16")
-    torch._check(x.dim() > 0, lambda: f"adaln: {name} must have at least one dimension")
+_ada_norm = ops.ada_norm.default
+_gate_residual = ops.gate_residual.default
+_gate_residual_ada_norm = ops.gate_residual_ada_norm.default
+_ada_norm_backward = ops.ada_norm_backward.default
+_gate_residual_backward = ops.gate_residual_backward.default
 
 
-def _check_like(tensor: torch.Tensor, name: str, x: torch.Tensor, x_name: str) -> None:
-    torch._check(tensor.device == x.device, lambda: f"adaln: {name} must be on the device of {x_name}")
-    torch._check(tensor.dtype == x.dtype, lambda: f"adaln: {name} must have the dtype of {x_name}")
-    torch._check(
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+class _Once(torch.autograd.Function):
+    """Calls an op that computes gradients. A second derivative is an error."""
+
+    @staticmethod
+    def forward(ctx, op, *arguments):
+        return op(*arguments)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("adaln: its gradient cannot be differentiated a second time")
+
+
+def _once(op, *arguments):
+    # Grad mode is on in a backward pass only with `create_graph=True`.
+    return _Once.apply(op, *arguments) if is_grad_enabled() else op(*arguments)
+
+
+def _has_own_rows(modulation, x):
+    """Return whether every row of `x` has its own row of a modulation."""
+    leading = 0 if modulation is None else _leading(modulation)
+    return all(size == 1 for size in x.shape[leading:-1])
+
+
+def _norm_gradients(ctx, grad, x, scale, weight, bias, grad_sum, branch, gate, wanted):
+    """Return the gradients of residual or x, branch, gate, scale, shift, weight and bias."""
+    of_gate, of_scale, of_shift, of_weight, of_bias = wanted
+    gradients = _once(
+        _ada_norm_backward,
+        grad,
+        x,
+        scale,
+        weight,
+        bias,
+        grad_sum,
+        branch,
+        gate,
+        ctx.eps,
+        ctx.centered,
+        of_scale or of_shift,
+        of_weight or of_bias,
+        of_gate,
+    )
+    grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate = gradients
+    # `reshape` costs the host as much as a launch, even if the shape stays.
+    if of_shift and grad_shift.shape != ctx.shift_shape:
+        grad_shift = (grad.to(scale.dtype) if _has_own_rows(scale, x) else grad_shift).reshape(ctx.shift_shape)
+    return (
+        grad_x,
+        None if branch is None else grad_branch,
+        grad_gate if of_gate else None,
+        grad_scale if of_scale else None,
+        grad_shift if of_shift else None,
+        grad_weight if of_weight else None,
+        grad_bias if of_bias else None,
+    )
+
+
+class _AdaNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale, shift, weight, bias, eps, centered, stepwise):
+        ctx.save_for_backward(x, scale, weight, bias)
+        ctx.eps, ctx.centered = eps, centered
+        ctx.shift_shape = None if shift is None else shift.shape
+        return _ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, scale, weight, bias = ctx.saved_tensors
+        wanted = (False, *ctx.needs_input_grad[1:5])
+        gradients = _norm_gradients(ctx, grad, x, scale, weight, bias, None, None, None, wanted)
+        return (gradients[0], *gradients[3:], None, None, None)
+
+
+class _GateResidual(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, residual, branch, gate, stepwise):
+        ctx.save_for_backward(branch, gate)
+        return _gate_residual(residual, branch, gate, stepwise)
+
+    @staticmethod
+    def backward(ctx, grad):
+        _, of_branch, of_gate, _ = ctx.needs_input_grad
+        if not of_branch and not of_gate:
+            return grad, None, None, None
+        branch, gate = ctx.saved_tensors
+        grad_branch, grad_gate = _once(_gate_residual_backward, grad, branch, gate, of_gate)
+        return grad, grad_branch, grad_gate if of_gate else None, None
+
+
+class _GateResidualAdaNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise):
+        arguments = (residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise)
+        total, normed = _gate_residual_ada_norm(*arguments)
+        ctx.save_for_backward(total, branch, gate, scale, weight, bias)
+        ctx.eps, ctx.centered = eps, centered
+        ctx.shift_shape = None if shift is None else shift.shape
+        ctx.set_materialize_grads(False)
+        return total, normed
+
+    @staticmethod
+    def backward(ctx, grad_sum, grad):
+        total, branch, gate, scale, weight, bias = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[2:7]
+        if grad is None:
+            grad_branch, grad_gate = _once(_gate_residual_backward, grad_sum, branch, gate, wanted[0])
+            return grad_sum, grad_branch, grad_gate if wanted[0] else None, *[None] * 7
+        gradients = _norm_gradients(ctx, grad, total, scale, weight, bias, grad_sum, branch, gate, wanted)
+        return (*gradients, None, None, None)
+
+
+# --- fakes -----------------------------------------------------------------------------------------------------------
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(f"adaln: {message}")
+
+
+def _check_x(x: Tensor, name: str) -> None:
+    _require(x.dtype in (torch.float32, torch.float16, torch.bfloat16), f"{name} must be float32, float16 or bfloat16")
+    _require(x.dim() > 0, f"{name} must have at least one dimension")
+
+
+def _check_like(tensor: Tensor, name: str, x: Tensor, x_name: str) -> None:
+    _require(tensor.device == x.device, f"{name} must be on the device of {x_name}")
+    _require(tensor.dtype == x.dtype, f"{name} must have the dtype of {x_name}")
+    _require(
         tensor.shape == x.shape,
-        lambda: f"adaln: {name} must have shape {list(x.shape)}, not {list(tensor.shape)}",
+        f"{name} must have shape {list(x.shape)}, not {list(tensor.shape)}",
     )
 
 
-def _check_dtype(tensor: torch.Tensor, name: str, x: torch.Tensor, x_name: str) -> None:
-    torch._check(
+def _check_dtype(tensor: Tensor, name: str, x: Tensor, x_name: str) -> None:
+    _require(
         tensor.dtype in (x.dtype, torch.float32),
-        lambda: f"adaln: {name} must have the dtype of {x_name}, or float32",
+        f"{name} must have the dtype of {x_name}, or float32",
     )
 
 
-def _check_parameter(parameter: Optional[torch.Tensor], name: str, x: torch.Tensor, x_name: str) -> None:
+def _check_parameter(parameter: Optional[Tensor], name: str, x: Tensor, x_name: str) -> None:
     if parameter is None:
         return
-    torch._check(parameter.device == x.device, lambda: f"adaln: {name} must be on the device of {x_name}")
-    torch._check(
+    _require(parameter.device == x.device, f"{name} must be on the device of {x_name}")
+    _require(
         parameter.dim() == 1 and parameter.shape[0] == x.shape[-1],
-        lambda: f"adaln: {name} must have shape {[x.shape[-1]]}, not {list(parameter.shape)}",
+        f"{name} must have shape {[x.shape[-1]]}, not {list(parameter.shape)}",
     )
     _check_dtype(parameter, name, x, x_name)
 
 
-def _leading(modulation: torch.Tensor) -> int:
-    """How many of the first dimensions of `x` a modulation has; it is the same along the others."""
+def _leading(modulation: Tensor) -> int:
+    """Return the number of leading dimensions along which a modulation may differ."""
     count = modulation.dim() - 1
     while count > 0 and modulation.shape[count - 1] == 1:
         count -= 1
     return count
 
 
-def _rows(modulation: torch.Tensor, x: torch.Tensor) -> tuple:
-    """The dimensions of `x` that a modulation differs along."""
+def _rows(modulation: Tensor, x: Tensor) -> tuple:
+    """Return the sizes of the dimensions of `x` along which a modulation differs."""
     return tuple(size for size in x.shape[: _leading(modulation)] if size != 1)
 
 
-def _check_modulation(modulation: torch.Tensor, name: str, x: torch.Tensor, x_name: str) -> None:
-    torch._check(modulation.device == x.device, lambda: f"adaln: {name} must be on the device of {x_name}")
+def _check_modulation(modulation: Tensor, name: str, x: Tensor, x_name: str) -> None:
+    _require(modulation.device == x.device, f"{name} must be on the device of {x_name}")
     fits = 0 < modulation.dim() <= x.dim() and modulation.shape[-1] == x.shape[-1]
     fits = fits and modulation.shape[: _leading(modulation)] == x.shape[: _leading(modulation)]
-    torch._check(
+    _require(
         fits,
-        lambda: (
-            f"adaln: {name} must have the shape of {x_name}, {list(x.shape)}, or 1 or nothing for dimensions"
-            f" between its first ones and the last, not {list(modulation.shape)}"
-        ),
+        f"{name} must have the shape of {x_name}, {list(x.shape)}, or 1 or nothing for dimensions"
+        f" between its first ones and the last, not {list(modulation.shape)}",
     )
     _check_dtype(modulation, name, x, x_name)
 
 
-def _check_modulations(x: torch.Tensor, x_name: str, **modulations: Optional[torch.Tensor]) -> None:
+def _check_modulations(x: Tensor, x_name: str, **modulations: Optional[Tensor]) -> None:
     given = {name: modulation for name, modulation in modulations.items() if modulation is not None}
     for name, modulation in given.items():
         _check_modulation(modulation, name, x, x_name)
     for name, first in zip(list(given)[1:], given):
-        fits = _rows(given[name], x) == _rows(given[first], x)
-        torch._check(fits, lambda text=f"adaln: {name} must have as many rows as {first}": text)
+        _require(_rows(given[name], x) == _rows(given[first], x), f"{name} must have as many rows as {first}")
 
 
-def _check_pair(scale: Optional[torch.Tensor], shift: Optional[torch.Tensor]) -> None:
+def _check_pair(scale: Optional[Tensor], shift: Optional[Tensor]) -> None:
     missing = "scale" if scale is None else "shift"
-    torch._check((scale is None) == (shift is None), lambda: f"adaln: {missing} must be given, too")
+    _require((scale is None) == (shift is None), f"{missing} must be given, too")
     if scale is not None and shift is not None:
-        torch._check(scale.dtype == shift.dtype, lambda: "adaln: shift must have the dtype of scale")
+        _require(scale.dtype == shift.dtype, "shift must have the dtype of scale")
 
 
 @torch.library.register_fake(add_op_namespace_prefix("ada_norm"))
@@ -240,8 +386,7 @@ def _ada_norm_backward_fake(
     parameter_grad,
     gate_grad,
 ):
-    one_of_both = scale if scale is not None else gate
-    own = _has_own_rows(one_of_both, x)
+    own = _has_own_rows(gate if scale is None else scale, x)
     return (
         x.new_empty(x.shape),
         _gradient(scale, modulation_grad, x),
@@ -256,107 +401,3 @@ def _ada_norm_backward_fake(
 @torch.library.register_fake(add_op_namespace_prefix("gate_residual_backward"))
 def _gate_residual_backward_fake(grad, branch, gate, gate_grad):
     return branch.new_empty(branch.shape), _gradient(gate, gate_grad, branch)
-
-
-def _has_own_rows(modulation, x):
-    """Whether every row of `x` has its own row of a modulation."""
-    leading = 0 if modulation is None else _leading(modulation)
-    return all(size == 1 for size in x.shape[leading:-1])
-
-
-def _norm_gradients(ctx, grad, x, scale, weight, bias, grad_sum, branch, gate, wanted):
-    """The gradients for residual or x, branch, gate, scale, shift, weight and bias."""
-    of_gate, of_scale, of_shift, of_weight, of_bias = wanted
-    gradients = _ada_norm_backward(
-        grad,
-        x,
-        scale,
-        weight,
-        bias,
-        grad_sum,
-        branch,
-        gate,
-        ctx.eps,
-        ctx.centered,
-        of_scale or of_shift,
-        of_weight or of_bias,
-        of_gate,
-    )
-    grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate = gradients
-    # `reshape` takes as long as a launch, also where there is nothing to do.
-    if of_shift and (grad_shift is None or grad_shift.shape != ctx.shift_shape):
-        grad_shift = (grad.to(scale.dtype) if _has_own_rows(scale, x) else grad_shift).reshape(ctx.shift_shape)
-    return (
-        grad_x,
-        None if branch is None else grad_branch,
-        grad_gate if of_gate else None,
-        grad_scale if of_scale else None,
-        grad_shift if of_shift else None,
-        grad_weight if of_weight else None,
-        grad_bias if of_bias else None,
-    )
-
-
-class _AdaNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, scale, shift, weight, bias, eps, centered, stepwise):
-        ctx.save_for_backward(x, scale, weight, bias)
-        ctx.eps, ctx.centered = eps, centered
-        ctx.shift_shape = None if shift is None else shift.shape
-        return _raw_ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, scale, weight, bias = ctx.saved_tensors
-        wanted = (False, *ctx.needs_input_grad[1:5])
-        gradients = _norm_gradients(ctx, grad, x, scale, weight, bias, None, None, None, wanted)
-        return (gradients[0], *gradients[3:], None, None, None)
-
-
-class _GateResidual(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, residual, branch, gate, stepwise):
-        ctx.save_for_backward(branch, gate)
-        return _raw_gate_residual(residual, branch, gate, stepwise)
-
-    @staticmethod
-    def backward(ctx, grad):
-        _, of_branch, of_gate, _ = ctx.needs_input_grad
-        if not of_branch and not of_gate:
-            return grad, None, None, None
-        branch, gate = ctx.saved_tensors
-        grad_branch, grad_gate = _gate_residual_backward(grad, branch, gate, of_gate)
-        return grad, grad_branch, grad_gate if of_gate else None, None
-
-
-class _GateResidualAdaNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise):
-        arguments = (residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise)
-        total, normed = _raw_gate_residual_ada_norm(*arguments)
-        ctx.save_for_backward(total, branch, gate, scale, weight, bias)
-        ctx.eps, ctx.centered = eps, centered
-        ctx.shift_shape = None if shift is None else shift.shape
-        ctx.set_materialize_grads(False)
-        return total, normed
-
-    @staticmethod
-    def backward(ctx, grad_sum, grad):
-        total, branch, gate, scale, weight, bias = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:7]
-        if grad is None:
-            grad_branch, grad_gate = _gate_residual_backward(grad_sum, branch, gate, wanted[0])
-            return grad_sum, grad_branch, grad_gate if wanted[0] else None, *[None] * 7
-        gradients = _norm_gradients(ctx, grad, total, scale, weight, bias, grad_sum, branch, gate, wanted)
-        return (*gradients, None, None, None)
-
-
-_raw_ada_norm = differentiable("ada_norm")
-_raw_gate_residual = differentiable("gate_residual")
-_raw_gate_residual_ada_norm = differentiable("gate_residual_ada_norm")
-_ada_norm = differentiable("ada_norm", _AdaNorm, 5)
-_gate_residual = differentiable("gate_residual", _GateResidual, 3)
-_gate_residual_ada_norm = differentiable("gate_residual_ada_norm", _GateResidualAdaNorm, 7)
-_SECOND_TIME = "adaln: its gradient cannot be differentiated a second time"
-_ada_norm_backward = differentiable_once("ada_norm_backward", _SECOND_TIME)
-_gate_residual_backward = differentiable_once("gate_residual_backward", _SECOND_TIME)

@@ -1,4 +1,4 @@
-"""RMSNorm, and the addition of a residual before it, forward and backward."""
+"""RMSNorm, and fused residual add and RMSNorm, forward and backward."""
 
 from . import layers
 from .norm import add_rms_norm, add_rms_norm_, rms_norm

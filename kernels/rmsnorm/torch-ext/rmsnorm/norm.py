@@ -1,40 +1,43 @@
-"""The operators as functions, and what Torch must know about them to trace and differentiate them."""
+"""The public functions, and the fakes and gradients of their ops."""
 
 from typing import Optional
 
 import torch
-from torch import Tensor
+from torch import Tensor, is_grad_enabled
+from torch.autograd.graph import increment_version
 
-from ._dispatch import changing, differentiable, differentiable_once
-from ._ops import add_op_namespace_prefix
+from ._ops import add_op_namespace_prefix, ops
 
 
 def rms_norm(
     x: Tensor, weight: Optional[Tensor] = None, eps: float = 1e-6, offset: float = 0.0, rounding: str = "last"
 ) -> Tensor:
-    """Returns `x / sqrt(mean(x ** 2) + eps) * (offset + weight)`, over the last dimension of `x`, contiguous.
+    """Return `x / sqrt(mean(x ** 2) + eps) * (offset + weight)` over the last dimension of `x`, contiguous.
 
     The formula is that of Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019). The arithmetic is
-    float32, and models differ in the roundings, which `rounding` chooses.
+    float32. Models round at different steps; `rounding` chooses which.
 
     Args:
-        x: float32, float16 or bfloat16, of any shape. Only the elements of a row need to be adjacent: other strides
-            are read as they are.
-        weight: One factor for each element of a row, of the dtype of `x` or float32. None: no factor, and no offset.
+        x: float32, float16 or bfloat16, of any shape. The elements of a row must be adjacent to be read in place; the
+            other dimensions may have any strides.
+        weight: `[x.shape[-1]]`, of the dtype of `x` or float32. None: no weight and no offset.
         eps: Added to the mean of the squares.
         offset: Added to the weight, in float32: 1 for Gemma.
-        rounding: `"last"`: the result is rounded to the dtype of `x`, and nothing before it (Gemma, Olmo 2,
-            `torch.nn.RMSNorm`). `"before_weight"`: the quotient is rounded to the dtype of `x`, and its product with
-            the weight to the dtype to which Torch promotes both: that of `x`, or float32 when the weight is float32
-            (Llama, Qwen, Mistral).
+        rounding: `"last"` rounds the result to the dtype of `x`, and nothing before it (Gemma, Olmo 2,
+            `torch.nn.RMSNorm`). `"before_weight"` rounds the quotient to the dtype of `x`, and its product with the
+            weight to the dtype to which Torch promotes both: that of `x`, or float32 for a float32 weight (Llama,
+            Qwen, Mistral).
 
-    Differentiable in `x` and `weight`, as if nothing were rounded.
+    `x` and `weight` get gradients, which ignore the roundings.
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If there is no such `rounding`.
+        ValueError: If `rounding` has another value.
     """
-    return _rms_norm(x, weight, eps, offset, rounding != "last" and _is_before_weight(rounding))
+    before_weight = rounding != "last" and _is_before_weight(rounding)
+    if is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
+        return _RMSNorm.apply(x, weight, eps, offset, before_weight)
+    return _rms_norm(x, weight, eps, offset, before_weight)
 
 
 def add_rms_norm(
@@ -45,9 +48,9 @@ def add_rms_norm(
     offset: float = 0.0,
     rounding: str = "last",
 ) -> tuple[Tensor, Tensor]:
-    """Returns `(rms_norm(x + residual, weight, eps, offset, rounding), x + residual)`, both contiguous.
+    """Return `(rms_norm(x + residual, weight, eps, offset, rounding), x + residual)`, both contiguous.
 
-    The sum is rounded to the dtype of `x` before it is normalized, as if the two steps were taken one by one.
+    The sum is rounded to the dtype of `x` before it is normalized, as in two separate steps.
 
     Args:
         x: As in `rms_norm`.
@@ -56,9 +59,14 @@ def add_rms_norm(
 
     Raises:
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
-        ValueError: If there is no such `rounding`.
+        ValueError: If `rounding` has another value.
     """
-    return _add_rms_norm(x, residual, weight, eps, offset, rounding != "last" and _is_before_weight(rounding))
+    before_weight = rounding != "last" and _is_before_weight(rounding)
+    if is_grad_enabled() and (
+        x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
+    ):
+        return _AddRMSNorm.apply(x, residual, weight, eps, offset, before_weight)
+    return _add_rms_norm(x, residual, weight, eps, offset, before_weight)
 
 
 def add_rms_norm_(
@@ -69,25 +77,28 @@ def add_rms_norm_(
     offset: float = 0.0,
     rounding: str = "last",
 ) -> None:
-    """Writes what `add_rms_norm` returns over its arguments: the norm over `x`, and the sum over `residual`.
+    """Write the results of `add_rms_norm` over its arguments: the norm over `x`, and the sum over `residual`.
 
-    Allocates nothing. The two may be strided as in `rms_norm`, but must not overlap. Has no gradient.
+    Allocates nothing. `x` and `residual` may be strided as in `rms_norm`, but must not overlap. There is no gradient.
 
     Args:
-        x, residual, weight, eps, offset, rounding: As in `add_rms_norm`. With `rounding="before_weight"` the weight has
-            the dtype of `x`, since the result does.
+        x, residual, weight, eps, offset, rounding: As in `add_rms_norm`. With `rounding="before_weight"` the weight
+            must have the dtype of `x`, because the result has it.
 
     Raises:
-        RuntimeError: If an argument has a wrong shape, dtype or device, or cannot be written where it is; the message
+        RuntimeError: If an argument has a wrong shape, dtype or device, or cannot be written in place; the message
             names it.
         NotImplementedError: If an argument needs a gradient.
-        ValueError: If there is no such `rounding`.
+        ValueError: If `rounding` has another value.
     """
-    if torch.is_grad_enabled() and (
+    before_weight = rounding != "last" and _is_before_weight(rounding)
+    if is_grad_enabled() and (
         x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
     ):
-        raise NotImplementedError("rmsnorm: add_rms_norm_ has no gradient, because it changes what that would need")
-    _add_rms_norm_(x, residual, weight, eps, offset, rounding != "last" and _is_before_weight(rounding))
+        raise NotImplementedError("rmsnorm: add_rms_norm_ has no gradient, because it overwrites what that would need")
+    _add_rms_norm_(x, residual, weight, eps, offset, before_weight)
+    # The dispatcher does not do this for an op that autograd does not know.
+    increment_version((x, residual))
 
 
 def _is_before_weight(rounding: str) -> bool:
@@ -96,30 +107,96 @@ def _is_before_weight(rounding: str) -> bool:
     return rounding == "before_weight"
 
 
+_rms_norm = ops.rms_norm.default
+_add_rms_norm = ops.add_rms_norm.default
+_add_rms_norm_ = ops.add_rms_norm_.default
+_rms_norm_backward = ops.rms_norm_backward.default
+
+
+# --- gradients -------------------------------------------------------------------------------------------------------
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps, offset, before_weight):
+        ctx.save_for_backward(x, weight)
+        ctx.options = eps, offset
+        return _rms_norm(x, weight, eps, offset, before_weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad_x, grad_weight = _gradients(ctx, grad, x, weight, None, ctx.needs_input_grad[1])
+        return grad_x, grad_weight, None, None, None
+
+
+class _AddRMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, residual, weight, eps, offset, before_weight):
+        normed, total = _add_rms_norm(x, residual, weight, eps, offset, before_weight)
+        ctx.save_for_backward(total, weight)
+        ctx.options = eps, offset
+        ctx.set_materialize_grads(False)
+        return normed, total
+
+    @staticmethod
+    def backward(ctx, grad, grad_sum):
+        if grad is None:
+            return grad_sum, grad_sum, None, None, None, None
+        total, weight = ctx.saved_tensors
+        grad_total, grad_weight = _gradients(ctx, grad, total, weight, grad_sum, ctx.needs_input_grad[2])
+        return grad_total, grad_total, grad_weight, None, None, None
+
+
+class _Once(torch.autograd.Function):
+    """Calls the op that computes gradients. A second derivative is an error."""
+
+    @staticmethod
+    def forward(ctx, *arguments):
+        return _rms_norm_backward(*arguments)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError("rmsnorm: its gradient cannot be differentiated a second time")
+
+
+def _gradients(ctx, grad, x, weight, grad_sum, weight_grad):
+    dtype = x.dtype
+    if grad.dtype != dtype:  # float32, because the weight is
+        x = x.float()
+        grad_sum = None if grad_sum is None else grad_sum.float()
+    # Grad mode is on in a backward pass only with `create_graph=True`.
+    call = _Once.apply if is_grad_enabled() else _rms_norm_backward
+    grad_x, grad_weight = call(grad, x, weight, grad_sum, *ctx.options, weight_grad)
+    return grad_x if grad_x.dtype == dtype else grad_x.to(dtype), grad_weight if weight_grad else None
+
+
+# --- fakes -----------------------------------------------------------------------------------------------------------
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(f"rmsnorm: {message}")
+
+
 def _check(x: Tensor, weight: Optional[Tensor], residual: Optional[Tensor]) -> None:
-    types = (torch.float32, torch.float16, torch.bfloat16)
-    torch._check(x.dtype in types, lambda: "rmsnorm: x must be float32, float16 or bfloat16")
-    torch._check(x.dim() > 0, lambda: "rmsnorm: x must have at least one dimension")
+    _require(x.dtype in (torch.float32, torch.float16, torch.bfloat16), "x must be float32, float16 or bfloat16")
+    _require(x.dim() > 0, "x must have at least one dimension")
     if weight is not None:
-        torch._check(weight.device == x.device, lambda: "rmsnorm: weight must be on the device of x")
-        torch._check(
+        _require(weight.device == x.device, "weight must be on the device of x")
+        _require(
             weight.dim() == 1 and weight.shape[0] == x.shape[-1],
-            lambda: f"rmsnorm: weight must have shape {[x.shape[-1]]}, not {list(weight.shape)}",
+            f"weight must have shape {[x.shape[-1]]}, not {list(weight.shape)}",
         )
-        torch._check(
-            weight.dtype in (x.dtype, torch.float32), lambda: "rmsnorm: weight must have the dtype of x, or float32"
-        )
+        _require(weight.dtype in (x.dtype, torch.float32), "weight must have the dtype of x, or float32")
     if residual is not None:
-        torch._check(residual.device == x.device, lambda: "rmsnorm: residual must be on the device of x")
-        torch._check(residual.dtype == x.dtype, lambda: "rmsnorm: residual must have the dtype of x")
-        torch._check(
-            residual.shape == x.shape,
-            lambda: f"rmsnorm: residual must have shape {list(x.shape)}, not {list(residual.shape)}",
-        )
+        _require(residual.device == x.device, "residual must be on the device of x")
+        _require(residual.dtype == x.dtype, "residual must have the dtype of x")
+        _require(residual.shape == x.shape, f"residual must have shape {list(x.shape)}, not {list(residual.shape)}")
 
 
-def _dtype_of_norm(x: Tensor, weight: Optional[Tensor], rounded_before_weight: bool) -> torch.dtype:
-    return weight.dtype if rounded_before_weight and weight is not None else x.dtype
+def _dtype_of_norm(x: Tensor, weight: Optional[Tensor], before_weight: bool) -> torch.dtype:
+    return weight.dtype if before_weight and weight is not None else x.dtype
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm"))
@@ -137,65 +214,12 @@ def _add_rms_norm_fake(x, residual, weight, eps, offset, rounded_before_weight):
 @torch.library.register_fake(add_op_namespace_prefix("add_rms_norm_"))
 def _add_rms_norm_in_place_fake(x, residual, weight, eps, offset, rounded_before_weight):
     _check(x, weight, residual)
-    torch._check(
+    _require(
         _dtype_of_norm(x, weight, rounded_before_weight) == x.dtype,
-        lambda: "rmsnorm: weight must have the dtype of x, to be multiplied after the rounding in place",
+        "weight must have the dtype of x, to be multiplied after the rounding in place",
     )
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm_backward"))
 def _rms_norm_backward_fake(grad, x, weight, grad_sum, eps, offset, weight_grad):
     return x.new_empty(x.shape), (x if weight is None else weight).new_empty(x.shape[-1] if weight_grad else 0)
-
-
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, weight, eps, offset, rounded_before_weight):
-        ctx.save_for_backward(x, weight)
-        ctx.options = eps, offset
-        return _raw_rms_norm(x, weight, eps, offset, rounded_before_weight)
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, weight = ctx.saved_tensors
-        grad_x, grad_weight = _gradients(ctx, grad, x, weight, None, ctx.needs_input_grad[1])
-        return grad_x, grad_weight, None, None, None
-
-
-class _AddRMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, residual, weight, eps, offset, rounded_before_weight):
-        normed, total = _raw_add_rms_norm(x, residual, weight, eps, offset, rounded_before_weight)
-        ctx.save_for_backward(total, weight)
-        ctx.options = eps, offset
-        ctx.set_materialize_grads(False)
-        return normed, total
-
-    @staticmethod
-    def backward(ctx, grad, grad_sum):
-        if grad is None:
-            return grad_sum, grad_sum, None, None, None, None
-        total, weight = ctx.saved_tensors
-        grad_total, grad_weight = _gradients(ctx, grad, total, weight, grad_sum, ctx.needs_input_grad[2])
-        return grad_total, grad_total, grad_weight, None, None, None
-
-
-def _gradients(ctx, grad, x, weight, grad_sum, weight_grad):
-    eps, offset = ctx.options
-    if grad.dtype != x.dtype:  # float32, from a product with a float32 weight
-        grad_sum = None if grad_sum is None else grad_sum.float()
-        grad_x, grad_weight = _rms_norm_backward(grad, x.float(), weight, grad_sum, eps, offset, weight_grad)
-        grad_x = grad_x.to(x.dtype)
-    else:
-        grad_x, grad_weight = _rms_norm_backward(grad, x, weight, grad_sum, eps, offset, weight_grad)
-    return grad_x, grad_weight if weight_grad else None
-
-
-_raw_rms_norm = differentiable("rms_norm")
-_raw_add_rms_norm = differentiable("add_rms_norm")
-_rms_norm = differentiable("rms_norm", _RMSNorm, 2)
-_add_rms_norm = differentiable("add_rms_norm", _AddRMSNorm, 3)
-_add_rms_norm_ = changing("add_rms_norm_", 2)
-_rms_norm_backward = differentiable_once(
-    "rms_norm_backward", "rmsnorm: its gradient cannot be differentiated a second time"
-)

@@ -1,4 +1,4 @@
-"""Rotary position embedding by three axes, and by given tables, forward and backward."""
+"""Rotary position embedding on three axes, and by given tables, forward and backward."""
 
 from .rotary import apply_rotary, rope3d
 

@@ -1,29 +1,29 @@
-"""The tables of a grid's axes: made in float64, rounded to float32 once, and kept between calls."""
+"""Tables of cosines and sines: computed in float64, rounded to float32 once, and kept between calls."""
 
 import math
 import threading
 from collections.abc import Sequence
-from typing import Callable, Optional, Union
+from typing import Optional, Union
 
 import torch
 
-# A number for all axes, or one for each.
+# One number for all axes, or one for each axis.
 PerAxis = Union[float, Sequence[float]]
-# What `torch.as_tensor` takes, for each axis.
+# One for each axis.
 Positions = Sequence[Union[torch.Tensor, Sequence[float]]]
 
 AXES = 3
 ORDERS = ("contiguous", "sections", "in_turn")
-# Where axes follow one another, the first entry of a row belongs to a pair that is a multiple of this, as it must be
-# for the kernel to read entries in vectors.
+# If the pairs of an axis are adjacent, the first entry of its rows belongs to a pair that is a multiple of this, so
+# that the kernel can use vectorized loads.
 _ALIGNED = 8
 
 
 def each(value: PerAxis, name: str) -> tuple[float, ...]:
-    """Returns a number for each axis.
+    """Return one number for each axis.
 
     Raises:
-        ValueError: If there are not as many as axes.
+        ValueError: If `value` is a sequence of another length.
     """
     if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
         return (value,) * AXES
@@ -33,10 +33,10 @@ def each(value: PerAxis, name: str) -> tuple[float, ...]:
 
 
 def pairs_of_axes(dim: int, widths: Optional[Sequence[int]], order: str) -> tuple[int, ...]:
-    """Returns how many pairs of a head of `dim` elements turn by each axis.
+    """Return the number of pairs that each axis rotates, for a head of `dim` elements.
 
     Raises:
-        ValueError: If there is no such order, or if `widths` do not fit.
+        ValueError: If `order` has another value, or if `widths` do not fit.
     """
     if order not in ORDERS:
         raise ValueError(f"rope3d: order must be one of {', '.join(map(repr, ORDERS))}, not {order!r}")
@@ -53,7 +53,7 @@ def pairs_of_axes(dim: int, widths: Optional[Sequence[int]], order: str) -> tupl
 def _angles(
     axes: Sequence[torch.Tensor], pairs: Sequence[int], order: str, theta: PerAxis, scale: PerAxis, offset: PerAxis
 ) -> list[torch.Tensor]:
-    """The angles `[..., pairs]` of each axis, in float64, where `axes` has indexes of any shape."""
+    """Return the float64 angles `[..., pairs]` of each axis, whose indexes `axes` may have any shape."""
     angles, begin = [], 0
     for indexes, n, t, s, o in zip(axes, pairs, each(theta, "theta"), each(scale, "scale"), each(offset, "offset")):
         steps = torch.arange(n, dtype=torch.float64, device=indexes.device)
@@ -69,11 +69,11 @@ def _angles(
 
 
 def rows_of(pairs: Sequence[int], in_turn: bool) -> tuple[list[int], int]:
-    """Returns at which entry of its rows the pairs of each axis start, and how many entries a row has."""
+    """Return the entry at which the pairs of each axis start in its rows, and the number of entries of a row."""
     begin, entries, starts = 0, 0, []
     multiple = 2 if in_turn else _ALIGNED
     for n in pairs:
-        # Entries before the first pair of an axis, in whose place others have theirs, are zero.
+        # The entries before the first pair of an axis are zero.
         starts.append(0 if in_turn else begin % _ALIGNED)
         entries = max(entries, (starts[-1] + n + multiple - 1) // multiple * multiple)
         begin += n
@@ -83,8 +83,9 @@ def rows_of(pairs: Sequence[int], in_turn: bool) -> tuple[list[int], int]:
 def grid_table(
     axes: Sequence[torch.Tensor], pairs: Sequence[int], order: str, theta: PerAxis, scale: PerAxis, offset: PerAxis
 ) -> torch.Tensor:
-    """Returns the table of a grid as the kernel reads it: float32 `[rows, entries, 2]`, cosine and sine, a row for each
-    of the positions `axes` of the first axis, then of the second, then of the third.
+    """Return the table of a grid: float32 `[rows, entries, 2]`, cosine and sine.
+
+    There is one row for each position of the first axis, then of the second, then of the third.
     """
     starts, entries = rows_of(pairs, order == "in_turn")
     rows = []
@@ -103,11 +104,13 @@ def token_tables(
     scale: PerAxis,
     offset: PerAxis,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Returns the cosines and sines, float32 `[..., n]`, of tokens whose positions `axes` has, and how many elements of
-    a head they turn."""
+    """Return the cosines and sines of tokens at the positions `axes`, and the number of elements that they rotate.
+
+    Both are float32 `[..., n]`.
+    """
     angles = _angles(axes, pairs, order, theta, scale, offset)
     if order == "in_turn":
-        # What stays is in front, and turns by nothing.
+        # The elements left over come first, with zero angles.
         turning = torch.nn.functional.pad(torch.stack(angles, -1).flatten(-2), (dim // 2 - sum(pairs), 0))
     else:
         turning = torch.cat(angles, -1)
@@ -115,9 +118,10 @@ def token_tables(
 
 
 class Kept:
-    """Tables, each with what goes with it, by what determines them. Up to so many bytes they are kept for good, since a
-    CUDA graph, or a kernel on any stream, may read a table at any later time; those beyond are not kept at all. Threads
-    may read `found` while one of them calls `keep`.
+    """Keeps tables for later calls, in `found`: `((table,), options)` by the arguments that determine them.
+
+    Tables are kept for good until they have `most_bytes` together, because a CUDA graph, or a kernel on any stream, may
+    read one at any later time; after that none is added. Threads may read `found` while one of them calls `keep`.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -125,13 +129,11 @@ class Kept:
         self._free_bytes = most_bytes
         self._changing = threading.Lock()
 
-    def keep(
-        self, key: object, table: torch.Tensor, companion: Optional[Callable[[], object]] = None
-    ) -> Optional[tuple]:
-        """Returns what `found` has under `key` afterwards: a table, and the result of `companion`, which is called only
-        for a table that is kept. None: it is not kept."""
+    def keep(self, key: object, table: torch.Tensor, options: object = None) -> Optional[tuple]:
+        """Keep a table if there is room and `key` is new. Return the entry of `key`, or None."""
         with self._changing:
-            if key not in self.found and table.nbytes <= self._free_bytes:
-                self.found[key] = (table, companion() if companion else None)
+            # A mode such as FakeTensorMode makes tensors that are of no use outside of it.
+            if key not in self.found and type(table) is torch.Tensor and table.nbytes <= self._free_bytes:
+                self.found[key] = ((table,), options)
                 self._free_bytes -= table.nbytes
             return self.found.get(key)

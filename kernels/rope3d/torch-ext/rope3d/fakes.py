@@ -1,0 +1,121 @@
+"""The fakes of the ops: what torch.compile knows of their results, and the errors of the binding under fake tensors."""
+
+import torch
+
+from ._ops import add_op_namespace_prefix
+from .tables import rows_of
+
+_TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise RuntimeError(f"rope3d: {message}")
+
+
+def _shape(name, x, head_dim, heads_first):
+    """Return the numbers of sequences, of tokens and of elements of a head."""
+    dims = 4 if head_dim == 0 else 3
+    _require(x.dim() == dims, f"{name} must have {dims} dimensions, not {x.dim()}")
+    width = x.shape[-1]
+    if head_dim > 0:
+        _require(width % head_dim == 0, f"{name} must have a multiple of {head_dim} elements in its last dimension")
+        width = head_dim
+    _require(width % 2 == 0, f"{name} must have an even number of elements in each head")
+    return x.shape[0], x.shape[2 if heads_first else 1], width
+
+
+def _check(q, k, prefix, head_dim, heads_first):
+    _require(q.dtype in _TYPES, "q must be float32, float16 or bfloat16")
+    _require(prefix >= 0, "prefix must not be negative")
+    shape = _shape("q", q, head_dim, heads_first)
+    if k is not None:
+        _require(k.device == q.device, "k must be on the device of q")
+        _require(k.dtype == q.dtype, "k must have the dtype of q")
+        same = _shape("k", k, head_dim, heads_first) == shape
+        _require(same, "k must have as many sequences, tokens and elements in each head as q")
+    return shape
+
+
+def _check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_dim, in_turn, half, heads_first, inverse):
+    _, tokens, dim = _check(q, k, prefix, head_dim, heads_first)
+    for size in (f, h, w, f_pairs, h_pairs, w_pairs):
+        _require(size >= 0, "grid must have no negative size, nor a negative number of pairs")
+    turning = 2 * (f_pairs + h_pairs + w_pairs)
+    _require(turning <= dim, f"q must have heads of at least {turning} elements, not {dim}")
+    _require(
+        f * h * w + prefix == tokens,
+        f"grid and prefix must have {tokens} tokens, as q has, not {f} * {h} * {w} + {prefix}",
+    )
+    _require(table.device == q.device, "table must be on the device of q")
+    _require(table.dtype == torch.float32, "table must be float32")
+    shape = list(table.shape)
+    _require(len(shape) == 3 and shape[2] == 2, f"table must have shape [rows, entries, 2], not {shape}")
+    _require(table.is_contiguous(), "table must be contiguous")
+    _, entries = rows_of((f_pairs, h_pairs, w_pairs), in_turn)
+    _require(
+        shape[0] == f + h + w and shape[1] == entries,
+        f"table must have shape [{f + h + w}, {entries}, 2], not {shape}",
+    )
+
+
+def _check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first, inverse):
+    batch, tokens, dim = _check(q, k, prefix, head_dim, heads_first)
+    _require(cos.device == q.device, "cos must be on the device of q")
+    _require(cos.dtype in _TYPES, "cos must be float32, float16 or bfloat16")
+    _require(sin.device == cos.device, "sin must be on the device of cos")
+    _require(sin.dtype == cos.dtype, "sin must have the dtype of cos")
+    _require(sin.shape == cos.shape, f"sin must have shape {list(cos.shape)}, not {list(sin.shape)}")
+    _require(cos.dim() in (2, 3), "cos must have two or three dimensions")
+    if cos.dim() == 3:
+        given = cos.shape[0]
+        _require(given in (batch, 1), f"cos must be for one sequence or for {batch}, not {given}")
+    rotary = rotary_dim if rotary_dim > 0 else dim
+    _require(rotary <= dim and rotary % 2 == 0, f"rotary_dim must be even and at most {dim}, not {rotary}")
+    entries = cos.shape[-1]
+    _require(
+        entries == rotary or 2 * entries == rotary,
+        f"cos must have {rotary} or {rotary // 2} in its last dimension, not {entries}",
+    )
+    rows = cos.shape[-2]
+    _require(rows + prefix == tokens, f"cos and prefix must have {tokens} tokens, as q has, not {rows} + {prefix}")
+
+
+def _fake(q, k):
+    return q.new_empty(q.shape), q.new_empty(0) if k is None else k.new_empty(k.shape)
+
+
+def _check_adjacent(q, k):
+    for argument, x in (("q", q), ("k", k)):
+        adjacent = x is None or x.shape[-1] <= 1 or x.stride(-1) == 1
+        _require(adjacent, f"{argument} must have adjacent elements in its last dimension to be rotated in place")
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rotate_grid"))
+def _rotate_grid_fake(q, k, *arguments):
+    _check_grid(q, k, *arguments)
+    return _fake(q, k)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rotate_grid_"))
+def _rotate_grid_in_place_fake(q, k, *arguments):
+    _check_grid(q, k, *arguments)
+    _check_adjacent(q, k)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rotate_tokens"))
+def _rotate_tokens_fake(q, k, *arguments):
+    _check_tokens(q, k, *arguments)
+    return _fake(q, k)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("rotate_tokens_"))
+def _rotate_tokens_in_place_fake(q, k, *arguments):
+    _check_tokens(q, k, *arguments)
+    _check_adjacent(q, k)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("grid_table"))
+def _grid_table_fake(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset, device):
+    _, entries = rows_of((f_pairs, h_pairs, w_pairs), order == "in_turn")
+    return torch.empty(f + h + w, entries, 2, device=device)
