@@ -611,7 +611,7 @@ def test_unknown_norm_or_rounding():
             function(*[x] * arguments, rounding="first")
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs two devices")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: it uses two devices")
 def test_errors_name_the_argument_on_another_device():
     x, other = torch.zeros(2, 8, device="cuda"), torch.zeros(2, 8)
     with pytest.raises(RuntimeError, match="scale must be on the device of x"):
@@ -664,7 +664,7 @@ def test_compile(kind):
             )
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="the compiler's own back end is checked where it is used")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the CPU runs compile another backend")
 def test_compile_inductor():
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, s: kernel.ada_layer_norm(x + 1, s, s) * 2, fullgraph=True, dynamic=True)

@@ -324,7 +324,7 @@ def test_choices_are_checked():
         kernel.geglu(x, x, gate="first")
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs two devices")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: it uses two devices")
 def test_errors_name_the_argument_on_another_device():
     x = torch.zeros(2, 8, device="cuda")
     with pytest.raises(RuntimeError, match="up must be on the device of gate"):
@@ -368,7 +368,7 @@ def test_compile():
             )
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="the compiler's own back end is checked where it is used")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the CPU runs compile another backend")
 def test_compile_inductor():
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: kernel.geglu(x + 1) * 2, fullgraph=True, dynamic=True)

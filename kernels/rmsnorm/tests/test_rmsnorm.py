@@ -497,7 +497,7 @@ def test_errors_name_the_argument(message, arguments, fake):
         function(**given)
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs two devices")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: it uses two devices")
 def test_errors_name_the_argument_on_another_device():
     x, weight = torch.zeros(2, 8, device="cuda"), torch.zeros(8)
     with pytest.raises(RuntimeError, match="weight must be on the device of x"):
@@ -572,7 +572,7 @@ def test_compile_in_place():
             torch.testing.assert_close(compiled(x, residual, weight), block(x, residual, weight))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="the compiler's own back end is checked where it is used")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the CPU runs compile another backend")
 def test_compile_inductor():
     torch._dynamo.reset()
     compiled = torch.compile(lambda x, w: kernel.rms_norm(x + 1, w) * 2, fullgraph=True, dynamic=True)

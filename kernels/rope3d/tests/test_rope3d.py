@@ -705,7 +705,7 @@ def test_errors_name_the_argument(message, arguments):
         kernel.rope3d(q, q, **{"grid": (1, 2, 3), **arguments})
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="needs two devices")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: it uses two devices")
 def test_errors_name_the_argument_on_another_device():
     q, table = torch.zeros(2, 6, 4, 8, device="cuda"), torch.zeros(6, 4, device="cuda")
     with pytest.raises(RuntimeError, match="k must be on the device of q"):
@@ -821,7 +821,7 @@ def test_compile_in_place():
     torch.testing.assert_close(torch.compile(block, fullgraph=True, backend="aot_eager")(q), block(q))
 
 
-@pytest.mark.skipif(DEVICE == "cpu", reason="the compiler's own back end is checked where it is used")
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the CPU runs compile another backend")
 def test_compile_inductor():
     torch._dynamo.reset()
     compiled = torch.compile(lambda q: kernel.rope3d(q + 1, q, GRID), fullgraph=True, dynamic=True)
