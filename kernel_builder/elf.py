@@ -1,8 +1,9 @@
-"""What the dynamic linker sees of a shared object."""
+"""The one place that reads ELF files: dynamic sections, symbols, and sections of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,13 +16,17 @@ _EXECUTABLE = 0x1  # PF_X in a program header's flags
 _TEXT_RELOCATIONS = 0x4  # DF_TEXTREL in DT_FLAGS
 
 
+# pyelftools names indirect functions, such as memset, by the number that their type shares with STT_LOOS.
+_KINDS = {"STT_FUNC": "function", "STT_LOOS": "function", "STT_OBJECT": "object", "STT_TLS": "tls_object"}
+
+
 class Unreadable(Exception):
-    """A file is not an ELF shared object."""
+    """The file is not an ELF file of the expected kind."""
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A name that the shared object leaves for others to define. `version` is None where it takes any."""
+    """An undefined dynamic symbol. `version` is None where any version will do."""
 
     name: str
     version: str | None
@@ -29,11 +34,26 @@ class Symbol:
 
 
 @dataclass(frozen=True)
+class DefinedSymbol:
+    """A versioned dynamic symbol that a library defines.
+
+    `kind` is `function`, `object` or `tls_object`; `size` is in bytes.
+    """
+
+    name: str
+    version: str
+    kind: str
+    size: int
+
+
+@dataclass(frozen=True)
 class SharedObject:
     """The dynamic section, symbols and flags of one shared object.
 
-    `machine` is `x86_64`, `aarch64` or ELF's own constant. `versions` are all symbol versions asked for, also those
-    that no symbol needs, apart from the dynamic linker's own.
+    Attributes:
+        machine: `x86_64`, `aarch64` or ELF's own constant.
+        run_paths: (`DT_RPATH` or `DT_RUNPATH`, its value).
+        versions: All required symbol versions, also those that no symbol needs, except the dynamic linker's own.
     """
 
     path: Path
@@ -53,18 +73,80 @@ class SharedObject:
 
 
 def read(path: Path) -> SharedObject:
-    """Read a shared object.
+    """Read what the dynamic linker sees of a shared object.
 
     Raises:
-        Unreadable: If `path` is not one.
+        Unreadable: If `path` is not a shared object.
     """
+    with _opened(path) as elf:
+        return _read(path, elf)
+
+
+def defined_symbols(path: Path) -> list[DefinedSymbol]:
+    """Return the versioned symbols that a shared library defines; none if it has no symbol versions.
+
+    Raises:
+        Unreadable: If `path` is not an ELF file.
+    """
+    from elftools.elf.gnuversions import GNUVerDefSection, GNUVerSymSection
+    from elftools.elf.sections import SymbolTableSection
+
+    found = []
+    with _opened(path) as elf:
+        table = elf.get_section_by_name(".dynsym")
+        versions = elf.get_section_by_name(".gnu.version")
+        definitions = elf.get_section_by_name(".gnu.version_d")
+        if not (
+            isinstance(table, SymbolTableSection)
+            and isinstance(versions, GNUVerSymSection)
+            and isinstance(definitions, GNUVerDefSection)
+        ):
+            return []
+        names = {entry["vd_ndx"]: next(iter(auxiliaries)).name for entry, auxiliaries in definitions.iter_versions()}
+        for index, symbol in enumerate(table.iter_symbols()):
+            if symbol["st_shndx"] in {"SHN_UNDEF", "SHN_ABS"} or not symbol.name:
+                continue
+            number = versions.get_symbol(index)["ndx"]
+            kind = _KINDS.get(symbol["st_info"]["type"])
+            if kind is None or not isinstance(number, int):
+                continue
+            version = names.get(number & 0x7FFF)
+            if version is not None:
+                found.append(DefinedSymbol(symbol.name, version, kind, symbol["st_size"]))
+    return found
+
+
+def constants(path: Path) -> list[bytes]:
+    """Return the read-only data sections (`.rodata*`) of an ELF file.
+
+    Raises:
+        Unreadable: If `path` is not an ELF file.
+    """
+    with _opened(path) as elf:
+        return [section.data() for section in elf.iter_sections() if section.name.startswith(".rodata")]
+
+
+def compilers(path: Path) -> list[str]:
+    """Return what compilers and assemblers wrote into the `.comment` section of an ELF file.
+
+    Raises:
+        Unreadable: If `path` is not an ELF file.
+    """
+    with _opened(path) as elf:
+        section = elf.get_section_by_name(".comment")
+        texts = section.data().split(b"\0") if section else []
+    return [text.decode("utf-8", "replace") for text in texts if text]
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[ELFFile]:
     from elftools.common.exceptions import ELFError
     from elftools.construct import ConstructError
     from elftools.elf.elffile import ELFFile
 
     try:
         with path.open("rb") as file:
-            return _read(path, ELFFile(file))
+            yield ELFFile(file)
     except (OSError, ELFError, ConstructError, UnicodeDecodeError) as error:
         raise Unreadable(f"{path.name} cannot be read as an ELF file: {error}") from error
 

@@ -12,6 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from kernel_builder import elf
+
 _SCHEMA = re.compile(r"(?:\w+::)?(?P<name>[A-Za-z_]\w*(?:\.\w+)?)\((?P<parameters>.*)\) -> (?:\(.*\)|[A-Za-z]\S*)")
 _FROM_FUNCTIONS = ("custom_op", "triton_op")
 
@@ -33,13 +35,9 @@ def _named(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _in_binary(binary: Path) -> Iterator[tuple[str, str]]:
-    from elftools.common.exceptions import ELFError
-    from elftools.elf.elffile import ELFFile
-
     try:
-        with binary.open("rb") as file:
-            constants = [s.data() for s in ELFFile(file).iter_sections() if s.name.startswith(".rodata")]
-    except (ELFError, OSError):
+        constants = elf.constants(binary)
+    except elf.Unreadable:
         return
     for data in constants:
         for arrow in re.finditer(rb"\) -> ", data):

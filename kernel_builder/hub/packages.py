@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import checks
+from kernel_builder import checks, elf
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import CheckError, PackageError
@@ -114,19 +115,11 @@ class Package:
     @cached_property
     def compiler(self) -> str | None:
         """What the host compiler calls itself in the binary."""
-        from elftools.common.exceptions import ELFError
-        from elftools.elf.elffile import ELFFile
-
         for binary in sorted(self.directory.rglob("*.so")):
-            try:
-                with binary.open("rb") as file:
-                    section = ELFFile(file).get_section_by_name(".comment")
-                    words = section.data().split(b"\0") if section else []
-            except (ELFError, OSError):
-                continue
-            for word in words:
-                if word.startswith((b"GCC", b"clang")):
-                    return str(word.decode("utf-8", "replace"))
+            with suppress(elf.Unreadable):
+                for text in elf.compilers(binary):
+                    if text.startswith(("GCC", "clang")):
+                        return text
         return None
 
 

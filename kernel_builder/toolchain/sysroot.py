@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from kernel_builder.elf import DefinedSymbol, defined_symbols
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import host_compiler
 
@@ -93,62 +94,13 @@ def allowed(version: str) -> bool:
     return key is not None and key[0] in CEILINGS and key[1] <= CEILINGS[key[0]]
 
 
-@dataclass(frozen=True)
-class Symbol:
-    """A versioned dynamic symbol. `kind` is `function`, `object` or `tls_object`; `size` is in bytes."""
-
-    name: str
-    version: str
-    kind: str
-    size: int
-
-
-# pyelftools names the indirect functions (memset and its kin) by the number that their type shares with STT_LOOS.
-_KINDS = {"STT_FUNC": "function", "STT_LOOS": "function", "STT_OBJECT": "object", "STT_TLS": "tls_object"}
-
-
-def defined_symbols(library: Path) -> list[Symbol]:
-    """The versioned symbols that a shared library defines."""
-    from elftools.elf.elffile import ELFFile
-    from elftools.elf.gnuversions import GNUVerDefSection, GNUVerSymSection
-    from elftools.elf.sections import SymbolTableSection
-
-    symbols = []
-    with library.open("rb") as stream:
-        elf = ELFFile(stream)
-        table = elf.get_section_by_name(".dynsym")
-        versions = elf.get_section_by_name(".gnu.version")
-        definitions = elf.get_section_by_name(".gnu.version_d")
-        if not (
-            isinstance(table, SymbolTableSection)
-            and isinstance(versions, GNUVerSymSection)
-            and isinstance(definitions, GNUVerDefSection)
-        ):
-            return []
-        names = {
-            definition["vd_ndx"]: next(iter(auxiliaries)).name
-            for definition, auxiliaries in definitions.iter_versions()
-        }
-        for index, symbol in enumerate(table.iter_symbols()):
-            if symbol["st_shndx"] in {"SHN_UNDEF", "SHN_ABS"} or not symbol.name:
-                continue
-            entry = versions.get_symbol(index)["ndx"]
-            kind = _KINDS.get(symbol["st_info"]["type"])
-            if kind is None or not isinstance(entry, int):
-                continue
-            version = names.get(entry & 0x7FFF)
-            if version is not None:
-                symbols.append(Symbol(symbol.name, version, kind, symbol["st_size"]))
-    return symbols
-
-
-def split_by_ceiling(symbols: Iterable[Symbol]) -> tuple[list[Symbol], dict[str, str]]:
+def split_by_ceiling(symbols: Iterable[DefinedSymbol]) -> tuple[list[DefinedSymbol], dict[str, str]]:
     """Keep for each name its newest allowed version; name the others with the oldest version they have.
 
     Returns:
         The kept symbols sorted by name, and `name -> version` of those that exist only above the ceiling.
     """
-    kept: dict[str, Symbol] = {}
+    kept: dict[str, DefinedSymbol] = {}
     late: dict[str, str] = {}
     for symbol in symbols:
         key = _version_key(symbol.version)
@@ -163,7 +115,7 @@ def split_by_ceiling(symbols: Iterable[Symbol]) -> tuple[list[Symbol], dict[str,
     return sorted(kept.values(), key=lambda s: s.name), {n: v for n, v in late.items() if n not in kept}
 
 
-def stand_in_source(symbols: Iterable[Symbol]) -> tuple[str, str]:
+def stand_in_source(symbols: Iterable[DefinedSymbol]) -> tuple[str, str]:
     """Return assembly that defines `symbols`, and its version script."""
     lines = [".text"]
     versions = set()
@@ -249,7 +201,7 @@ def make(cxx: Path, directory: Path) -> None:
     (directory / "too-new.json").write_text(json.dumps(remaining, indent=0) + "\n")
 
 
-def _link_stand_in(cxx: Path, directory: Path, soname: str, symbols: Iterable[Symbol]) -> None:
+def _link_stand_in(cxx: Path, directory: Path, soname: str, symbols: Iterable[DefinedSymbol]) -> None:
     assembly, script = stand_in_source(symbols)
     (directory / "stand-in.s").write_text(assembly)
     (directory / "stand-in.map").write_text(script)
