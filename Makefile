@@ -39,6 +39,7 @@ lint: .venv/ready
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/deptry --no-ansi kernel_builder
+	.venv/bin/lint-imports
 	git ls-files '*.cu' '*.cuh' '*.cpp' '*.h' | xargs .venv/bin/clang-format --dry-run --Werror
 
 # --quiet would hide from --strict the warnings that it fails on.
