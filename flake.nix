@@ -6,7 +6,7 @@
     let
       named = make: names: listToAttrs (map (name: { inherit name; value = make name; }) names);
       merged = foldl' (all: more: all // more) { };
-      # What packages say of the commit of their builder or sources: nothing where the flake is in no repository.
+      # The commit of builder or sources for the packages' metadata; empty if the flake is not in a repository.
       commitOf = flake:
         if flake ? rev then { commit = flake.rev; dirty = false; }
         else if flake ? dirtyRev then { commit = replaceStrings [ "-dirty" ] [ "" ] flake.dirtyRev; dirty = true; }
@@ -17,7 +17,7 @@
         pkgs = import nixpkgs { inherit system; config.allowUnfree = true; }; # CUDA 12.6
       }) [ "x86_64-linux" "aarch64-linux" ];
 
-      # The public builder's function of this name takes more, none of which is needed here.
+      # The public builder's function of this name takes more arguments; they are ignored.
       genKernelFlakeOutputs = { path, self ? { }, pythonCheckInputs ? _: [ ], pythonNativeCheckInputs ? _: [ ], ... }:
         let
           outputs = mapAttrs (_: steps: import ./nix/outputs.nix {

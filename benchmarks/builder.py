@@ -43,7 +43,7 @@ from kernel_builder.config import matrix, offered
 from kernel_builder.config.project import Project, TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant, this_platform
-from kernel_builder.package import assembly
+from kernel_builder.package.tree_digest import hash_tree
 from kernel_builder.toolchain import Toolchains
 from kernel_builder.toolchain.index import configured_url
 
@@ -324,9 +324,9 @@ def one_source(workshop: Workshop) -> Figure:
     return Figure(
         "one-source",
         "one source changed",
-        "that source's steps and the links that need it",
+        "that source, the binding that names the module, and the link",
         f"{len(done.steps)} steps: {', '.join(done.steps)}",
-        len(links) == 1 and len(done.steps) == 2 and any(source in step for step in done.steps),
+        len(links) == 1 and len(done.steps) == 3 and any(source in step for step in done.steps),
         (done.command,),
         f"After a line was added to {source}.",
         {"steps": done.steps, "cpu-seconds": done.cpu_seconds},
@@ -569,7 +569,7 @@ def equal_bytes(workshop: Workshop) -> Figure:
         jobs=4 * JOBS,
         environment={"TZ": "Asia/Tokyo", "LC_ALL": "C"},
     )
-    trees = [assembly.hash_tree(root / "build").files for root in (first, second)]
+    trees = [hash_tree(root / "build").files for root in (first, second)]
     names = sorted(trees[0].keys() & trees[1].keys())
     only_one = sorted(trees[0].keys() ^ trees[1].keys())
     differ = {

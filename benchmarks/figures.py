@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 import kernel_builder
-from kernel_builder.package import assembly
+from kernel_builder.build.provenance import git_state
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -59,7 +59,7 @@ class Figure:
 
 def builder_commit() -> str:
     """Which commit of the builder is measured."""
-    state = assembly.git_state(ROOT)
+    state = git_state(ROOT)
     return f"{state.commit}{' with changes' if state.dirty else ''}" if state else kernel_builder.__version__
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from kernel_builder.errors import BuildError
 
 
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
@@ -31,12 +34,28 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
         raise
 
 
+def read_unchanged(path: Path, expected: str) -> bytes:
+    """Return the content of a project's file, whose SHA-256 was `expected` when the build was planned.
+
+    Raises:
+        BuildError: If the file has changed, or cannot be read.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError:
+        content = None
+    if content is None or hashlib.sha256(content).hexdigest() != expected:
+        raise BuildError("the file changed while it was being built", where=str(path), hint="run the build again")
+    return content
+
+
 @contextmanager
-def locked(path: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(path: Path, *, waiting: Callable[[], None] = lambda: None, remove: bool = False) -> Iterator[None]:
     """Hold the lock at `path`, which is freed when its holder dies.
 
     Args:
-        waiting: Called once if another process holds the lock; may raise an exception in order not to wait.
+        waiting: Called once if another process or thread holds the lock; may raise an exception in order not to wait.
+        remove: Remove the file at the end. Who waits for the removed file starts over with a new one.
 
     Raises:
         OSError: If the directory of `path` cannot be written.
@@ -52,4 +71,6 @@ def locked(path: Path, *, waiting: Callable[[], None] = lambda: None) -> Iterato
     try:
         yield
     finally:
+        if remove:
+            path.unlink(missing_ok=True)
         lock.release()

@@ -1,11 +1,10 @@
-"""The steps of a build as Nix runs them: one derivation for each, driven by `nix/` and described in docs/nix.md.
+"""The steps of a build as Nix runs them, one derivation for each; `nix/` drives them, docs/nix.md describes them.
 
     python -m kernel_builder.nix fetch|unpack|compile|package SPEC OUT
-
     python -m kernel_builder.nix copy BUNDLE DIRECTORY
 
-SPEC is a JSON file that names everything that the step may use; OUT is what it makes. What to compile and how is
-decided by `plan`, as for `kernel-builder build`, so that both give the same bytes. `copy` is for what has been built.
+SPEC is a JSON file that names all inputs of the step; OUT is its output. `build/` decides what to compile and how, as
+for `kernel-builder build`, so both give the same bytes. `copy` takes packages from a result of `nix build`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.build import ninja_run, plan
+from kernel_builder.build import compile_steps, ninja_run
+from kernel_builder.build.cache import object_path
 from kernel_builder.config import build_toml
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
@@ -31,15 +31,15 @@ Spec = Mapping[str, Any]
 
 
 def _jobs() -> int:
-    """Processors that Nix lets a derivation use."""
+    """Return the number of processors that Nix lets a derivation use."""
     return int(os.environ.get("NIX_BUILD_CORES") or 0) or ninja_run.default_jobs()
 
 
 def fetch(spec: Spec, out: Path) -> None:
-    """The bytes of a pinned wheel that are needed, one range after the other, as one file.
+    """Write the needed ranges of a pinned wheel, one after the other, as one file.
 
     Raises:
-        FetchError: If the index cannot be reached, or has another file under the wheel's name.
+        FetchError: If the index cannot be reached, or has another file of the wheel's name.
     """
     from kernel_builder.toolchain.index import Index
 
@@ -54,10 +54,10 @@ def fetch(spec: Spec, out: Path) -> None:
 
 
 def unpack(spec: Spec, out: Path) -> None:
-    """A toolchain's tree, from the fetched bytes of its wheels.
+    """Unpack a toolchain's tree from the fetched bytes of its wheels.
 
     Raises:
-        FetchError: If they are not what the lock pins.
+        FetchError: If the bytes are not what the lock pins.
     """
     tree = next(tree for tree in _toolchains(spec).pinned() if tree.kind == spec["kind"])
     out.mkdir()
@@ -74,7 +74,7 @@ def unpack(spec: Spec, out: Path) -> None:
 
 
 def _toolchains(spec: Spec) -> Toolchains:
-    """Exactly the toolchains that a step is given."""
+    """Return the toolchains that a step is given, and no others."""
     return Toolchains(
         cache=Path("cache").absolute(),
         cuda_home=Path(spec["cudaHome"]) if spec.get("cudaHome") else None,
@@ -85,58 +85,40 @@ def _toolchains(spec: Spec) -> Toolchains:
 
 
 def compile_source(spec: Spec, out: Path) -> None:
-    """The object of one source, as `$out/KEY.o`, or none where it cannot be made before the op namespace is known.
+    """Write the object of one source as `$out/KEY.o`.
 
     Raises:
-        KernelBuilderError: As `plan.compiles` and `ninja_run.compile_alone`.
+        KernelBuilderError: As `compile_steps.drafts` and `ninja_run.compile_alone`.
     """
     project = build_toml.from_document(spec["build"], "build.toml", Path(os.path.realpath(spec["source"])))
-    steps = plan.compiles(project, Variant.parse(spec["variant"]), _toolchains(spec))
+    steps = compile_steps.drafts(project, Variant.parse(spec["variant"]), _toolchains(spec))
     step = next(step for step in steps if step.source == spec["file"])
     out.mkdir()
-    if not plan.needs_namespace(step):
-        work = Path("work").absolute()
-        work.mkdir()
-        ninja_run.compile_alone(step, work, out / f"{step.key}.o", _jobs())
-        sys.stderr.write((work / step.key / "log").read_text(errors="replace"))
+    work = Path("work").absolute()
+    work.mkdir()
+    ninja_run.compile_alone(step, work, out / f"{step.key}.o", _jobs())
+    sys.stderr.write((work / step.key / "log").read_text(errors="replace"))
 
 
 def package(spec: Spec, out: Path) -> None:
-    """One variant: its binary linked from the objects of the compile steps, its package assembled and checked.
-
-    Objects that hold the op namespace where the link cannot replace it are compiled here.
+    """Write the package of one variant: compile the binding, link it with the given objects, assemble and check.
 
     Raises:
-        PackageError: If an object given is none of the plan's: flake and builder disagree on what to compile.
+        PackageError: If the plan has no use for a given object: the flake and the builder disagree on what to compile.
         KernelBuilderError: As `pipeline.build`.
     """
     from kernel_builder import pipeline
-    from kernel_builder.package.assembly import builder_origin
+    from kernel_builder.build.provenance import builder_origin
 
     toolchains = _toolchains(spec)
     directory = Path(spec["source"])
     variant = Variant.parse(spec["variant"])
-    wanted: dict[str, plan.Compile] = {}
-    if variant.platform is not None:
-        drafts = plan.compiles(read_project(directory), variant, toolchains)
-        wanted = {step.key: step for step in drafts if not plan.needs_namespace(step)}
-    given = {path.stem: path for objects in spec["objects"] for path in Path(objects).glob("*.o")}
-    if given.keys() != wanted.keys():
-        titles = ", ".join(step.title for key, step in wanted.items() if key not in given)
-        raise PackageError(
-            f"the flake gives other objects than the plan asks for; it lacks those of: {titles or 'none'}",
-            where=variant.name,
-            hint="this is a fault of the builder: nix/sources.nix does not see what sources.py sees",
-        )
-    for key, path in given.items():
-        target = ninja_run.object_path(toolchains.cache, wanted[key])
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+    _take_objects(spec, variant, toolchains)
     provenance = {"kernel-builder": builder_origin(spec["builder"])}
     if spec["commit"]:
         provenance["kernel"] = spec["commit"]
     summary = pipeline.build(
-        pipeline.Request(
+        pipeline.BuildRequest(
             directories=(directory,),
             variants=(variant.name,),
             out=Path("packages").absolute(),
@@ -151,13 +133,33 @@ def package(spec: Spec, out: Path) -> None:
     shutil.copytree(Path("packages") / variant.name, out)
 
 
+def _take_objects(spec: Spec, variant: Variant, toolchains: Toolchains) -> None:
+    """Put the objects of the compile derivations into the cache, where the build finds them."""
+    given = {path.stem: path for objects in spec["objects"] for path in Path(objects).glob("*.o")}
+    if not given:
+        return
+    steps = compile_steps.drafts(read_project(Path(spec["source"])), variant, toolchains)
+    wanted = {step.key: step for step in steps if not step.uses_namespace}
+    if not given.keys() <= wanted.keys():
+        titles = ", ".join(step.title for key, step in wanted.items() if key not in given)
+        raise PackageError(
+            f"the flake compiled something else than the plan asks for; missing are the objects of: {titles or 'none'}",
+            where=variant.name,
+            hint="this is a fault of the builder: nix/steps.nix and compile_steps.py disagree",
+        )
+    for key, path in given.items():
+        target = object_path(toolchains.cache, wanted[key])
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
 def copy(bundle: Path, destination: Path) -> None:
-    """Put all packages of a result of `nix build` into a `build` directory, at once, as `kernel-builder build` does.
+    """Put all packages of a `nix build` result into a `build` directory at once, as `kernel-builder build` does.
 
     Raises:
         PackageError: If the directory cannot be written.
     """
-    from kernel_builder.package.assembly import publish, staging
+    from kernel_builder.package.swap import publish, staging
 
     with staging(Path(os.path.realpath(destination))) as staged:
         for result in bundle.iterdir():

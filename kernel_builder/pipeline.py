@@ -3,45 +3,52 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_builder.build import ninja_run
-from kernel_builder.build.plan import Graph, PlannedVariant, plan
+from kernel_builder import files
+from kernel_builder.build import buildable, ninja_run, provenance
+from kernel_builder.build.buildable import UnavailableVariant
+from kernel_builder.build.cache import binary_path
+from kernel_builder.build.graph import Graph, PlannedVariant
+from kernel_builder.build.plan import plan
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.config.variant import Variant, this_platform
-from kernel_builder.errors import CheckError, ConfigError, PackageError, VariantError
-from kernel_builder.package import assembly
+from kernel_builder.config.variant import Variant
+from kernel_builder.errors import CheckError, ConfigError, PackageError, StoreError
+from kernel_builder.package import records
+from kernel_builder.package.assembly import assemble
+from kernel_builder.package.swap import publish, staging
+from kernel_builder.package.tree_digest import hash_tree
+from kernel_builder.progress import Progress, Silent
 
 if TYPE_CHECKING:
     from kernel_builder.checks import CheckReport
-    from kernel_builder.toolchain import Obstacle, Toolchains
+    from kernel_builder.toolchain import Toolchains
 
 
 @dataclass(frozen=True)
-class Request:
+class BuildRequest:
     """What to build.
 
     Attributes:
         directories: Project directories.
         variants: Names of exactly the variants to build; empty for all of this platform.
         backends: Only these backends; empty for all.
-        whole: All that the matrix has, not only what the Hub asks for.
+        whole: All variants of the matrix, not only those that the Hub asks for.
         out: Where packages go: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
             project's own `build` directory.
-        jobs: Processors to use at most; None for what this machine has free.
+        jobs: Processors to use at most; None for as many as are free on this machine.
         compiler_cache: An sccache to put before the compilers.
         load: Load each package that this machine can load, as a check.
-        provenance: What the packages' metadata says of builder and sources; None for what git says.
+        provenance: What the packages' metadata records of builder and sources; None for what git says.
     """
 
     directories: tuple[Path, ...]
@@ -55,31 +62,15 @@ class Request:
     provenance: Mapping[str, Any] | None = None
 
 
-class Listener:
-    """Told how a build goes along. The default says nothing."""
-
-    def planned(self, variants: int, binaries: int) -> None:
-        """The graph is made: so many variants share so many binaries."""
-
-    def step(self, done: int, total: int, title: str) -> None:
-        """A compile or link has ended."""
-
-    def checking(self, name: str) -> None:
-        """A package is being checked."""
-
-    def say(self, message: str) -> None:
-        """Something a person would want to know, one line."""
-
-
 @dataclass(frozen=True)
-class Built:
+class BuiltPackage:
     """One package of a build.
 
     Attributes:
-        status: `built`, or `unchanged` when the package was there already.
+        status: `built`, or `unchanged` if the package was there already.
         shares: The other variants of this build with the same binary.
         size: Bytes of all files.
-        report: What the checks said; None if unchanged, since they have seen these bytes.
+        report: The result of the checks; None if unchanged, since an earlier build checked the same bytes.
     """
 
     project: str
@@ -92,6 +83,7 @@ class Built:
     report: CheckReport | None
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the package as `--json` prints it."""
         return {
             "project": self.project,
             "variant": self.variant,
@@ -105,32 +97,20 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Unavailable:
-    """A variant that the Hub asks for and no provider on this machine can build."""
-
-    project: str
-    variant: str
-    reason: str
-    hint: str
-
-    def as_dict(self) -> dict[str, str]:
-        return {"project": self.project, "variant": self.variant, "reason": self.reason, "hint": self.hint}
-
-
-@dataclass(frozen=True)
-class Summary:
+class BuildSummary:
     """What a build did.
 
     Attributes:
         skipped: Project name -> backends that are valid but not built here.
-        steps, compiles: How many steps ran, and how many of them were compiles.
+        steps: How many steps ran.
+        compiles: How many of them were compiles.
         cpu_seconds: Processor time of the compilers; None where a compiler cache's server ran them.
         seconds: Wall time of the whole build.
-        warnings: Title of a step -> what its compiler said.
+        warnings: Title of a step -> what its compiler printed.
     """
 
-    packages: tuple[Built, ...]
-    unavailable: tuple[Unavailable, ...]
+    packages: tuple[BuiltPackage, ...]
+    unavailable: tuple[UnavailableVariant, ...]
     skipped: Mapping[str, tuple[str, ...]]
     steps: int
     compiles: int
@@ -139,9 +119,10 @@ class Summary:
     warnings: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the summary as `--json` prints it."""
         return {
             "packages": [built.as_dict() for built in self.packages],
-            "unavailable": [variant.as_dict() for variant in self.unavailable],
+            "unavailable": [asdict(variant) for variant in self.unavailable],
             "skipped-backends": {name: list(backends) for name, backends in self.skipped.items()},
             "steps": self.steps,
             "compiles": self.compiles,
@@ -151,131 +132,46 @@ class Summary:
         }
 
 
-def obstacle(variant: Variant, toolchains: Toolchains) -> Obstacle | None:
-    """Why this machine cannot build a variant, or None if it can."""
-    from kernel_builder.toolchain import Obstacle
+@dataclass(frozen=True)
+class _Selection:
+    """A project, its variants to build, those that cannot be built here, and where its packages go."""
 
-    if variant.platform is None:
-        return None
-    if variant.cuda is not None:
-        return toolchains.cuda_obstacle(variant.cuda, variant.platform)
-    if variant.platform != this_platform():
-        return Obstacle(
-            f"this machine is {this_platform()}",
-            f"build it on a machine or CI runner with {variant.platform}, with the same command",
-        )
-    return None
+    project: Project
+    variants: tuple[Variant, ...]
+    unavailable: tuple[UnavailableVariant, ...]
+    destination: Path
 
 
-def select(
-    project: Project, request: Request, toolchains: Toolchains
-) -> tuple[tuple[Variant, ...], tuple[Unavailable, ...]]:
-    """The variants to build, and those that the matrix has and this machine cannot build.
+def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | None = None) -> BuildSummary:
+    """Build the requested variants of every project.
 
-    Raises:
-        VariantError: If a variant asked for by name is unknown, not the project's, or cannot be built here; or if
-            nothing is left to build.
-    """
-    if request.variants:
-        chosen = []
-        for name in dict.fromkeys(request.variants):
-            variant = Variant.parse(name)
-            offered.check_offered(project, variant)
-            reason = obstacle(variant, toolchains)
-            if reason:
-                raise VariantError(f"cannot be built here: {reason.reason}", where=name, hint=reason.hint)
-            chosen.append(variant)
-        return tuple(chosen), ()
-    buildable: list[Variant] = []
-    unavailable: list[Unavailable] = []
-    for variant in offered.variants(project, whole=request.whole):
-        if request.backends and variant.backend not in request.backends:
-            continue
-        reason = obstacle(variant, toolchains)
-        if reason is None:
-            buildable.append(variant)
-        else:
-            unavailable.append(Unavailable(project.name, variant.name, reason.reason, reason.hint))
-    if not buildable:
-        backends = ", ".join(request.backends or project.backends)
-        why = f"; {unavailable[0].variant}: {unavailable[0].reason}" if unavailable else ""
-        raise VariantError(
-            f"there is no variant to build here for the backends {backends}{why}",
-            where=str(project.root),
-            hint=unavailable[0].hint if unavailable else "this builder compiles for cpu and cuda",
-        )
-    return tuple(buildable), tuple(unavailable)
-
-
-def build(request: Request, toolchains: Toolchains, listener: Listener | None = None) -> Summary:
-    """Build every variant asked for of every project.
-
-    Nothing in a project's `build` directory changes until all its packages are there and have passed their checks.
+    Nothing in a project's `build` directory changes before all its packages have been built and checked.
 
     Raises:
         KernelBuilderError: As `kernel_builder.errors` describes.
     """
     started = time.monotonic()
-    cache = toolchains.cache
-    listener = listener or Listener()
-    selected = []
-    unavailable: list[Unavailable] = []
-    skipped = {}
-    for directory in dict.fromkeys(path.resolve() for path in request.directories):
-        project = read_project(directory)
-        variants, missing = select(project, request, toolchains)
-        selected.append((project, variants))
-        unavailable += missing
-        if offered.skipped_backends(project):
-            skipped[project.name] = offered.skipped_backends(project)
-    _refuse_equal_names([project for project, _ in selected])
-    destinations = {project.root: _destination(project, request, len(selected)) for project, _ in selected}
-
+    progress = progress or Silent()
+    selections = _select(request, toolchains)
     with ExitStack() as locks:
-        for destination in sorted(destinations.values()):
-            _lock(locks, cache, destination, listener)
-
-        def is_split(key: str) -> bool:
-            return ninja_run.split_path(cache, key).exists()
-
-        graph = plan(selected, toolchains, is_split)
-        listener.planned(len(graph.variants), len(graph.binaries))
-        records = {project.root: request.provenance or assembly.provenance(project) for project, _ in selected}
-        stale = [
-            planned
-            for planned in graph.variants
-            if not _is_fresh(
-                planned, records[planned.project.root], destinations[planned.project.root], cache, load=request.load
-            )
-        ]
-        outcome = _run(Graph(tuple(stale)), request, cache, listener)
-        while outcome.split:
-            wanted = {(planned.project.root, planned.variant) for planned in stale}
-            graph = plan(selected, toolchains, is_split)
-            stale = [planned for planned in graph.variants if (planned.project.root, planned.variant) in wanted]
-            again = _run(Graph(tuple(stale)), request, cache, listener)
-            outcome = ninja_run.Outcome(
-                steps=outcome.steps + again.steps,
-                compiles=outcome.compiles + again.compiles,
-                cpu_seconds=_sum(outcome.cpu_seconds, again.cpu_seconds),
-                warnings={**outcome.warnings, **again.warnings},
-                split=again.split,
-            )
-        reports: dict[tuple[Path, str], CheckReport] = {}
-        for project, variants in selected:
-            mine = [planned for planned in stale if planned.project.root == project.root]
-            if mine:
-                destination = destinations[project.root]
-                gone = [] if request.variants or request.backends else _outdated(project, destination, variants)
-                reports.update(
-                    _package(
-                        mine, destination, gone, records[project.root], cache, load=request.load, listener=listener
-                    )
-                )
-    return Summary(
-        packages=tuple(_built(planned, graph, destinations, reports) for planned in graph.variants),
-        unavailable=tuple(unavailable),
-        skipped=skipped,
+        for destination in sorted(selection.destination for selection in selections):
+            locks.enter_context(_locked(destination, toolchains.cache, progress))
+        graph = _plan(request, selections, toolchains)
+        progress.say(f"{len(graph.variants)} variants, {len(graph.binaries)} binaries")
+        stale = [one for one in graph.variants if not _is_current(one, selections, toolchains.cache, request)]
+        outcome = ninja_run.run(
+            Graph(tuple(stale)),
+            toolchains.cache,
+            jobs=request.jobs or ninja_run.default_jobs(),
+            compiler_cache=request.compiler_cache,
+            progress=progress,
+        )
+        reports = _package_all(request, selections, stale, toolchains.cache, progress)
+    skipped = {one.project.name: offered.skipped_backends(one.project) for one in selections}
+    return BuildSummary(
+        packages=tuple(_built(planned, graph, selections, reports) for planned in graph.variants),
+        unavailable=tuple(variant for selection in selections for variant in selection.unavailable),
+        skipped={name: backends for name, backends in skipped.items() if backends},
         steps=outcome.steps,
         compiles=outcome.compiles,
         cpu_seconds=outcome.cpu_seconds,
@@ -284,88 +180,103 @@ def build(request: Request, toolchains: Toolchains, listener: Listener | None = 
     )
 
 
-def _sum(first: float | None, second: float | None) -> float | None:
-    return None if first is None or second is None else first + second
-
-
-def _refuse_equal_names(found: Sequence[Project]) -> None:
-    names = [project.name for project in found]
-    for project in found:
-        if names.count(project.name) > 1:
+def _select(request: BuildRequest, toolchains: Toolchains) -> list[_Selection]:
+    directories = list(dict.fromkeys(path.resolve() for path in request.directories))
+    selections = []
+    for directory in directories:
+        project = read_project(directory)
+        unavailable: tuple[UnavailableVariant, ...] = ()
+        if request.variants:
+            variants = buildable.named(project, request.variants, toolchains)
+        else:
+            variants, unavailable = buildable.available(
+                project, toolchains, backends=request.backends, whole=request.whole
+            )
+        destination = _destination(project, request, several=len(directories) > 1)
+        selections.append(_Selection(project, variants, unavailable, destination))
+    names = [selection.project.name for selection in selections]
+    for selection in selections:
+        if names.count(selection.project.name) > 1:
             raise ConfigError(
-                f"two of the projects are named {project.name}",
-                where=str(project.root / "build.toml: [general] name"),
+                f"two of the projects are named {selection.project.name}",
+                where=str(selection.project.root / "build.toml: [general] name"),
                 hint="build them one at a time, or rename one",
             )
+    return selections
 
 
-def _destination(project: Project, request: Request, count: int) -> Path:
-    """Where a project's packages go, with links followed: what is swapped is the directory, not a link to it."""
+def _destination(project: Project, request: BuildRequest, *, several: bool) -> Path:
+    """Return where a project's packages go. Links are followed: the directory is swapped, not a link to it."""
     out = request.out or project.root / "build"
-    path = Path(os.path.realpath(out / project.name if request.out and count > 1 else out))
+    path = Path(os.path.realpath(out / project.name if request.out and several else out))
     if path.exists() and not path.is_dir():
         raise PackageError("is a file; packages need a directory", where=str(path), hint="move it, or choose --out")
     return path
 
 
-def _lock(locks: ExitStack, cache: Path, destination: Path, listener: Listener) -> None:
-    from filelock import FileLock, Timeout
-
-    from kernel_builder.errors import StoreError
-
+@contextmanager
+def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None]:
+    """Let one build at a time write to a destination. The next one then finds its packages unchanged."""
     name = hashlib.sha256(os.fsencode(destination)).hexdigest()[:16]
-    try:
-        (cache / "locks").mkdir(parents=True, exist_ok=True)
-        lock = FileLock(cache / "locks" / f"{name}.lock")
+    with ExitStack() as lock:
         try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            listener.say(f"another build of {destination} is running; waiting for it")
-            lock.acquire()
-    except OSError as error:
-        raise StoreError(
-            f"the cache cannot be written: {error.strerror}",
-            where=str(error.filename or cache),
-            hint="set KERNEL_BUILDER_CACHE to a directory that can be written",
-        ) from error
-    locks.callback(lock.release)
+            (cache / "locks").mkdir(parents=True, exist_ok=True)
+            lock.enter_context(
+                files.locked(
+                    cache / "locks" / f"{name}.lock",
+                    waiting=lambda: progress.say(f"another build of {destination} is running; waiting for it"),
+                )
+            )
+        except OSError as error:
+            raise StoreError(
+                f"the cache cannot be written: {error.strerror}",
+                where=str(error.filename or cache),
+                hint="set KERNEL_BUILDER_CACHE to a directory that can be written",
+            ) from error
+        yield
 
 
-def _record_path(planned: PlannedVariant, recorded: Mapping[str, Any], cache: Path) -> Path:
-    return cache / "packages" / f"{assembly.package_key(planned, recorded)}.json"
+def _plan(request: BuildRequest, selections: Sequence[_Selection], toolchains: Toolchains) -> Graph:
+    recorded = {one.project.name: request.provenance or provenance.provenance(one.project) for one in selections}
+    return plan([(one.project, one.variants) for one in selections], toolchains, recorded)
 
 
-def _is_fresh(
-    planned: PlannedVariant, recorded: Mapping[str, Any], destination: Path, cache: Path, *, load: bool
-) -> bool:
-    """Whether the package is there, is what these inputs give, and has passed the checks that are asked for."""
-    try:
-        record = json.loads(_record_path(planned, recorded, cache).read_text())
-    except (OSError, ValueError):
-        return False
-    checked = record.get("loaded") or not load
-    return bool(checked and record.get("tree") == assembly.hash_tree(destination / planned.variant.name).value)
+def _destinations(selections: Sequence[_Selection]) -> dict[str, Path]:
+    return {selection.project.name: selection.destination for selection in selections}
 
 
-def _run(graph: Graph, request: Request, cache: Path, listener: Listener) -> ninja_run.Outcome:
-    return ninja_run.run(
-        graph,
-        cache,
-        jobs=request.jobs or ninja_run.default_jobs(),
-        compiler_cache=request.compiler_cache,
-        progress=listener.step,
-        waiting=lambda: listener.say("another build is using the compilers; waiting for it"),
-    )
+def _is_current(planned: PlannedVariant, selections: Sequence[_Selection], cache: Path, request: BuildRequest) -> bool:
+    package = _destinations(selections)[planned.project.name] / planned.variant.name
+    return records.is_current(planned, package, cache, load=request.load)
 
 
-def _outdated(project: Project, destination: Path, variants: Sequence[Variant]) -> list[str]:
-    """Packages in the destination that the project does not offer any more.
+def _package_all(
+    request: BuildRequest,
+    selections: Sequence[_Selection],
+    stale: Sequence[PlannedVariant],
+    cache: Path,
+    progress: Progress,
+) -> dict[tuple[str, str], CheckReport]:
+    """Package the stale variants, one project after the other. Reports are by project and variant."""
+    reports: dict[tuple[str, str], CheckReport] = {}
+    for selection in selections:
+        name = selection.project.name
+        mine = [planned for planned in stale if planned.project.name == name]
+        if mine:
+            outdated = [] if request.variants or request.backends else _outdated(selection)
+            found = _package(mine, selection.destination, outdated, cache, load=request.load, progress=progress)
+            reports.update({(name, variant): report for variant, report in found.items()})
+    return reports
 
-    A variant that only this machine cannot build is kept: it may have been brought from another one.
+
+def _outdated(selection: _Selection) -> list[str]:
+    """Return the names of packages in the destination that the project no longer offers.
+
+    A variant that only this machine cannot build is kept: it may have been copied from another machine.
     """
-    kept = {variant.name for variant in offered.variants(project, whole=True)} | {v.name for v in variants}
+    kept = {variant.name for variant in (*offered.variants(selection.project, whole=True), *selection.variants)}
     try:
-        present = [entry.name for entry in destination.iterdir() if (entry / "metadata.json").is_file()]
+        present = [entry.name for entry in selection.destination.iterdir() if (entry / "metadata.json").is_file()]
     except OSError:
         return []
     return [name for name in present if name not in kept and re.match(r"torch", name)]
@@ -374,63 +285,57 @@ def _outdated(project: Project, destination: Path, variants: Sequence[Variant]) 
 def _package(
     planned: Sequence[PlannedVariant],
     destination: Path,
-    gone: Sequence[str],
-    recorded: Mapping[str, Any],
+    outdated: Sequence[str],
     cache: Path,
     *,
     load: bool,
-    listener: Listener,
-) -> dict[tuple[Path, str], CheckReport]:
-    """Assemble, check and publish the packages of one project."""
+    progress: Progress,
+) -> dict[str, CheckReport]:
+    """Assemble, check and publish packages of one project. Reports are by variant."""
     from kernel_builder import checks
 
-    reports: dict[tuple[Path, str], CheckReport] = {}
-    with assembly.staging(destination) as staged:
+    reports: dict[str, CheckReport] = {}
+    with staging(destination) as staged:
         for one in planned:
-            directory = staged / one.variant.name
-            binary = ninja_run.binary_path(cache, one.binary) if one.binary else None
-            assembly.assemble(one, binary, recorded, directory)
-        trees = {one.variant.name: assembly.hash_tree(staged / one.variant.name).value for one in planned}
-        for one in planned:
-            listener.checking(f"{one.project.name} {one.variant.name}")
-            report = checks.run(staged / one.variant.name, load=load)
-            reports[one.project.root, one.variant.name] = report
-        findings = [
-            f"{name}: {finding.path}: {finding.message} [{finding.check}]\n    {finding.hint}"
-            for (_, name), report in reports.items()
-            for finding in report.findings
-            if finding.severity == "error"
-        ]
-        if findings:
-            raise CheckError(
-                "the packages do not pass their checks:\n  " + "\n  ".join(dict.fromkeys(findings)),
-                where=str(planned[0].project.root),
-                hint=f"{destination} is as it was",
-            )
-        assembly.publish(staged, destination, replace_all=gone)
+            binary = binary_path(cache, one.binary) if one.binary else None
+            assemble(one, binary, staged / one.variant.name)
+        trees = {one.variant.name: hash_tree(staged / one.variant.name).value for one in planned}
+        for number, one in enumerate(planned, 1):
+            title = f"checking {one.project.name} {one.variant.name}"
+            progress.advance("checking", number, len(planned), detail=title)
+            reports[one.variant.name] = checks.run(staged / one.variant.name, load=load)
+        _refuse_findings(reports, planned[0].project, destination)
+        publish(staged, destination, replace_all=outdated)
     for one in planned:
-        record = _record_path(one, recorded, cache)
-        temporary = record.with_suffix(f".{one.module}.tmp")
-        # The packages are in place. Without the record the next build checks them again, and that is all.
-        with suppress(OSError):
-            record.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"tree": trees[one.variant.name], "loaded": load}))
-            temporary.replace(record)
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        records.write(one, trees[one.variant.name], cache, load=load)
     return reports
+
+
+def _refuse_findings(reports: Mapping[str, CheckReport], project: Project, destination: Path) -> None:
+    findings = [
+        f"{name}: {finding.path}: {finding.message} [{finding.check}]\n    {finding.hint}"
+        for name, report in reports.items()
+        for finding in report.findings
+        if finding.severity == "error"
+    ]
+    if findings:
+        raise CheckError(
+            "the packages do not pass their checks:\n  " + "\n  ".join(dict.fromkeys(findings)),
+            where=str(project.root),
+            hint=f"{destination} is unchanged",
+        )
 
 
 def _built(
     planned: PlannedVariant,
     graph: Graph,
-    destinations: Mapping[Path, Path],
-    reports: Mapping[tuple[Path, str], CheckReport],
-) -> Built:
-    path = destinations[planned.project.root] / planned.variant.name
-    report = reports.get((planned.project.root, planned.variant.name))
+    selections: Sequence[_Selection],
+    reports: Mapping[tuple[str, str], CheckReport],
+) -> BuiltPackage:
+    path = _destinations(selections)[planned.project.name] / planned.variant.name
+    report = reports.get((planned.project.name, planned.variant.name))
     key = planned.binary.key if planned.binary else None
-    return Built(
+    return BuiltPackage(
         project=planned.project.name,
         variant=planned.variant.name,
         path=path,

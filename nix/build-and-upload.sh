@@ -1,5 +1,5 @@
 # build-and-upload [DIR] [OPTION]...: build the kernel of DIR (default: here) with Nix, then `kernel-builder upload` it.
-# The flake that is in DIR, or above it, has the kernel: as its default package, or under DIR's name.
+# The kernel is the default package of the flake in DIR, or the package named like DIR of a flake above it.
 directory=$(realpath "${1:-.}")
 [ $# = 0 ] || shift
 root=$directory

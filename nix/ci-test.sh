@@ -1,5 +1,5 @@
-# ci-test [PYTEST OPTION]...: test $bundle in a copy of $project by its tests that have the marker `kernels_ci`.
-# A project without tests, or without any that are marked, passes.
+# ci-test [PYTEST OPTION]...: run the tests with the marker `kernels_ci` in a copy of $project, on the packages of $bundle.
+# A project without tests, or without marked ones, passes.
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 cp -r "$project" "$work/project"

@@ -2,8 +2,8 @@
 
     python nix/lock_python.py
 
-`builder` is what pyproject.toml says that the builder needs, `torch` is Torch and what tests of kernels need, for a
-nixpkgs whose Torch is older. pip resolves both for each Python and platform.
+`builder` are the dependencies in pyproject.toml. `torch` is Torch and what tests of kernels need, for a nixpkgs whose
+Torch is too old. pip resolves both for each Python and platform.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ GLIBCS = ("2_35", "2_34", "2_28", "2_27", "2_26", "2_24", "2_17", "2_12", "2_5")
 
 
 def resolve(python: str, machine: str, requirements: list[str]) -> dict[str, str]:
-    """File name -> SHA-256 of every wheel that the requirements need."""
+    """Return the wheels that the requirements need: file name -> SHA-256."""
     platforms = [f"--platform=manylinux_{glibc}_{machine}" for glibc in GLIBCS]
     platforms += [f"--platform=manylinux2014_{machine}", f"--platform=manylinux2010_{machine}"]
     with tempfile.TemporaryDirectory() as target:

@@ -1,5 +1,5 @@
-# build.toml -> the variants that it offers on one system, by the rules of kernel_builder/config/offered.py; a test holds them
-# equal. Plain data: which compilers a variant gets is for steps.nix to say.
+# build.toml -> the variants that it offers on one system, by the rules of kernel_builder/config/offered.py; a test compares
+# the two. The result is plain data: steps.nix chooses the compilers.
 { matrix, system }: build: with builtins;
 let
   torch = build.torch or { };
@@ -15,8 +15,8 @@ let
   oldestOfEachMajor = releases: attrValues
     (foldl' (kept: release: { ${head (splitVersion release)} = release; } // kept) { } (ascending releases));
 
-  # `floor` is the oldest Torch of a variant on the stable ABI, else null. A source that includes nothing of Torch is
-  # compiled under the name `withoutTorch`, which is the same for all releases.
+  # `floor` is the oldest Torch of a variant on the stable ABI, else null. A source that does not include Torch is compiled
+  # for the variant `withoutTorch`, which is the same for all releases.
   variant = backend: floor: release: cuda:
     let
       digits = replaceStrings [ "." ] [ "" ];

@@ -1,4 +1,4 @@
-# What a flake offers of one kernel on one system, under the names that the public builder's flakes have.
+# The outputs of one kernel's flake on one system, named as in the public builder's flakes.
 { steps, kernel, pythonCheckInputs, pythonNativeCheckInputs }: with builtins;
 let
   inherit (steps) builder dependencies libraries pkgs python run stdenv;
@@ -6,7 +6,7 @@ let
   inherit (kernel.build.general) name;
   byVariant = make: listToAttrs (map (variant: { inherit (variant) name; value = make variant; }) variants);
   ofBackend = backend: filter (variant: variant.backend == backend) variants;
-  # Backend -> its first variant, which is for the newest Torch and, with that, the oldest CUDA.
+  # Backend -> its first variant: the one for the newest Torch and the oldest CUDA.
   firsts = listToAttrs (map (variant: { name = variant.backend; value = variant; }) variants);
   first = firsts.cuda or (head variants);
 
@@ -27,7 +27,7 @@ let
   testPython = python.withPackages (packages:
     pythonCheckInputs packages ++ (if hasTorch then with packages; [ numpy pytest torch ] else [ ]));
   testPath = if hasTorch then dependencies else "${steps.installed "torch"}:${dependencies}";
-  # Lets Python find what was built: `import` the first of the variants, `get_kernel` the one that fits.
+  # Lets Python find the build: `import` finds the first variant, `get_kernel` the one that fits.
   finding = variants:
     let repository = kernel.build.general.hub.repo-id or null;
     in "export PYTHONPATH=${bundleOf variants}/${(head variants).name}:${testPath}\n"
@@ -40,7 +40,7 @@ let
   devShells = byVariant (variant:
     let inherit (kernel.toolchain variant) cudaHome trees;
     in shell variant {
-      # For `kernel-builder build` in the shell: what `nix build` compiles with, and so the same bytes.
+      # `kernel-builder build` in the shell has the toolchain of `nix build`, and so gives the same bytes.
       KERNEL_BUILDER_TREES = steps.directory "toolchains" "ln -s" trees;
       ${if cudaHome == null then null else "CUDA_HOME"} = cudaHome;
     });
@@ -48,7 +48,7 @@ let
   test = variants: script "ci-test" (''
     export PATH=${testPython}/bin:$PATH project=${kernel.path} bundle=${bundleOf variants}
   '' + finding variants + readFile ./ci-test.sh);
-  # Sets of packages are packages, too, as `nix flake check` asks: `.#redistributable.VARIANT` is one variant.
+  # `nix flake check` wants sets of packages to be packages too: `.#redistributable.VARIANT` is one variant.
   packages = rec {
     inherit kernel-builder;
     bundle = kernel.bundle // { inherit (kernel) variant; variants = map (variant: variant.name) variants; };
@@ -65,7 +65,7 @@ let
   };
 in {
   inherit packages;
-  # Lists are no packages; `nix eval .#variants` looks here, too.
+  # Lists are not packages; `nix eval .#variants` looks here too.
   legacyPackages = rec { inherit (packages.bundle) variants; archVariants = variants; };
   devShells = devShells // {
     default = devShells.${first.name};

@@ -1,10 +1,10 @@
-# What a source can reach through its includes: at least what kernel_builder/build/include_scan.py finds, which looks again in the
-# step. Comments and conditions are not read: a file too many costs a needless compilation when it changes, and one too
-# few is an error of the compile step.
+# The files that a source can reach through its includes: at least those that kernel_builder/build/include_scan.py finds,
+# which scans again in the step. Comments and conditions are ignored. A file too many costs a needless compilation when it
+# changes; a file too few is an error of the compile step.
 root: { include, listed }: source: with builtins;
 let
   start = stringLength (toString root) + 1;
-  # A file's name in the project, without `.` and `..`; empty where it leads out of the project or is no file.
+  # A file's name in the project, without `.` and `..`; empty if it is outside the project or not a file.
   inside = name:
     let file = root + "/${name}";
     in if substring 0 start (toString file) == "${toString root}/" && pathExists file
@@ -15,6 +15,7 @@ let
       text = readFile (root + "/${file}");
       directive = "#[[:space:]]*(include|include_next|import)[[:space:]]*";
     in {
+      namespace = length (split "TORCH_EXTENSION_NAME" text) > 1;
       names = map (groups: elemAt groups 1) (filter isList (split "${directive}[<\"]([^>\"\n]+)[>\"]" text));
       computed = length (split "${directive}[A-Za-z_]" text) > 1; # of a macro, so it could be any file
     };
@@ -26,8 +27,11 @@ let
     in map (key: { inherit key; }) (filter (file: file != "") candidates);
   files = map (one: one.key) (genericClosure { startSet = [ { key = source; } ]; operator = visit; });
   isTorch = name: elem (head (split "/" name)) [ "ATen" "c10" "caffe2" "torch" ];
-  computed = any (file: (includes file).computed) files;
+  found = map includes files;
+  computed = any (one: one.computed) found;
 in {
   inherit files computed;
-  torch = computed || any (file: any isTorch (includes file).names) files;
+  torch = computed || any (one: any isTorch one.names) found;
+  # Whether a file mentions the op namespace, which is known only when the package is linked.
+  namespace = any (one: one.namespace) found;
 }

@@ -1,11 +1,11 @@
-# One derivation for each step of a build, on one system. What a step does is Python, in kernel_builder/nix.py; here is
-# what it may see, and so what it depends on.
+# One derivation for each step of a build, on one system. kernel_builder/nix.py does the work of a step; this file says
+# what the step can see, and so what it depends on.
 { pkgs, system, commit }: with builtins;
 let
   lock = fromJSON (readFile ../kernel_builder/toolchain/lock.json);
   wheels = fromJSON (readFile ./python.json);
   variantsOf = import ./matrix.nix { inherit system; matrix = fromTOML (readFile ../kernel_builder/config/matrix.toml); };
-  # What only some releases of nixpkgs have; what one had is an error in the next.
+  # Attributes that only some releases of nixpkgs have; removed ones are errors when they are evaluated.
   optional = name: let found = tryEval (pkgs.${name} or null); in if found.success then found.value else null;
   stdenv = if optional "gcc13Stdenv" == null then pkgs.stdenv else pkgs.gcc13Stdenv; # the newest that nvcc 12.6 takes
   python = pkgs.python3;
@@ -16,10 +16,10 @@ let
       name = concatStringsSep "-" (filter isString (split "[^A-Za-z0-9._-]+" name));
       PYTHONDONTWRITEBYTECODE = 1; # where there is no sandbox, root could write it into the store
     } // attributes);
-  # A directory of what is given by name, as links ("ln -s") or as copies ("cp -r").
+  # A directory of named entries, as links ("ln -s") or as copies ("cp -r").
   directory = name: command: entries: run name { buildCommand = concatStringsSep "\n"
     ([ "mkdir $out" ] ++ attrValues (mapAttrs (entry: from: "${command} ${from} $out/${entry}") entries)); };
-  # Of a directory, the files that are listed, and all that is below listed directories.
+  # The listed files of a directory, and everything below listed directories.
   subset = name: root: listed:
     let
       below = directory: file: substring 0 (stringLength directory + 1) file == "${directory}/";
@@ -27,14 +27,14 @@ let
         && any (one: one == file || below one file || (type == "directory" && below file one)) listed;
       start = stringLength (toString root) + 1;
     in path { inherit name; path = root; filter = file: keep (substring start (stringLength file) file); };
-  # Of the builder, what decides on an object; a change to the rest recompiles nothing.
+  # The part of the builder that determines objects; a change to the rest recompiles nothing.
   planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") ([
-    "__init__.py" "build" "config" "elf.py" "errors.py" "nix.py" "progress.py" "templates/compat.cpp"
+    "__init__.py" "build" "config" "elf.py" "errors.py" "files.py" "nix.py" "progress.py" "templates/compat.cpp"
     "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
   builder = "${subset "kernel-builder" ../. [ "kernel_builder" ]}:${dependencies}";
-  libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # g++'s wrapper does not tell where it has them
+  libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # g++'s wrapper does not say where they are
   step = name: program: spec: attributes: run name ({
     spec = toJSON spec;
     passAsFile = [ "spec" ];
@@ -43,7 +43,7 @@ let
     LIBRARY_PATH = libraries;
     buildCommand = "python3 -m kernel_builder.nix ${program} $specPath $out";
   } // attributes);
-  # Programs from elsewhere have to find the C library.
+  # Programs from wheels need nixpkgs' C library and interpreter.
   patched = attributes: attributes // {
     nativeBuildInputs = [ python pkgs.autoPatchelfHook ];
     buildInputs = [ stdenv.cc.cc.lib ];
@@ -51,7 +51,7 @@ let
     buildCommand = attributes.buildCommand + "\nchmod -R u+w $out; autoPatchelf $out";
   };
 
-  # The network is for these alone. Which index they ask is a setting of the machine, as for pip; Nix holds the hash.
+  # Only these use the network. The machine's settings name the index, as for pip; Nix checks the hash.
   fixed = sha256: {
     outputHashMode = "flat";
     outputHashAlgo = "sha256";
@@ -81,7 +81,7 @@ let
   fetch = wheel: step "${wheel.project}-${wheel.version}-ranges" "fetch" { inherit wheel; }
     (fixed wheel.fetched // { PYTHONPATH = "${planner}:${dependencies}"; });
 
-  # Toolchains: release -> tree, of what is locked. CUDA releases that the lock lacks are nixpkgs'.
+  # Toolchains: release -> tree, for locked releases. Other CUDA releases come from nixpkgs.
   only = release: table: when (table ? ${toString release}) { ${release} = table.${release} // {
     platforms = { ${system} = table.${release}.platforms.${system}; };
   }; };
@@ -114,7 +114,7 @@ let
         // when usesTorch { "torch-${release}-${kind}" = torchTree release kind; };
     };
 
-  # A project: `path` is its directory, `commit` what its packages' metadata says of the sources.
+  # A project: `path` is its directory, `commit` is what its packages' metadata records of the sources.
   kernel = { path, commit }@given:
     let
       build = fromTOML (readFile (path + "/build.toml"));
@@ -122,7 +122,7 @@ let
       torch = build.torch or { };
       kernels = build.kernel or { };
       isHeader = file: match ".*[.](cuh|h|hh|hpp|hxx|inc|inl)" file != null;
-      # What a variant compiles: sources, with the table of build.toml that they stand in and the files that they reach.
+      # A variant's sources, each with its table of build.toml and the files that it reaches.
       unitsOf = variant:
         let
           mine = filter (name: kernels.${name}.backend == variant.backend) (attrNames kernels);
@@ -149,13 +149,15 @@ let
         let
           units = unitsOf variant;
           listed = table: table.include or [ ] ++ table.src or [ ];
+          # Sources that mention the op namespace are compiled here, since it is a digest of all inputs of the binary.
+          compiled = filter (unit: !unit.reached.namespace) units;
         in step "${general.name}-${variant.name}" "package" ({
           inherit commit;
           builder = builderCommit;
           variant = variant.name;
           source = subset general.name path ([ "build.toml" "torch-ext" ]
             ++ concatMap listed ([ torch ] ++ attrValues kernels) ++ concatMap (unit: unit.reached.files) units);
-          objects = map (compile variant) units;
+          objects = map (compile variant) compiled;
         } // toolchain variant (build ? torch)) {
           PYTHONPATH = builder;
           nativeBuildInputs = [ python pkgs.ninja ];

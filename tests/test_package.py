@@ -1,7 +1,8 @@
-"""How packages take the place of older ones, and what is done about builds that were killed meanwhile."""
+"""How packages replace older ones, also after a build was killed half-way; reading metadata of any tool."""
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.errors import PackageError
-from kernel_builder.package import assembly
+from kernel_builder.package import swap
+from kernel_builder.package.metadata import PackageMetadata
 
 
 def write(directory: Path, **packages: str) -> None:
@@ -35,13 +37,13 @@ def build(tmp_path: Path) -> Path:
 
 
 def test_all_packages_change_in_one_step(build: Path) -> None:
-    """Someone who has the old directory open goes on seeing all of the old packages."""
+    """A process that has the old directory open still sees all old packages."""
     before = os.open(build, os.O_RDONLY)
-    with assembly.staging(build) as staged:
+    with swap.staging(build) as staged:
         write(staged, one="new", four="new")
         seen = Path(f"/proc/self/fd/{before}")
         assert read(build) == {"one": "old", "two": "old", "three": "old"}
-        assembly.publish(staged, build, replace_all=["three"])
+        swap.publish(staged, build, replace_all=["three"])
         assert read(build) == {"one": "new", "two": "old", "four": "new"}
         assert read(seen) == {"one": "old", "two": "old", "three": "old"}
     os.close(before)
@@ -49,17 +51,17 @@ def test_all_packages_change_in_one_step(build: Path) -> None:
     assert names(build.parent) == ["build"]
 
 
-def test_a_directory_that_someone_is_in_stays(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_current_directory_is_not_swapped(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(build)
-    with assembly.staging(build) as staged:
+    with swap.staging(build) as staged:
         write(staged, one="new", four="new")
-        assembly.publish(staged, build, replace_all=["three"])
+        swap.publish(staged, build, replace_all=["three"])
     assert read(Path()) == {"one": "new", "two": "old", "four": "new"}
     assert names(Path()) == ["four", "mine.txt", "one", "two"]
 
 
-def test_what_fails_changes_nothing(build: Path) -> None:
-    with pytest.raises(PackageError) as caught, assembly.staging(build) as staged:
+def test_a_failure_changes_nothing(build: Path) -> None:
+    with pytest.raises(PackageError) as caught, swap.staging(build) as staged:
         write(staged, one="new")
         raise OSError(28, "No space left on device", str(staged / "one"))
     assert "No space left on device" in caught.value.message
@@ -68,8 +70,8 @@ def test_what_fails_changes_nothing(build: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_what_killed_builds_left_is_taken_back(build: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
-    """Between the two halves of a swap on a file system that cannot do it in one, and before or after."""
+def test_leftovers_of_killed_builds_are_taken_back(build: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+    """Before, after and between the two steps of a swap, on a file system that cannot swap in one."""
     if inside:
         monkeypatch.chdir(build)
         home, cut_off = build, build / "two"
@@ -80,7 +82,7 @@ def test_what_killed_builds_left_is_taken_back(build: Path, monkeypatch: pytest.
         home, cut_off = build.parent, build
         write(home, **{f".{build.name}.staging-killed": "half", ".other.previous": "not ours"})
     cut_off.rename(cut_off.with_name(f".{cut_off.name}.previous"))
-    with assembly.staging(build) as staged:
+    with swap.staging(build) as staged:
         assert names(staged) == []
         assert read(build) == {"one": "old", "two": "old", "three": "old"}
     assert names(build) == ["mine.txt", "one", "three", "two"]
@@ -88,31 +90,76 @@ def test_what_killed_builds_left_is_taken_back(build: Path, monkeypatch: pytest.
 
 
 def test_a_file_system_that_cannot_swap(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In two steps; if the second one fails, the first is undone."""
+    """The swap takes two steps; if the second fails, the first is undone."""
     # No file system here refuses RENAME_EXCHANGE, but every one refuses a flag that does not exist.
-    monkeypatch.setattr(assembly, "_RENAME_EXCHANGE", 1 << 20)
-    with assembly.staging(build) as staged:
+    monkeypatch.setattr(swap, "_RENAME_EXCHANGE", 1 << 20)
+    with swap.staging(build) as staged:
         write(staged, one="new")
-        assembly.publish(staged, build, replace_all=[])
+        swap.publish(staged, build, replace_all=[])
     assert read(build) == {"one": "new", "two": "old", "three": "old"}
     with pytest.raises(FileNotFoundError):
-        assembly._exchange(build.parent / "nothing", build)
+        swap._exchange(build.parent / "nothing", build)
     assert read(build)["one"] == "new"
     assert names(build.parent) == ["build"]
 
 
 def test_one_build_at_a_time_has_a_staging_directory(build: Path) -> None:
-    """Whatever locks their caches have: a second build must not take the first one's for a left-over."""
+    """Also with different caches: a second build must not remove the first one's as a leftover."""
     entered = threading.Event()
 
     def second() -> None:
-        with assembly.staging(build):
+        with swap.staging(build):
             entered.set()
 
     thread = threading.Thread(target=second)
-    with assembly.staging(build) as staged:
+    with swap.staging(build) as staged:
         thread.start()
         assert not entered.wait(0.3)
         assert staged.exists()
     assert entered.wait(10)
     thread.join()
+    assert names(build.parent) == ["build"]
+
+
+def test_metadata_of_other_tools_is_read_as_far_as_possible() -> None:
+    assert PackageMetadata.from_json("{}").faults[0] == "has no `id`"
+    hostile = {
+        "id": 3,
+        "name": "demo-kernel",
+        "version": True,
+        "python-depends": "einops",
+        "backend": {"type": "cuda", "archs": ["9.0", 7]},
+        "provenance": {"kernel": {"commit": "\x1b[2J", "dirty": 1}, "kernel-builder": []},
+    }
+    read = PackageMetadata.from_json(json.dumps(hostile))
+    assert (read.id, read.name, read.version, read.python_depends) == (None, "demo-kernel", None, ())
+    assert (read.backend, read.archs, read.python_name) == ("cuda", ("9.0",), "demo_kernel")
+    assert read.faults == (
+        "`id` is 3, expected a text",
+        "`version` is True, expected a whole number",
+        "has no `license`",
+        "`python-depends` is 'einops', expected a list",
+        "has no `digest`",
+    )
+    assert (read.origin("kernel"), read.origin("kernel-builder"), read.is_dirty) == ({"dirty": True}, {}, True)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "[" * 100_000])
+def test_metadata_that_is_no_object_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        PackageMetadata.from_json(text)
+
+
+def test_metadata_is_written_as_it_is_read() -> None:
+    written = PackageMetadata(
+        id="_demo_cpu_abc",
+        name="demo",
+        version=1,
+        license="MIT",
+        python_depends=("einops",),
+        kernel_depends=({"repo-id": "you/other", "version": 2},),
+        backend="cpu",
+        provenance={"kernel-builder": {"version": "1.0"}},
+        digest={"algorithm": "sha256", "files": {"a.py": "x"}},
+    )
+    assert PackageMetadata.from_json(written.to_json()) == written

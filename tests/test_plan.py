@@ -1,4 +1,4 @@
-"""What names a step and a binary: all that determines the bytes, and nothing else."""
+"""Keys of steps and binaries: they cover everything that determines the bytes, and nothing else."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.build.plan import PLACEHOLDER, Binary, Graph, plan
+from kernel_builder.build.graph import Binary, Graph
+from kernel_builder.build.plan import plan
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.toolchain import Toolchains
@@ -19,9 +20,9 @@ from tests.conftest import CPU
 Copy = Callable[..., Path]
 
 
-def graph(directories: Iterable[Path], *variants: str, is_split: Callable[[str], bool] = lambda key: False) -> Graph:
+def graph(directories: Iterable[Path], *variants: str) -> Graph:
     wanted = [Variant.parse(name) for name in variants or (CPU,)]
-    return plan([(read_project(directory), wanted) for directory in directories], Toolchains(), is_split)
+    return plan([(read_project(directory), wanted) for directory in directories], Toolchains())
 
 
 def binary(directory: Path) -> Binary:
@@ -37,8 +38,8 @@ BINDING, SOURCE, HEADER = "torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp", 
 PYTHON = "torch-ext/stable_scale/__init__.py"
 
 
-def test_equal_steps_are_one(copy_project: Copy) -> None:
-    """Over variants that one binary serves, and over projects wherever they lie."""
+def test_identical_steps_are_merged(copy_project: Copy) -> None:
+    """Variants of one binary share steps, and so do equal projects in different directories."""
     one, two = copy_project("stable-scale", "one"), copy_project("stable-scale", "elsewhere/two, größer")
     for path in two.rglob("*"):
         os.utime(path, (1, 1))
@@ -53,12 +54,14 @@ def test_equal_steps_are_one(copy_project: Copy) -> None:
     ("file", "changed"),
     [
         (BINDING, {BINDING}),
-        (SOURCE, {SOURCE}),
+        (SOURCE, {BINDING, SOURCE}),
         (HEADER, {BINDING, SOURCE}),
-        (PYTHON, set()),
+        (PYTHON, {BINDING}),
     ],
 )
-def test_a_change_renames_its_steps_and_the_binary(copy_project: Copy, file: str, changed: set[str]) -> None:
+def test_a_change_renames_its_steps_the_binding_and_the_binary(
+    copy_project: Copy, file: str, changed: set[str]
+) -> None:
     directory = copy_project("stable-scale")
     before = binary(directory)
     with (directory / file).open("a") as stream:
@@ -78,7 +81,7 @@ def test_a_change_renames_its_steps_and_the_binary(copy_project: Copy, file: str
         ('stable-abi = "2.10"', 'stable-abi = "2.11"'),
     ],
 )
-def test_build_toml_names_the_binary(copy_project: Copy, old: str, new: str) -> None:
+def test_build_toml_is_part_of_the_binarys_name(copy_project: Copy, old: str, new: str) -> None:
     directory = copy_project("stable-scale")
     before = binary(directory)
     shutil.copytree(directory / "torch-ext" / "stable_scale", directory / "torch-ext" / "table_scale")
@@ -88,7 +91,7 @@ def test_build_toml_names_the_binary(copy_project: Copy, old: str, new: str) -> 
     assert before.module != after.module
 
 
-def test_what_no_step_reads_names_nothing(copy_project: Copy) -> None:
+def test_files_that_no_step_reads_change_nothing(copy_project: Copy) -> None:
     directory = copy_project("stable-scale")
     before = binary(directory)
     (directory / "scale" / "other.h").write_text("int other;")
@@ -98,27 +101,16 @@ def test_what_no_step_reads_names_nothing(copy_project: Copy) -> None:
     assert binary(directory) == before
 
 
-def test_the_name_of_a_binary(copy_project: Copy) -> None:
+def test_the_module_name_is_given_to_the_steps_that_mention_it(copy_project: Copy) -> None:
     found = binary(copy_project("stable-scale"))
     assert re.fullmatch(r"_stable_scale_cpu_[a-z2-7]{13}", found.module)
-    assert len(found.module.rpartition("_")[2]) == len(PLACEHOLDER)
     binding, source = found.objects
-    assert (binding.placeholder, source.placeholder) == (True, False)
-    assert f"-DTORCH_EXTENSION_NAME=_stable_scale_cpu_{PLACEHOLDER}" in binding.argv
+    assert (binding.uses_namespace, source.uses_namespace) == (True, False)
+    assert f"-DTORCH_EXTENSION_NAME={found.module}" in binding.argv
+    assert not any("TORCH_EXTENSION_NAME" in part for part in source.argv)
 
 
-def test_a_step_that_took_the_placeholder_apart_is_told_the_name(copy_project: Copy) -> None:
-    directory = copy_project("stable-scale")
-    before = binary(directory)
-    (after,) = graph([directory], is_split=lambda key: key == keys(before)[BINDING]).binaries
-    assert after.module == before.module
-    assert after.key != before.key
-    assert keys(after)[SOURCE] == keys(before)[SOURCE]
-    assert not after.objects[0].placeholder
-    assert f"-DTORCH_EXTENSION_NAME={after.module}" in after.objects[0].argv
-
-
-def test_commands_name_no_place_of_this_machine_but_programs(copy_project: Copy) -> None:
+def test_commands_contain_no_directories_of_this_machine(copy_project: Copy) -> None:
     directory = copy_project("stable-scale")
     for step in binary(directory).objects:
         assert not any(str(directory) in part or str(Toolchains().store.root) in part for part in step.argv)

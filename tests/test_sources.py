@@ -1,4 +1,4 @@
-"""What a source can reach through its includes."""
+"""The include scan."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a source file includes: which of the project's files, and whether Torch, CUDA or Python headers.
+"""The include scan: which of the project's files a source can reach, and whether it includes Torch or Python headers.
 
-A compile step is keyed by the content of the files it reads, and staged into a directory that holds only those. So the
-scan has to find every file of the project that a source can reach, and it may find too many: conditions are ignored. A
-file that the scan missed is not staged, and the compiler says so instead of building from a file that no key covers.
+The key of a compile step covers the content of these files, and the step's directory holds only these. The scan may
+find too many files, since it ignores conditions. A file that it misses is not in the directory, so the compiler reports
+it instead of building from a file that no key covers.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
-from kernel_builder.errors import BuildError, ConfigError
+from kernel_builder.errors import ConfigError
 
 CUDA_SUFFIXES = frozenset({".cu"})
 CXX_SUFFIXES = frozenset({".cc", ".cpp", ".cxx"})
 HEADER_SUFFIXES = frozenset({".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl"})
 
-# The first part of an include that Torch's include directories answer, in a wheel of any release.
+# The top directories of Torch's headers, in wheels of all releases.
 _TORCH_ROOTS = frozenset({"ATen", "c10", "caffe2", "torch"})
-# Headers that pull in <Python.h>.
+# Headers that include <Python.h>.
 _PYTHON_HEADERS = re.compile(r"Python\.h|pybind11/.*|torch/extension\.h|torch/python\.h|torch/csrc/python_headers\.h")
 
 _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
@@ -32,13 +32,13 @@ _INCLUDE = re.compile(rb"^[ \t]*#[ \t]*(?:include|include_next|import)[ \t]*(?:<
 
 @dataclass(frozen=True)
 class Scan:
-    """What one source file can reach.
+    """The result of the scan of one source.
 
     Attributes:
-        files: Project-relative paths of the source itself and the project's files it includes -> SHA-256, sorted.
-        torch: Includes a Torch header.
-        python: Includes `Python.h`, directly or through a Torch header.
-        namespace: Some of the files speak of `TORCH_EXTENSION_NAME`.
+        files: (project-relative path, SHA-256) of the source and of the project's files that it includes, sorted.
+        torch: It includes a Torch header.
+        python: It includes `Python.h`, directly or through a Torch header.
+        namespace: Some of the files mention `TORCH_EXTENSION_NAME`.
     """
 
     files: tuple[tuple[str, str], ...]
@@ -59,7 +59,7 @@ class _File:
 @lru_cache(maxsize=4096)
 def _read(path: Path, _size: int, _mtime: int) -> _File:
     content = path.read_bytes()
-    # Comments go, strings stay: a quote inside a comment must not start a string, nor the other way round.
+    # Remove comments and keep strings. One expression finds both, since each may contain the other's delimiters.
     bare = _COMMENT.sub(lambda match: match[0] if match[0][:1] == b'"' else b" ", content)
     angled, quoted, computed = [], [], False
     for match in _INCLUDE.finditer(bare):
@@ -74,23 +74,9 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         angled=tuple(angled),
         quoted=tuple(quoted),
         computed=computed,
-        namespace=b"TORCH_EXTENSION_NAME" in bare,
+        # In comments too: nix/sources.nix has to agree, and it does not parse comments.
+        namespace=b"TORCH_EXTENSION_NAME" in content,
     )
-
-
-def read_unchanged(path: Path, expected: str) -> bytes:
-    """The content of a project's file, whose SHA-256 was `expected` when the build was planned.
-
-    Raises:
-        BuildError: If it is another by now, or cannot be read.
-    """
-    try:
-        content = path.read_bytes()
-    except OSError:
-        content = None
-    if content is None or hashlib.sha256(content).hexdigest() != expected:
-        raise BuildError("the file changed while it was being built", where=str(path), hint="run the build again")
-    return content
 
 
 def _facts(path: Path) -> _File:
@@ -99,7 +85,7 @@ def _facts(path: Path) -> _File:
 
 
 def _inside(root: Path, candidate: PurePosixPath) -> str | None:
-    """The project-relative name of a file that exists, with `..` resolved, or None if there is none in the project."""
+    """Resolve `..`, and return the project-relative name of a file; None if the project has no such file."""
     parts: list[str] = []
     for part in candidate.parts:
         if part == "..":
@@ -113,7 +99,7 @@ def _inside(root: Path, candidate: PurePosixPath) -> str | None:
 
 
 def _refuse_foreign(root: Path, name: str) -> None:
-    """Refuse a header that is a link out of the project; the files that `build.toml` lists were looked at before."""
+    """Refuse a header that is a link out of the project. Files in `build.toml` were checked when it was read."""
     if not Path(os.path.realpath(root / name)).is_relative_to(os.path.realpath(root)):
         raise ConfigError(
             "is a symbolic link out of the project",
@@ -129,15 +115,15 @@ def scan(
     listed: Iterable[str] = (),
     generated: Mapping[str, str] = {},
 ) -> Scan:
-    """Find what a source can reach.
+    """Find the files that a source can reach.
 
     Args:
         root: The project's directory.
         source: The source, relative to `root`.
         include: The include directories given for it, relative to `root`.
-        listed: The other files that `build.toml` lists beside it. They count only if some file includes a macro
-            instead of a name, since then nothing short of a preprocessor knows which file is meant.
-        generated: Names of headers that the builder provides -> content; they are not the project's.
+        listed: The other files of its `src` in `build.toml`. All of them count if a file includes a macro instead of a
+            name, since only a preprocessor could tell which file is meant.
+        generated: Headers that the builder provides: name -> content.
 
     Raises:
         ConfigError: If a file includes another by an absolute path, or through a symbolic link out of the project.

@@ -7,10 +7,8 @@ A check is a function from a package to findings, in a file of its own. What it 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from kernel_builder.checks.binary import check_binary
 from kernel_builder.checks.dependencies import check_dependencies
@@ -29,6 +27,7 @@ from kernel_builder.checks.torch_stable_abi import check_torch_stable_abi
 from kernel_builder.checks.undefined import check_undefined
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import VariantError
+from kernel_builder.package.metadata import PackageMetadata
 
 __all__ = ["ABI_CHECKS", "CHECKS", "AbiPolicy", "CheckReport", "CheckedPackage", "Finding", "read", "run"]
 
@@ -57,7 +56,7 @@ def read(directory: Path, policy: AbiPolicy | None = None) -> CheckedPackage:
         variant = Variant.parse(directory.name)
     except VariantError:
         variant = None
-    return CheckedPackage(directory, variant, _metadata(directory / "metadata.json"), policy or AbiPolicy())
+    return CheckedPackage(directory, variant, PackageMetadata.read(directory), policy or AbiPolicy())
 
 
 def run(
@@ -87,11 +86,3 @@ def run(
         if not found:
             passed.append(name)
     return CheckReport(package, tuple(passed), skipped, tuple(findings))
-
-
-def _metadata(path: Path) -> Mapping[str, Any] | None:
-    try:
-        metadata = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return metadata if isinstance(metadata, dict) else None

@@ -13,7 +13,7 @@ _HINT = "build the package again, and do not edit its files by hand"
 def check_digest(package: CheckedPackage) -> Iterator[Finding]:
     from kernels_data import Digest, DigestValidationError, DigestViolation, Metadata
 
-    if "digest" not in package.known_metadata:
+    if package.known_metadata.digest is None:
         yield Finding(NAME, "metadata.json", "has no `digest` of the package's files", "build the package again")
         return
     try:

@@ -14,6 +14,7 @@ from kernel_builder.config.variant import Release, Variant
 if TYPE_CHECKING:
     from kernel_builder.checks.python_files import Source
     from kernel_builder.elf import SharedObject
+    from kernel_builder.package.metadata import PackageMetadata
 
 
 _SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
@@ -65,7 +66,7 @@ class CheckedPackage:
 
     directory: Path
     variant: Variant | None
-    metadata: Mapping[str, Any] | None
+    metadata: PackageMetadata | None
     policy: AbiPolicy = field(default_factory=AbiPolicy)
 
     @cached_property
@@ -97,7 +98,7 @@ class CheckedPackage:
         return python_files.read(self.directory, self.policy.python)
 
     @property
-    def known_metadata(self) -> Mapping[str, Any]:
+    def known_metadata(self) -> PackageMetadata:
         """`metadata`, for checks that need it.
 
         Raises:

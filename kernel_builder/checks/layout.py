@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.config.variant import Noarch, Variant
+from kernel_builder.package.metadata import PackageMetadata
 
 NAME = "layout"
 _REBUILD = "build the package again"
-_KEYS: Mapping[str, tuple[type, str]] = {
-    "id": (str, "a text"),
-    "name": (str, "a text"),
-    "version": (int, "a whole number"),
-    "license": (str, "a text"),
-    "python-depends": (list, "a list"),
-    "backend": (dict, "an object"),
-    "digest": (dict, "an object"),
-}
 
 
 def check_layout(package: CheckedPackage) -> Iterator[Finding]:
@@ -43,9 +34,9 @@ def _finding(path: str, message: str, hint: str = _REBUILD) -> Finding:
 
 def _required(package: CheckedPackage) -> Iterator[Finding]:
     required = ["__init__.py", "_ops.py"]
-    if package.metadata and isinstance(package.metadata.get("name"), str):
+    if package.metadata and package.metadata.python_name:
         # Old clients look for the module here.
-        required.append(package.metadata["name"].replace("-", "_") + "/__init__.py")
+        required.append(f"{package.metadata.python_name}/__init__.py")
     for path in required:
         if not (package.directory / path).is_file():
             yield _finding(path, "is missing")
@@ -82,38 +73,30 @@ def _is_object_code(path: Path) -> bool:
         return file.read(8).startswith((b"\x7fELF", b"!<arch>"))
 
 
-def _metadata(package: CheckedPackage, metadata: Mapping[str, Any]) -> Iterator[Finding]:
-    sound = True
-    for key, (kind, spoken) in _KEYS.items():
-        if key not in metadata:
-            sound = False
-            yield _finding("metadata.json", f"has no `{key}`")
-        elif not isinstance(metadata[key], kind) or isinstance(metadata[key], bool):
-            sound = False
-            yield _finding("metadata.json", f"`{key}` is {metadata[key]!r}, expected {spoken}")
-    if not sound:
+def _metadata(package: CheckedPackage, metadata: PackageMetadata) -> Iterator[Finding]:
+    if metadata.faults:
+        for fault in metadata.faults:
+            yield _finding("metadata.json", fault)
         return
     yield from _readable(package.directory / "metadata.json")
-    backend = metadata["backend"].get("type")
     if package.variant is not None:
         yield from _agreement(package.variant, metadata)
-    start = f"_{metadata['name'].replace('-', '_')}_{backend}_"
-    if not metadata["id"].startswith(start) or metadata["id"] == start or not metadata["id"].isidentifier():
+    identifier = metadata.id or ""
+    start = f"_{metadata.python_name}_{metadata.backend}_"
+    if not identifier.startswith(start) or identifier == start or not identifier.isidentifier():
         yield _finding(
             "metadata.json",
-            f"`id` is {metadata['id']!r}, expected {start}<unique>; two kernels with one id cannot be loaded together",
+            f"`id` is {identifier!r}, expected {start}<unique>; two kernels with one id cannot be loaded together",
         )
     ops = package.directory / "_ops.py"
-    if ops.is_file() and metadata["id"] not in ops.read_text(encoding="utf-8", errors="replace"):
-        yield _finding("_ops.py", f"does not register operators under the `id` of metadata.json, {metadata['id']}")
+    if ops.is_file() and identifier not in ops.read_text(encoding="utf-8", errors="replace"):
+        yield _finding("_ops.py", f"does not register operators under the `id` of metadata.json, {identifier}")
 
 
-def _agreement(variant: Variant, metadata: Mapping[str, Any]) -> Iterator[Finding]:
-    backend = metadata["backend"].get("type")
-    if backend != variant.backend:
-        yield _finding("metadata.json", f"`backend.type` is {backend!r}, the variant is for {variant.backend}")
-    archs = metadata["backend"].get("archs")
-    if variant.cuda and not (isinstance(archs, list) and archs):
+def _agreement(variant: Variant, metadata: PackageMetadata) -> Iterator[Finding]:
+    if metadata.backend != variant.backend:
+        yield _finding("metadata.json", f"`backend.type` is {metadata.backend!r}, the variant is for {variant.backend}")
+    if variant.cuda and not metadata.archs:
         yield _finding(
             "metadata.json",
             "`backend.archs` is missing or empty: the client could not refuse a device that it does not support",

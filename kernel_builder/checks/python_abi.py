@@ -18,9 +18,7 @@ _SUFFIX = ".abi3.so"
 def check_python_abi(package: CheckedPackage) -> Iterator[Finding]:
     for binary in package.binaries:
         yield from _symbols(binary, package.policy.python)
-        yield from _module(
-            binary, str(package.metadata["id"]) if package.metadata and "id" in package.metadata else None
-        )
+        yield from _module(binary, package.metadata.id if package.metadata else None)
 
 
 def _symbols(binary: SharedObject, oldest: Release) -> Iterator[Finding]:

@@ -64,13 +64,11 @@ def _hint(root: str) -> str:
 
 
 def _python_name(package: CheckedPackage) -> str:
-    name = (package.metadata or {}).get("name")
-    return name.replace("-", "_") if isinstance(name, str) else ""
+    return (package.metadata.python_name if package.metadata else None) or ""
 
 
 def _dependency_modules(package: CheckedPackage) -> frozenset[str]:
-    declared = (package.metadata or {}).get("python-depends")
-    names = declared if isinstance(declared, list) else []
+    names = package.metadata.python_depends if package.metadata else ()
     return frozenset(module for name in names for module in _known_dependencies().get(name, ()))
 
 

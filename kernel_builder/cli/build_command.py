@@ -5,93 +5,31 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kernel_builder.pipeline import Listener, Request, Summary
+from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
+from kernel_builder.progress import shown
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from kernel_builder.toolchain import Toolchains
 
 
-class _Lines(Listener):
-    """Plain lines on stderr, for logs."""
-
-    def planned(self, variants: int, binaries: int) -> None:
-        self.say(f"{variants} variants, {binaries} binaries")
-
-    def step(self, done: int, total: int, title: str) -> None:
-        self.say(f"[{done}/{total}] {title}")
-
-    def checking(self, name: str) -> None:
-        self.say(f"checking {name}")
-
-    def say(self, message: str) -> None:
-        click.echo(message, err=True)
-
-
-class _Bar(Listener):
-    """A bar on a terminal. Shows nothing until there is something to show.
-
-    Once the graph is planned nothing is fetched any more, and `fetching`, the display of downloads, is closed.
-    """
-
-    def __init__(self, stack: ExitStack, fetching: ExitStack) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task: TaskID | None = None
-        self._fetching = fetching
-        stack.callback(self._progress.stop)
-
-    def planned(self, variants: int, binaries: int) -> None:
-        self._fetching.close()
-
-    def step(self, done: int, total: int, title: str) -> None:
-        self._show(title, done, total)
-
-    def checking(self, name: str) -> None:
-        self._show(f"checking {name}", None, None)
-
-    def say(self, message: str) -> None:
-        self._progress.console.print(message, highlight=False)
-
-    def _show(self, title: str, done: int | None, total: int | None) -> None:
-        if self._task is None:
-            self._progress.start()
-            self._task = self._progress.add_task(title, total=total)
-        self._progress.update(self._task, description=title, completed=done, total=total)
-
-
-def run(request: Request, toolchains: Callable[..., Toolchains]) -> Summary:
-    """Build, and show how it goes along on stderr.
+def run(request: BuildRequest, toolchains: Callable[..., Toolchains]) -> BuildSummary:
+    """Build, with progress on stderr.
 
     Args:
-        toolchains: Makes the toolchains, given where to show their downloads, as `progress`.
+        toolchains: Makes the toolchains; `progress` is the argument for their downloads.
     """
-    from kernel_builder.progress import shown
-
-    with ExitStack() as stack, ExitStack() as fetching:
-        listener = _Bar(stack, fetching) if sys.stderr.isatty() else _Lines()
-        return run_build(request, toolchains(progress=fetching.enter_context(shown(sys.stderr))), listener)
+    with shown(sys.stderr) as progress:
+        return run_build(request, toolchains(progress=progress), progress)
 
 
-def print_summary(summary: Summary) -> None:
+def print_summary(summary: BuildSummary) -> None:
     """Print what a build did, for people."""
     rows = [("variant", "status", "size", "checks", "binary shared with")]
     for built in summary.packages:
@@ -176,7 +114,7 @@ def build(
     from kernel_builder.toolchain import Toolchains, compiler_cache
 
     summary = run(
-        Request(
+        BuildRequest(
             directories=directories or (Path(),),
             variants=variants,
             backends=backends,

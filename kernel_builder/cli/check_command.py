@@ -132,7 +132,7 @@ def hash_builds(directory: Path, as_json: bool) -> None:
     \b
     kernel-builder hash kernels/rmsnorm
     """
-    from kernel_builder.package.assembly import hash_tree
+    from kernel_builder.package.tree_digest import hash_tree
 
     digests = {package.name: hash_tree(package) for package in packages_of(directory)}
     if as_json:

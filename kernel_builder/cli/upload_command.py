@@ -87,7 +87,7 @@ def build_and_upload(
     from kernel_builder.toolchain import Toolchains, compiler_cache
 
     summary = run(
-        pipeline.Request(
+        pipeline.BuildRequest(
             directories=(directory,),
             variants=variants,
             backends=backends,

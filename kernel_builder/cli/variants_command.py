@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 
+from kernel_builder.build.buildable import obstacle
 from kernel_builder.config import offered
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
-from kernel_builder.pipeline import obstacle
 
 
 @click.command()

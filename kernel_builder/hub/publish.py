@@ -18,7 +18,7 @@ from kernel_builder.hub import card, card_figures, project_sources
 from kernel_builder.hub.packages import Package, checked, spoken_api
 from kernel_builder.hub.publication import Change, Listener, Published, Request, Written
 from kernel_builder.hub.remote_repository import Commit, Conflict, Content, RemoteFile, Repository
-from kernel_builder.package.assembly import SIGNATURE
+from kernel_builder.package.tree_digest import SIGNATURE
 
 _ATTEMPTS = 5
 # What Hubs put into a repository themselves.

@@ -17,7 +17,7 @@ from typing import Any
 
 from kernel_builder import checks
 from kernel_builder.errors import CheckError, VerificationError
-from kernel_builder.package.assembly import SIGNATURE
+from kernel_builder.package.tree_digest import SIGNATURE
 
 
 @dataclass(frozen=True)

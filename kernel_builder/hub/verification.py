@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder import checks, pipeline
+from kernel_builder.build.buildable import obstacle
 from kernel_builder.config import offered
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import HubError, KernelBuilderError, VerificationError
 from kernel_builder.hub.packages import origin, table
 from kernel_builder.hub.remote_repository import Repository
-from kernel_builder.package.assembly import SIGNATURE, hash_tree
+from kernel_builder.package.tree_digest import SIGNATURE, hash_tree
 
 if TYPE_CHECKING:
     from kernel_builder.progress import Progress
@@ -250,12 +251,14 @@ def _build_and_compare(
         except KernelBuilderError as error:
             reasons[verdict.variant] = f"not built: {error}"
             continue
-        if missing := pipeline.obstacle(variant, fresh):
+        if missing := obstacle(variant, fresh):
             reasons[verdict.variant] = f"not built: {missing.reason}"
     names = tuple(verdict.variant for verdict in verdicts if verdict.variant not in reasons)
     if names:
         # Without the load: the published bytes are not judged by whether this machine can run them.
-        pipeline.build(pipeline.Request(directories=(source,), variants=names, out=target / "build", load=False), fresh)
+        pipeline.build(
+            pipeline.BuildRequest(directories=(source,), variants=names, out=target / "build", load=False), fresh
+        )
     return [
         replace(verdict, rebuilt=reasons[verdict.variant])
         if verdict.variant in reasons

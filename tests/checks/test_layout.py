@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.package.assembly import hash_tree
+from kernel_builder.package.tree_digest import hash_tree
 
 from .sample import STABLE_CPU, STABLE_CUDA, Compile, Make, findings
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -52,7 +54,7 @@ print(module.scaled(torch.tensor([3.0]), 2.0).tolist())
 
 
 def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Variants share binaries; the client loads the result; nothing changed is nothing done."""
+    """Variants share binaries; the client loads the result; a second build does nothing."""
     project = copy_project("stable-scale", "a project, größer")
     cache = new_cache("cache")
     done = kernel_builder(cache, "build", project, "--all", "--no-load")
@@ -78,7 +80,7 @@ def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_buil
     assert {package["status"] for package in again.answer["packages"]} == {"unchanged"}
 
 
-def test_one_changed_source_is_one_step_and_its_links(
+def test_one_changed_source_is_that_step_the_binding_and_the_link(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run
 ) -> None:
     project, cache = copy_project("stable-scale"), new_cache("cache")
@@ -90,16 +92,16 @@ def test_one_changed_source_is_one_step_and_its_links(
     source = project / "scale" / "scale_cpu.cpp"
     source.write_text(source.read_text().replace("factor * in[i]", "in[i] * factor + 0.0f"))
     after = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
-    assert (after.answer["compiles"], after.answer["steps"]) == (1, 2)
-    # What no build has used for long is forgotten.
+    assert (after.answer["compiles"], after.answer["steps"]) == (2, 3)
+    # Outputs that no build has used for long are removed.
     assert not unused.exists()
     assert after.answer["packages"][0]["module"] != before.answer["packages"][0]["module"]
 
     python = project / "torch-ext" / "stable_scale" / "__init__.py"
     python.write_text(python.read_text() + "# changed\n")
-    # Two versions of the Python files must not register under one namespace, so the binary is linked again.
-    relinked = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
-    assert (relinked.answer["compiles"], relinked.answer["steps"]) == (0, 1)
+    # Two versions of the Python files must not register under one namespace, so the binding is compiled again.
+    renamed = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
+    assert (renamed.answer["compiles"], renamed.answer["steps"]) == (1, 2)
 
 
 def test_two_versions_load_into_one_process(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
@@ -120,7 +122,7 @@ print(one.scaled(torch.ones(1), 2.0).item(), two.scaled(torch.ones(1), 2.0).item
 
 @pytest.mark.slow
 def test_full_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """A further Torch release costs its binding, never device code, and the result loads."""
+    """Another Torch release costs its binding and no device code, and the result loads."""
     project, cache = copy_project("full-scale"), new_cache("cache")
     first = kernel_builder(
         cache,
@@ -141,7 +143,7 @@ def test_full_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builde
 
 
 def test_builds_are_equal_to_the_bit(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Another directory, another cache, other jobs; both backends and the Python-only project."""
+    """Directory, cache and jobs differ; both backends and the Python-only project are built."""
     results = []
     for name, jobs in (("here", "1"), ("somewhere/else", "3")):
         cache = new_cache(f"cache-{jobs}")
@@ -155,7 +157,7 @@ def test_builds_are_equal_to_the_bit(copy_project: Copy, new_cache: NewCache, ke
     assert any(name.endswith(".so") for name in results[0])
 
 
-def test_neither_time_nor_place_is_in_a_binary(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_binaries_contain_neither_times_nor_paths(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
     results = []
     for name in ("one", "two"):
         project = copy_project("stable-scale", name)
@@ -177,26 +179,42 @@ def test_a_compiler_cache_gives_the_same_bytes(
     server = {"SCCACHE_DIR": str(tmp_path / "sccache"), "SCCACHE_SERVER_PORT": "4327"}
     project = copy_project("stable-scale")
     plain, cached = new_cache("plain"), new_cache("cached")
+
+    def counts() -> dict[str, int]:
+        command = [sccache, "--show-stats", "--stats-format", "json"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, **server})
+        stats = json.loads(done.stdout)["stats"]
+        found = {name: sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses")}
+        return {**found, "requests_executed": stats["requests_executed"]}
+
     try:
         for cache, out, choice in ((plain, "plain-out", "off"), (cached, "cached-out", str(sccache))):
             done = kernel_builder(cache, "build", project, "--out", project / out, "--compiler-cache", choice, **server)
             assert done.code == 0, done
-        stats = subprocess.run(
-            [sccache, "--show-stats"], stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **server}
-        ).stdout
+        before = counts()
+        for made in ("objects", "binaries"):
+            shutil.rmtree(cached / made)
+        done = kernel_builder(
+            cached, "build", project, "--out", project / "warm-out", "--compiler-cache", sccache, **server
+        )
+        assert done.code == 0, done
+        after = counts()
     finally:
         subprocess.run([sccache, "--stop-server"], capture_output=True, check=False, env={**os.environ, **server})
-    assert "Compile requests executed" in stats
-    assert content(project / "plain-out") == content(project / "cached-out")
+    assert before["requests_executed"] > 0
+    # A builder's cache that was emptied is filled from the compiler cache alone.
+    assert after["cache_hits"] > before["cache_hits"]
+    assert after["cache_misses"] == before["cache_misses"]
+    assert content(project / "plain-out") == content(project / "cached-out") == content(project / "warm-out")
 
 
-def test_the_placeholder_is_never_left_in_pieces(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """A name that the compiler copies piece by piece cannot be replaced at the link; the step is done again with it."""
+def test_the_namespace_reaches_every_use_of_it(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    """Also where the compiler copies the name in pieces, and in code for the GPU."""
     project, cache = copy_project("stable-scale"), new_cache("cache")
-    binding = project / "torch-ext" / "torch_binding.cpp"
-    binding.write_text(
-        binding.read_text()
-        + """
+    for name in ("torch-ext/torch_binding.cpp", "scale/scale_cuda.cu"):
+        with (project / name).open("a") as stream:
+            stream.write(
+                """
 #include <cstring>
 #define QUOTED(x) #x
 #define EXPANDED(x) QUOTED(x)
@@ -204,21 +222,30 @@ extern "C" __attribute__((visibility("default"), used)) void PyInit_name_is(char
   std::memcpy(out, EXPANDED(TORCH_EXTENSION_NAME), sizeof(EXPANDED(TORCH_EXTENSION_NAME)));
 }
 """
-    )
-    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load")
+                if name.endswith(".cpp")
+                else """
+#define QUOTED(x) #x
+#define EXPANDED(x) QUOTED(x)
+__device__ const char name_on_the_device[] = EXPANDED(TORCH_EXTENSION_NAME);
+"""
+            )
     # The check of the module's own symbols refuses the extra export of this test, after the link.
-    module = next((cache / "binaries").rglob("*.so"))
+    done = kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
+    assert (done.code, done.answer["error"]) == (7, "CheckError"), done
     code = """
 import ctypes, sys, torch
 buffer = ctypes.create_string_buffer(200)
 ctypes.CDLL(sys.argv[1]).PyInit_name_is(buffer)
 print(buffer.value.decode())
 """
-    name = run_python(code, module)
-    assert name.encode() in module.read_bytes()
+    modules = sorted((cache / "binaries").rglob("*.so"))
+    cpu = next(module for module in modules if b"_stable_scale_cpu_" in module.read_bytes())
+    name = run_python(code, cpu)
+    assert name.encode() in cpu.read_bytes()
     assert name.startswith("_stable_scale_cpu_")
-    assert "0q8z1" not in name
-    assert done.answer["compiles"] == 3 if done.code == 0 else done.code == 7
+    # A second build of the same sources gives the same name to the same steps.
+    kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
+    assert sorted((cache / "binaries").rglob("*.so")) == modules
 
 
 def test_several_projects_are_one_graph(
@@ -233,7 +260,7 @@ def test_several_projects_are_one_graph(
 
 
 def test_a_system_toolkit_stands_in(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """The pinned toolkit, given as if it were the user's own."""
+    """The pinned toolkit stands in for one that the user has installed."""
     from kernel_builder.config.variant import Release
     from kernel_builder.toolchain import Toolchains
 
@@ -243,7 +270,7 @@ def test_a_system_toolkit_stands_in(copy_project: Copy, new_cache: NewCache, ker
     assert done.code == 0, done
 
 
-def test_what_else_lies_in_build_is_kept(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_other_files_in_build_are_kept(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
     project, cache = copy_project("stable-scale"), new_cache("cache")
     build: Any = project / "build"
     (build / "notes").mkdir(parents=True)
@@ -255,6 +282,6 @@ def test_what_else_lies_in_build_is_kept(copy_project: Copy, new_cache: NewCache
     assert old.exists()
     assert kernel_builder(cache, "build", project, "--no-load").code == 0
     assert (build / "notes" / "mine.txt").read_text() == "mine"
-    # No longer offered by the project: a full build takes it away.
+    # The project no longer offers this variant, so a full build removes it.
     assert not old.exists()
     assert sorted(path.name for path in project.iterdir()) == ["build", "build.toml", "scale", "torch-ext"]

@@ -1,4 +1,4 @@
-"""A real Nix with a store of its own, and this repository as a flake whose nixpkgs is the stand-in beside this file."""
+"""Fixtures: a real Nix with its own store, and this repository as a flake on the stand-in for nixpkgs in `nixpkgs/`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Nix:
     environment: dict[str, str]
 
     def run(self, flake: Path, *arguments: str | Path, ok: bool = True) -> subprocess.CompletedProcess[str]:
-        """`nix ARGUMENTS`, run in `flake`."""
+        """Run `nix ARGUMENTS` in `flake`."""
         command = ["nix", *map(str, arguments)]
         done = subprocess.run(
             command, cwd=flake, capture_output=True, text=True, check=False, env=self.environment, timeout=1800
@@ -57,20 +57,20 @@ class Nix:
         return done
 
     def build(self, flake: Path, attribute: str) -> Path:
-        """The result of a package of the flake."""
+        """Build a package of the flake, and return its path."""
         link = self.root / "results" / attribute
         link.parent.mkdir(exist_ok=True)
         self.run(flake, "build", f".#{attribute}", "--out-link", link, "--print-build-logs")
         return link.resolve()
 
     def to_build(self, flake: Path, attribute: str) -> set[str]:
-        """The names of the derivations that a build of a package would run."""
+        """Return the names of the derivations that a build of a package would run."""
         done = self.run(flake, "build", f".#{attribute}", "--dry-run", "--no-link")
         lines = [line.strip() for line in done.stderr.splitlines()]
         return {Path(line).name.partition("-")[2].removesuffix(".drv") for line in lines if line.endswith(".drv")}
 
     def eval(self, expression: str) -> object:
-        """The value of an expression, which may read this repository's files."""
+        """Return the value of an expression, which may read this repository's files."""
         command = ["nix-instantiate", "--eval", "--strict", "--json", "--expr", expression]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=self.environment)
         assert done.returncode == 0, done.stderr
@@ -91,7 +91,7 @@ def nix(tmp_path_factory: pytest.TempPathFactory) -> Nix:
     if PYTHON not in json.loads((ROOT / "nix" / "python.json").read_text())["needed"]["builder"]:
         pytest.skip(f"the flake has no wheels for Python {PYTHON}, and nixpkgs' stand-in has no other")
     root = tmp_path_factory.mktemp("nix")
-    # Where the kernel allows a sandbox, it has this machine's tools, since the stand-in for nixpkgs is made of them.
+    # The sandbox, where the kernel allows one, sees the machine's tools: the stand-in for nixpkgs is made of them.
     certificates = str(Path(_certificates()).parent)
     places = ["/bin", "/usr", "/lib", "/lib64", "/etc/alternatives", certificates, sys.prefix, sys.base_prefix]
     paths = " ".join(f"{place}={place}" for place in places if Path(place).exists())
@@ -112,7 +112,7 @@ def nix(tmp_path_factory: pytest.TempPathFactory) -> Nix:
 
 @pytest.fixture(scope="session")
 def flake(nix: Nix) -> Path:
-    """A clean commit of this repository as it is in the working tree, pinned to the stand-in for nixpkgs."""
+    """Commit a copy of the working tree, and pin it to the stand-in for nixpkgs."""
     nixpkgs, copy = nix.root / "nixpkgs", nix.root / "repository"
     shutil.copytree(Path(__file__).parent / "nixpkgs", nixpkgs)
     machine = {
@@ -165,7 +165,7 @@ def _add_wheels(nix: Nix, flake: Path) -> None:
 
 @pytest.fixture
 def kernel_flake(nix: Nix, flake: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Makes a flake of a project as other people have them, on this builder."""
+    """Makes a flake of a project, as users of this builder have them."""
 
     def make(project: Path, ignored: Sequence[str] = ("build", "__pycache__")) -> Path:
         target = tmp_path / project.name

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.package.assembly import hash_tree
+from kernel_builder.package.tree_digest import hash_tree
 from tests.conftest import CPU, CUDA, PROJECTS, ROOT
 from tests.nix.conftest import Nix
 
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 def built_by_the_command_line(flake: Path, project: Path, out: Path, *arguments: str) -> dict[str, str]:
-    """Variant -> digest of its package, by the builder of the flake's repository and the user's cache."""
+    """Build with the flake's copy of the builder and the user's cache; return variant -> digest of its package."""
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "kernel_builder", "build", str(project), "--out", str(out), "--no-load"]
     subprocess.run([*command, *arguments], cwd=flake, check=True, env=environment)
@@ -81,7 +81,7 @@ def test_a_changed_source_gives_the_bytes_of_the_command_line(
     assert digests(nix.build(project, attribute)) == expected
 
 
-def test_full_abi_where_the_link_cannot_replace_the_namespace(
+def test_full_abi_project_is_to_the_byte_what_the_command_line_builds(
     nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
 ) -> None:
     variant = "torch215-cxx11-cpu-x86_64-linux"

@@ -1,4 +1,4 @@
-"""What evaluation says: the variants, the files that a source reaches, the outputs, refusals. Nothing is built."""
+"""Evaluation without a build: variants, the files that a source reaches, outputs, refusals."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ BUILD_TOMLS = [
 
 
 def names_by_python(text: str, system: str) -> list[str] | None:
-    """The names of the variants on one system; None where the builder refuses the version ranges."""
+    """Return the names of the variants on one system; None if the builder refuses the version ranges."""
     project = build_toml.from_document(tomli.loads(text), "build.toml", Path("/"))
     try:
         found = offered.variants(project)
@@ -97,6 +97,7 @@ def test_a_source_reaches_at_least_what_the_builder_finds(nix: Nix, directory: P
         scanned = include_scan.scan(directory, source, include, listed, {"registration.h": ""})
         assert {name for name, _ in scanned.files} == set(reached["files"])
         assert scanned.torch == reached["torch"]
+        assert scanned.namespace == reached["namespace"]
 
 
 def test_includes_that_are_hard_to_find(nix: Nix, tmp_path: Path) -> None:

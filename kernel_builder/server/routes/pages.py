@@ -6,7 +6,6 @@ come from this Hub only, and nothing runs.
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import VariantError
+from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.server.git_repository import Entry, Repository
 from kernel_builder.server.refusals import Refusal, no_token
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
@@ -272,20 +272,15 @@ def _variants(repository: Repository, commit: str) -> list[Fit]:
     return [_fit(name, size, _metadata(repository, described.get(name))) for name, size in sorted(sizes.items())]
 
 
-def _metadata(repository: Repository, entry: Entry | None) -> dict[str, Any]:
+def _metadata(repository: Repository, entry: Entry | None) -> PackageMetadata:
     try:
-        found = json.loads(repository.read(entry)) if entry else {}
-    except (ValueError, RecursionError):
-        found = {}
-    return found if isinstance(found, dict) else {}
+        return PackageMetadata.from_json(repository.read(entry)) if entry else PackageMetadata()
+    except ValueError:
+        return PackageMetadata()
 
 
-def _fit(name: str, size: int, metadata: dict[str, Any]) -> Fit:
-    backend = metadata.get("backend")
-    archs = backend.get("archs") if isinstance(backend, dict) else None
-    capabilities = ", ".join(str(arch) for arch in archs) if isinstance(archs, list) else ""
-    provenance = json.dumps(metadata.get("provenance", {}))
-    dirty = '"dirty": true' in provenance
+def _fit(name: str, size: int, metadata: PackageMetadata) -> Fit:
+    capabilities, dirty = ", ".join(metadata.archs), metadata.is_dirty
     try:
         variant = Variant.parse(name)
     except VariantError:

@@ -12,7 +12,7 @@ import kernels_data
 import pytest
 from sigstore.models import ClientTrustConfig
 
-from kernel_builder.pipeline import Request, build
+from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 
 from ...conftest import CPU, PROJECTS
@@ -34,7 +34,7 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         if project not in made:
             made[project] = root / project
             shutil.copytree(PROJECTS / project, made[project], ignore=shutil.ignore_patterns("build"))
-            build(Request((made[project],), variants=variants, load=False), Toolchains(cache=cache))
+            build(BuildRequest((made[project],), variants=variants, load=False), Toolchains(cache=cache))
         return made[project]
 
     return build_once

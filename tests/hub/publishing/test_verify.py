@@ -12,8 +12,7 @@ from huggingface_hub import CommitOperationAdd
 
 from kernel_builder.errors import HubError
 from kernel_builder.hub.verification import Verification, verify
-from kernel_builder.pipeline import Request as BuildRequest
-from kernel_builder.pipeline import build
+from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 
 from ...conftest import CPU

@@ -1,0 +1,153 @@
+"""Command lines of g++, nvcc and the linker.
+
+A command must give the same bytes in every directory and on every machine. Paths are relative to the step's directory,
+or tokens for directories that the compiler maps out of `__FILE__`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kernel_builder.build.graph import CUDA, SYSROOT
+from kernel_builder.config.variant import Release
+from kernel_builder.toolchain.tools import CudaToolkit, HostCompiler
+
+# Raise when a change to the builder changes the bytes that a step gives for an equal command.
+RECIPE = 1
+
+EXPORTS = "{ global: PyInit_*; local: *; };\n"
+
+_CXX_FLAGS = ("-O3", "-DNDEBUG", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden")
+_NVCC_FLAGS = (
+    "-O3",
+    "-DNDEBUG",
+    "--expt-relaxed-constexpr",
+    "--expt-extended-lambda",
+    "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
+)
+LINK_FLAGS = (
+    "-shared",
+    "-nodefaultlibs",
+    "-Wl,--build-id=none",
+    "-Wl,--strip-all",
+    "-Wl,--gc-sections",
+    "-Wl,-z,noexecstack,-z,relro,-z,now",
+    "-Wl,--version-script=exports.map",
+    f"-L{SYSROOT}/lib",
+)
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What the commands of g++ and nvcc have in common.
+
+    Attributes:
+        source: The source, relative to the project.
+        alias: What the compilers are told instead of the source's path. They derive names of internal symbols from it,
+            so it is different for each use of a source.
+        standard: The C++ standard, for example 17.
+        defines: `-D` options.
+        includes: `-I` and `-isystem` options.
+        cxx_flags: The project's flags for the host compiler.
+        roots: Token -> the directory it stands for.
+    """
+
+    source: str
+    alias: str
+    standard: int
+    defines: tuple[str, ...]
+    includes: tuple[str, ...]
+    cxx_flags: tuple[str, ...]
+    roots: Mapping[str, Path]
+
+
+def gxx(host: HostCompiler, cuda: CudaToolkit | None, options: CompileOptions) -> tuple[str, ...]:
+    """Return the g++ command for a C++ source. Sources of the cuda backend see CUDA's headers."""
+    return (
+        str(host.path),
+        "-c",
+        f"src/{options.source}",
+        f"-std=c++{options.standard}",
+        *_CXX_FLAGS,
+        *options.defines,
+        *options.includes,
+        *(system_includes(CUDA, cuda.root, cuda.include) if cuda else ()),
+        *options.cxx_flags,
+        *_path_maps(options.roots),
+        f"-frandom-seed={options.alias}",
+    )
+
+
+def nvcc(
+    host: HostCompiler,
+    cuda: CudaToolkit,
+    options: CompileOptions,
+    capabilities: Sequence[str],
+    cuda_flags: Sequence[str],
+) -> tuple[str, ...]:
+    """Return the nvcc command for a CUDA source."""
+    return (
+        str(cuda.nvcc),
+        "-c",
+        f"src/{options.source}",
+        _ccbin(host),
+        f"-std=c++{options.standard}",
+        *_NVCC_FLAGS,
+        *_gencode(capabilities),
+        *_compression(cuda.release),
+        *options.defines,
+        *options.includes,
+        *cuda_flags,
+        *(f"-Xcompiler={flag}" for flag in options.cxx_flags),
+        f"-Xcompiler={','.join(_path_maps(options.roots))}",
+        # nvcc names internal symbols after its process and the source's path unless all of these are given.
+        f"--frandom-seed={options.alias}",
+        f"-Xcudafe=--orig_src_path_name={options.alias}",
+        "--keep",
+        "--keep-dir=keep",
+    )
+
+
+def without_programs(argv: Sequence[str], host: HostCompiler) -> list[str]:
+    """Return a command without the paths of its compilers, which are the machine's own business."""
+    return [part for part in argv[1:] if part != _ccbin(host)]
+
+
+def torch_libraries(*, stable: bool, cuda: bool) -> tuple[str, ...]:
+    """Return the libraries of Torch that a binary names as needed."""
+    host = ("libtorch_cpu.so",) if stable else ("libc10.so", "libtorch_cpu.so", "libtorch.so")
+    device = ("libtorch_cuda.so",) if stable else ("libc10_cuda.so", "libtorch_cuda.so")
+    return (*host, *(device if cuda else ()))
+
+
+def system_includes(token: str, root: Path, directories: Sequence[Path]) -> tuple[str, ...]:
+    """Return `-isystem` options for directories below `root`, for which `token` stands."""
+    below = [directory.relative_to(root).as_posix() for directory in directories]
+    return tuple(part for path in below for part in ("-isystem", token if path == "." else f"{token}/{path}"))
+
+
+def _ccbin(host: HostCompiler) -> str:
+    return f"-ccbin={host.path}"
+
+
+def _path_maps(roots: Mapping[str, Path]) -> list[str]:
+    """Return options that remove directories of this machine from `__FILE__`."""
+    names = {token: token.strip("\0") for token in roots}
+    return ["-fmacro-prefix-map=src/=", *(f"-fmacro-prefix-map={token}/={name}/" for token, name in names.items())]
+
+
+def _gencode(capabilities: Sequence[str]) -> list[str]:
+    arguments = []
+    for capability in capabilities:
+        base = capability.removesuffix("+PTX")
+        number = base.replace(".", "")
+        codes = f"sm_{number}" + (f",compute_{number}" if base != capability else "")
+        arguments.append(f"-gencode=arch=compute_{number},code=[{codes}]")
+    return arguments
+
+
+def _compression(cuda: Release) -> list[str]:
+    """Compress device code for size. Every driver for CUDA 13 can read it; some for CUDA 12 cannot."""
+    return ["--compress-mode=size"] if cuda.major >= 13 else []

@@ -1,0 +1,221 @@
+"""The compile steps of one variant: which sources, with which headers, flags and files."""
+
+from __future__ import annotations
+
+import re
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from kernel_builder.build import commands, include_scan
+from kernel_builder.build.graph import CUDA, PYTHON, TORCH, CompileStep, digest
+from kernel_builder.config import matrix, offered
+from kernel_builder.config.project import Kernel, Project, TorchFramework
+from kernel_builder.config.variant import Noarch, Release, Variant
+from kernel_builder.errors import ConfigError, ToolchainError
+
+if TYPE_CHECKING:
+    from kernel_builder.toolchain import CudaToolkit, HostCompiler, Toolchains, TorchHeaders
+
+
+@dataclass(frozen=True)
+class _Tools:
+    """The toolchain of one variant. `torch` fetches its headers, so it is called only for sources that include them."""
+
+    host: HostCompiler
+    cuda: CudaToolkit | None
+    torch: Callable[[], TorchHeaders]
+
+
+def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[CompileStep, ...]:
+    """Return the compile steps of a variant's binary in link order, before its op namespace is known.
+
+    Those with `uses_namespace` are to be completed by `with_namespace`.
+
+    Raises:
+        ConfigError: If a source cannot be compiled by any compiler of its backend.
+        ToolchainError: If a compiler or header is missing.
+    """
+    framework = project.framework
+    assert isinstance(framework, TorchFramework)
+    assert not isinstance(variant.framework, Noarch)
+    # A project on the stable ABI also publishes its stable binary under the names of single Torch releases.
+    stable = framework.stable_abi.get(variant.backend)
+    release = stable or variant.framework.release
+    tools = _Tools(
+        toolchains.host(),
+        toolchains.cuda(variant.cuda) if variant.cuda else None,
+        cache(lambda: toolchains.torch(release, "stable" if stable else "full")),
+    )
+    binding = Kernel(
+        name="torch",
+        backend=variant.backend,
+        depends=("torch",),
+        src=framework.src,
+        include=framework.include,
+        cxx_flags=framework.cxx_flags,
+    )
+    defines = _defines(variant, stable)
+    steps: list[CompileStep] = []
+    for part in [binding, *(kernel for kernel in project.kernels if kernel.backend == variant.backend)]:
+        _check_kernel(project, part)
+        for source in part.src:
+            if PurePosixPath(source).suffix not in include_scan.HEADER_SUFFIXES:
+                _check_source(project, part, source, variant)
+                steps.append(_draft(project, part, source, variant, tools, defines))
+    return tuple(steps)
+
+
+def with_namespace(draft: CompileStep, module: str) -> CompileStep:
+    """Return a step with the op namespace in its command if its files mention it."""
+    if not draft.uses_namespace:
+        return draft
+    argv = (*draft.argv, f"-DTORCH_EXTENSION_NAME={module}")
+    return replace(draft, argv=argv, key=digest("namespace", draft.key, module))
+
+
+def _defines(variant: Variant, stable: Release | None) -> tuple[str, ...]:
+    defines = [f"-D{variant.backend.upper()}_KERNEL", "-DPy_LIMITED_API=0x03090000"]
+    if stable:
+        defines.append(f"-DTORCH_TARGET_VERSION=0x{(stable.major << 56) | (stable.minor << 48):016x}")
+        if variant.backend == "cuda":
+            defines.append("-DUSE_CUDA")
+    return tuple(defines)
+
+
+def _table(kernel: Kernel) -> str:
+    """Return the table of `build.toml` that declares a kernel's sources."""
+    return "torch" if kernel.name == "torch" else f"kernel.{kernel.name}"
+
+
+def _check_kernel(project: Project, kernel: Kernel) -> None:
+    unknown = [depend for depend in kernel.depends if depend != "torch"]
+    if unknown:
+        raise ToolchainError(
+            f"{', '.join(unknown)} cannot be provided by this builder; it has the headers of Torch and CUDA",
+            where=f"{project.root / 'build.toml'}: [kernel.{kernel.name}] depends",
+            hint="copy the headers into the project, and name their directory in `include`",
+        )
+    native = [flag for flag in (*kernel.cxx_flags, *kernel.cuda_flags) if flag.endswith("=native")]
+    if native:
+        raise ConfigError(
+            f"{native[0]} makes a binary for the machine that builds it, and the Hub's users have others",
+            where=f"{project.root / 'build.toml'}: [{_table(kernel)}] cxx-flags, cuda-flags",
+            hint="name an instruction set that all users have, or choose at run time: __attribute__((target(...))) and "
+            "__builtin_cpu_supports; for CUDA, list cuda-capabilities",
+        )
+
+
+def _check_source(project: Project, kernel: Kernel, source: str, variant: Variant) -> None:
+    where = f"{project.root / 'build.toml'}: [{_table(kernel)}] src"
+    suffix = PurePosixPath(source).suffix
+    if suffix not in include_scan.CUDA_SUFFIXES | include_scan.CXX_SUFFIXES:
+        raise ConfigError(
+            f"{source} is neither a header nor a source that the {variant.backend} backend can compile",
+            where=where,
+            hint="sources end in .cu, .cpp, .cc or .cxx; headers in .h, .hpp, .cuh or .inl",
+        )
+    if suffix in include_scan.CUDA_SUFFIXES and variant.cuda is None:
+        raise ConfigError(
+            f"{source} is a CUDA source, which the {variant.backend} backend cannot compile",
+            where=where,
+            hint='move it to a [kernel.*] table with backend = "cuda"',
+        )
+    if suffix in include_scan.CUDA_SUFFIXES and re.search(r'[,"$`\\]', source):
+        raise ConfigError(
+            f"nvcc cannot compile {source}: it splits names at commas and passes the rest to a shell",
+            where=where,
+            hint="rename the file: letters, digits, dots, dashes and underscores are safe",
+        )
+
+
+def _draft(
+    project: Project, kernel: Kernel, source: str, variant: Variant, tools: _Tools, defines: tuple[str, ...]
+) -> CompileStep:
+    generated = {"registration.h": _registration_header()}
+    scanned = include_scan.scan(project.root, source, kernel.include, kernel.src, generated)
+    identities = [tools.host.identity]
+    roots: dict[str, Path] = {}
+    includes = [f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in kernel.include]
+    includes.append("-Ibuilder")
+    standard = 17
+    if scanned.torch:
+        headers = tools.torch()
+        standard = matrix.cxx_standard(headers.release)
+        identities.append(headers.identity)
+        roots[TORCH] = headers.include[0]
+        includes += commands.system_includes(TORCH, headers.include[0], headers.include)
+    if scanned.python:
+        identities.append(sys.version)
+        roots[PYTHON] = _python_include(project, source)
+        includes += ["-isystem", PYTHON]
+    if tools.cuda is not None:
+        identities.append(tools.cuda.identity)
+        roots[CUDA] = tools.cuda.root
+    options = commands.CompileOptions(
+        source=source,
+        alias=_alias(project, kernel, source),
+        standard=standard,
+        defines=defines,
+        includes=tuple(includes),
+        cxx_flags=kernel.cxx_flags,
+        roots=roots,
+    )
+    is_cuda = PurePosixPath(source).suffix in include_scan.CUDA_SUFFIXES
+    argv = _nvcc(kernel, variant, tools, options) if is_cuda else commands.gxx(tools.host, tools.cuda, options)
+    return CompileStep(
+        key=_key(argv, tools, identities, scanned, generated),
+        project=project.root,
+        source=source,
+        tool="cuda" if is_cuda else "cxx",
+        argv=argv,
+        roots=roots,
+        files=scanned.files,
+        generated={f"builder/{name}": content for name, content in generated.items()},
+        uses_namespace=scanned.namespace,
+        title=f"{project.name}/{source} ({variant.backend}{f' {variant.cuda}' if variant.cuda else ''})",
+    )
+
+
+def _nvcc(kernel: Kernel, variant: Variant, tools: _Tools, options: commands.CompileOptions) -> tuple[str, ...]:
+    assert tools.cuda is not None
+    assert variant.cuda is not None
+    capabilities = offered.capabilities(kernel, variant.cuda, variant.platform or "")
+    return commands.nvcc(tools.host, tools.cuda, options, capabilities, kernel.cuda_flags)
+
+
+def _key(
+    argv: Sequence[str],
+    tools: _Tools,
+    identities: Sequence[str],
+    scanned: include_scan.Scan,
+    generated: dict[str, str],
+) -> str:
+    command = commands.without_programs(argv, tools.host)
+    return digest("compile", commands.RECIPE, command, identities, scanned.files, generated)
+
+
+def _alias(project: Project, kernel: Kernel, source: str) -> str:
+    # nvcc splits the options that carry it at commas and white space.
+    return re.sub(r"[^\w./-]", lambda found: f"%{ord(found[0]):02x}", f"/{project.name}/{kernel.name}/{source}")
+
+
+def _registration_header() -> str:
+    return (resources.files("kernel_builder") / "templates" / "registration.h").read_text()
+
+
+def _python_include(project: Project, source: str) -> Path:
+    directory = Path(sysconfig.get_path("include"))
+    if not (directory / "Python.h").is_file():
+        raise ToolchainError(
+            "the source includes Python.h, which is not on this machine",
+            where=str(project.root / source),
+            hint="install Python's headers (Debian: apt-get install python3-dev), or do without: registration.h and "
+            "the stable ABI need none",
+        )
+    return directory

@@ -1,0 +1,76 @@
+"""The errors of steps that fail, and of binaries that need a newer C library than users have."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+from kernel_builder import elf
+from kernel_builder.build.graph import SYSROOT, Binary, CompileStep, Graph
+from kernel_builder.build.step_scripts import commands_of
+from kernel_builder.errors import BuildError, StoreError
+from kernel_builder.toolchain.sysroot import Sysroot
+
+# With fewer free bytes on the cache's disk, a failed step is blamed on the disk.
+_LEAST_FREE = 2**20
+
+
+def failure(graph: Graph, step: CompileStep | Binary, directory: Path, ninja_output: str) -> BuildError:
+    """Return the error for a step that left no output.
+
+    Raises:
+        StoreError: If the reason is a full disk.
+    """
+    log = directory / "log"
+    words = log.read_text(errors="replace") if log.exists() else ""
+    # A full disk may have no room for the compiler's words either.
+    if "No space left on device" in words or shutil.disk_usage(directory.parent).free < _LEAST_FREE:
+        raise StoreError(
+            "the disk is full",
+            where=str(directory.parent),
+            hint="free some space, or set KERNEL_BUILDER_CACHE to a directory on another disk; what is built is kept",
+        )
+    if not log.exists():
+        return BuildError("ninja could not run the step", where=step.title, output=ninja_output)
+    variants = ", ".join(graph.variants_of(step)) or "a variant"
+    command = commands_of(directory)
+    if isinstance(step, CompileStep):
+        # Paths as the author knows them, without the directory that the step's copies are in.
+        words = re.sub(r"(?<![\w./\"<-])src/", "", words)
+        return BuildError(
+            f"the compiler refused it, for {variants}",
+            where=str(step.project / step.source),
+            command=command,
+            output=words,
+            hint=_hint(words),
+        )
+    return BuildError(f"the linker refused it, for {variants}", where=step.title, command=command, output=words)
+
+
+def _hint(words: str) -> str | None:
+    missing = re.search(r"fatal error: ([^:\n]+): No such file or directory", words)
+    if missing:
+        return (
+            f"{missing[1]} is neither in the project nor in the headers of this variant; list the file in `src` and "
+            "its directory in `include`, or with the stable ABI include only torch/csrc/stable and torch/headeronly"
+        )
+    return None
+
+
+def check_symbols(binary: Binary, path: Path, graph: Graph) -> None:
+    """Raise a BuildError if a binary needs symbols that the oldest supported C library lacks.
+
+    The libraries that it was linked against leave such symbols out, so they are undefined and have no version.
+    """
+    undefined = {symbol.name for symbol in elf.read(path).undefined}
+    too_new = Sysroot(binary.roots[SYSROOT]).too_new()
+    late = sorted(undefined & too_new.keys())
+    if late:
+        named = ", ".join(f"{name} ({too_new[name]})" for name in late[:5])
+        raise BuildError(
+            f"needs symbols that are newer than glibc 2.28 and GLIBCXX_3.4.24: {named}, "
+            f"for {', '.join(graph.variants_of(binary))}",
+            where=binary.title,
+            hint="use an older function of the C or C++ library; kernels have to run on machines with glibc 2.28",
+        )

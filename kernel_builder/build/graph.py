@@ -1,0 +1,124 @@
+"""The values of a build graph: compile steps, binaries, and the variants that they are published as."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from kernel_builder.config.project import Project
+from kernel_builder.config.variant import Variant
+
+# Commands contain these tokens instead of directories outside a step's own. `step_scripts` replaces them.
+TORCH, CUDA, PYTHON, SYSROOT = "\0torch\0", "\0cuda\0", "\0python\0", "\0sysroot\0"
+
+
+def digest(*parts: object) -> str:
+    """Return a hexadecimal SHA-256 over values that JSON can represent."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class CompileStep:
+    """Compiles one source to one object.
+
+    The step runs in a directory of its own, which holds the project's files below `src/`.
+
+    Attributes:
+        key: Names the object in the cache.
+        project: The project's root, from which `files` are copied.
+        source: The source, relative to the project.
+        tool: The compiler; `cuda` steps may use several threads.
+        argv: The command without its output, with tokens.
+        roots: Token -> the directory it stands for.
+        files: Project-relative path -> SHA-256 of every file that the step can read.
+        generated: Path in the step's directory -> content of files that the builder adds.
+        uses_namespace: The files mention `TORCH_EXTENSION_NAME`, so the command has to define it.
+        title: What progress and errors call the step.
+    """
+
+    key: str
+    project: Path
+    source: str
+    tool: Literal["cuda", "cxx"]
+    argv: tuple[str, ...]
+    roots: Mapping[str, Path]
+    files: tuple[tuple[str, str], ...]
+    generated: Mapping[str, str]
+    uses_namespace: bool
+    title: str
+
+
+@dataclass(frozen=True)
+class Binary:
+    """One shared object. Several variants may be published with the same binary.
+
+    Attributes:
+        key: Names the file in the cache.
+        module: Its module name and op namespace, `_<python name>_<backend>_<unique>`.
+        objects: The compile steps whose objects are linked, in order.
+        argv: The link command without objects and output, with tokens.
+        roots: Token -> the directory it stands for.
+        generated: Path in the step's directory -> content of files that the builder adds.
+        title: What progress and errors call it.
+    """
+
+    key: str
+    module: str
+    objects: tuple[CompileStep, ...]
+    cxx: Path
+    argv: tuple[str, ...]
+    libraries: tuple[str, ...]
+    roots: Mapping[str, Path]
+    generated: Mapping[str, str]
+    title: str
+
+
+@dataclass(frozen=True)
+class PlannedVariant:
+    """One variant to publish, with everything that its package is made from.
+
+    Attributes:
+        module: The op namespace, a digest of the binary's inputs and the Python files.
+        archs: The capabilities that its binary has code for.
+        python: Path inside the package -> SHA-256 of the project's Python files.
+        provenance: The builder and the commit of the sources, as `metadata.json` records them.
+        binary: None for Python-only variants.
+    """
+
+    project: Project
+    variant: Variant
+    module: str
+    archs: tuple[str, ...]
+    python: Mapping[str, str]
+    provenance: Mapping[str, Any]
+    binary: Binary | None
+
+
+@dataclass(frozen=True)
+class Graph:
+    """All steps of the requested projects and variants; identical steps appear once."""
+
+    variants: tuple[PlannedVariant, ...]
+
+    @property
+    def binaries(self) -> tuple[Binary, ...]:
+        """The distinct binaries."""
+        return tuple({v.binary.key: v.binary for v in self.variants if v.binary}.values())
+
+    @property
+    def compiles(self) -> tuple[CompileStep, ...]:
+        """The distinct compile steps."""
+        return tuple({step.key: step for binary in self.binaries for step in binary.objects}.values())
+
+    def variants_of(self, step: CompileStep | Binary) -> tuple[str, ...]:
+        """Return the names of the variants that need a step."""
+        return tuple(
+            planned.variant.name
+            for planned in self.variants
+            if planned.binary
+            and (planned.binary.key == step.key or any(step.key == part.key for part in planned.binary.objects))
+        )

@@ -1,0 +1,96 @@
+"""A step's directory: the files it may read, and `run.sh`, which makes its output from them.
+
+The directory holds nothing else, so a file that the include scan missed is a compile error instead of a stale object.
+Commands name files in it by relative paths. A compiler that outlives a killed build thus stays in its own directory
+when the next build renames that. Before its script moves the object into the cache, it finds that the directory has
+lost its name, and stops.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kernel_builder.build.cache import object_path
+from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
+from kernel_builder.files import read_unchanged
+from kernel_builder.toolchain.sysroot import Sysroot
+
+# Lines of `run.sh` before and after the step's own commands.
+_BEFORE = ("#!/bin/sh", "set -e", 'cd "${0%/*}"', "exec >> log 2>&1")
+_AFTER = "# The output is whole."
+
+
+def stage_compile(
+    step: CompileStep, directory: Path, output: Path, *, compiler_cache: Path | None = None, threads: int = 1
+) -> None:
+    """Write the directory of a compile step.
+
+    Args:
+        output: The object, which the script moves there when it is whole.
+        compiler_cache: An sccache to put before the compiler.
+        threads: Threads for nvcc.
+
+    Raises:
+        BuildError: If a file is not what it was when the build was planned.
+    """
+    for name, expected in step.files:
+        _write(directory, f"src/{name}", read_unchanged(step.project / name, expected))
+    for name, text in step.generated.items():
+        _write(directory, name, text.encode())
+    output.parent.mkdir(parents=True, exist_ok=True)
+    command = _with_paths(step.argv, step.roots)
+    if step.tool == "cuda":
+        (directory / "keep").mkdir()
+        if threads > 1 and compiler_cache is None:
+            command.append(f"--threads={threads}")
+    compile_it = shlex.join([*command, "-o", "out.o"])
+    if compiler_cache is not None:
+        # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
+        compile_it = f"{shlex.quote(str(compiler_cache))} {compile_it} || {{ : > log; {compile_it}; }}"
+    still_here = f"[ . -ef {shlex.quote(str(directory))} ]"
+    move_it = shlex.join(["mv", "-f", "out.o", str(output)])
+    _write_script(directory, [compile_it], [still_here, move_it])
+
+
+def stage_link(binary: Binary, directory: Path, cache: Path) -> None:
+    """Write the directory of a link step. The script leaves the binary there as `out.so`, for a last look at it."""
+    for name, text in binary.generated.items():
+        _write(directory, name, text.encode())
+    torch = ["-Wl,--no-as-needed", *(f"-l:{name}" for name in binary.libraries)]
+    command = [
+        str(binary.cxx),
+        *_with_paths(binary.argv, binary.roots),
+        *(str(object_path(cache, step)) for step in binary.objects),
+        *torch,
+        *Sysroot(binary.roots[SYSROOT]).runtime_arguments,
+    ]
+    _write_script(directory, [shlex.join([*command, "-o", "out.so"])])
+
+
+def commands_of(directory: Path) -> str:
+    """Return the commands of a step, for people."""
+    lines = os.fsdecode((directory / "run.sh").read_bytes()).splitlines()
+    return "\n".join(lines[len(_BEFORE) : lines.index(_AFTER)])
+
+
+def _with_paths(argv: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
+    rendered = list(argv)
+    for token, path in roots.items():
+        rendered = [part.replace(token, str(path)) for part in rendered]
+    return rendered
+
+
+def _write(directory: Path, name: str, content: bytes) -> None:
+    path = directory / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    os.utime(path, (0, 0))  # __TIMESTAMP__ is the time of the file
+
+
+def _write_script(directory: Path, commands: Sequence[str], after: Sequence[str] = ()) -> None:
+    """Write `run.sh`, which runs the commands one after the other and appends all they print to `log`."""
+    lines = [*_BEFORE, *commands, _AFTER, *after, ": > done"]
+    _write(directory, "run.sh", os.fsencode("\n".join(lines) + "\n"))

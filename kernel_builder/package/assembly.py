@@ -1,0 +1,92 @@
+"""A planned variant and its binary -> the files of a package, as the public client loads it."""
+
+from __future__ import annotations
+
+import shutil
+import string
+from dataclasses import replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.build.graph import PlannedVariant, digest
+from kernel_builder.config.project import KernelDependency
+from kernel_builder.errors import PackageError
+from kernel_builder.files import read_unchanged
+from kernel_builder.package.metadata import NAME, PackageMetadata
+
+# Raise when a change here changes the files of a package for equal inputs.
+_RECIPE = 1
+
+_TEMPLATES = ("_ops.py", "_ops_noarch.py", "compat_init.py")
+
+
+def package_key(planned: PlannedVariant) -> str:
+    """Return a digest of everything that determines a package's files."""
+    binary = planned.binary.key if planned.binary else None
+    templates = [_template(name) for name in _TEMPLATES]
+    # The id, which is part of the metadata, is a digest of the Python files.
+    return digest("package", _RECIPE, planned.variant.name, binary, _metadata(planned).to_dict(), templates)
+
+
+def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> None:
+    """Write a package into `directory`, which must not exist.
+
+    Raises:
+        PackageError: If a file of the project has a name that the builder needs.
+        BuildError: If a Python file of the project is not what it was when the build was planned.
+    """
+    from kernels_data import Digest, DigestAlgorithm
+
+    project = planned.project
+    (directory / project.python_name).mkdir(parents=True)
+    names = {"namespace": planned.module}
+    ops = _template("_ops.py" if binary else "_ops_noarch.py")
+    generated = {
+        "_ops.py": string.Template(ops).substitute(names),
+        f"{project.python_name}/__init__.py": string.Template(_template("compat_init.py")).substitute(names),
+    }
+    for name, content in generated.items():
+        (directory / name).write_text(content, encoding="utf-8")
+    for name, source in project.python_files:
+        target = directory / name
+        if target.exists():
+            raise PackageError(
+                f"the builder writes {name} itself", where=str(source), hint="give the file another name"
+            )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(read_unchanged(source, planned.python[name]))
+    if binary is not None:
+        shutil.copyfile(binary, directory / f"{planned.module}.abi3.so")
+        (directory / f"{planned.module}.abi3.so").chmod(0o755)
+    computed = Digest.hash_variant(DigestAlgorithm.SHA256, directory)
+    files = {"algorithm": "sha256", "files": dict(sorted(computed.files.items()))}
+    (directory / NAME).write_text(replace(_metadata(planned), digest=files).to_json(), encoding="utf-8")
+
+
+def _metadata(planned: PlannedVariant) -> PackageMetadata:
+    """Return the metadata of a package, without the digest of its files."""
+    project, backend = planned.project, planned.variant.backend
+    kernel_depends = [*project.kernel_depends, *project.backend_kernel_depends.get(backend, ())]
+    return PackageMetadata(
+        id=planned.module,
+        name=project.name,
+        version=project.version,
+        license=project.license,
+        python_depends=(*project.python_depends, *project.backend_python_depends.get(backend, ())),
+        kernel_depends=tuple(_dependency(depend) for depend in kernel_depends),
+        backend=backend,
+        archs=planned.archs,
+        provenance=planned.provenance,
+        upstream=project.upstream,
+        source=project.source,
+    )
+
+
+def _dependency(depend: KernelDependency) -> dict[str, Any]:
+    pinned = {"version": depend.version} if depend.version is not None else {"revision": depend.revision}
+    return {"repo-id": depend.repo_id, **pinned}
+
+
+def _template(name: str) -> str:
+    return (resources.files("kernel_builder") / "templates" / name).read_text()
