@@ -8,15 +8,17 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from kernel_builder.errors import BuildError
 
 
-def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
-    """Write a file so that a reader finds the old content or the new content, whole.
+@contextmanager
+def replacing(path: Path, *, mode: int = 0o644) -> Iterator[IO[bytes]]:
+    """Open a new file that takes the name `path` when the context ends without an exception.
 
-    The content is on the disk before the file takes its name, so a crash cannot leave an empty file either. `path` is
-    not a symbolic link.
+    A reader finds the old content or the new content, whole. The content is on the disk before the file takes its
+    name, so a crash cannot leave an empty file either. `path` is not a symbolic link.
 
     Raises:
         OSError: If the directory cannot be written, or the disk is full; the old file is kept.
@@ -24,7 +26,7 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
     descriptor, staged = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            yield file
             file.flush()
             os.fchmod(descriptor, mode)
             os.fsync(descriptor)
@@ -32,6 +34,12 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
     except BaseException:
         os.unlink(staged)  # noqa: PTH108
         raise
+
+
+def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
+    """Write a file whole or not at all, as `replacing` does."""
+    with replacing(path, mode=mode) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 def read_unchanged(path: Path, expected: str) -> bytes:
