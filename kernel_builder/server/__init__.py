@@ -1,21 +1,27 @@
-"""A Hub for kernels: git repositories and large files, served as the public clients expect.
+"""A Hub for kernels: git repositories and large files, served by the API that the public clients use.
 
-names.py         what may be a repository, a ref, a path
-refusals.py      every answer that is a refusal, in the clients' own terms
-settings.py      how a Hub was started: where, for whom, how much
-tokens.py        who may do what
-blobs.py         named bytes, wherever fsspec reaches
-large_files.py   large files, named by their SHA-256
-repository.py    a git repository: refs, trees, commits
-repositories.py  all of them: how they come and go
-locks.py         locks between servers
-hub.py           all of these together
-receive.py       bodies as they stream in: limits, time-outs
-content.py       the bytes of a file as an answer
-xet.py           what newer clients' uploads are written in
-routes/          the routes of the clients, and the pages for people: one file a subject
-measures.py      what a running Hub counts
-app.py           refusals, logs and measures around the routes
-serve.py         sockets and the form of the log
-mend.py          what `hub check` finds and mends
+names.py             validation of names of repositories, refs and paths
+refusals.py          error answers, in the form that the clients read
+settings.py          settings and limits of a Hub
+tokens.py            tokens and permissions
+locks.py             locks between servers
+blobs.py             files by name, in any store that fsspec supports
+large_files.py       large files, named by their SHA-256
+git_objects.py       values read from git and written to it
+git_refs.py          branches, tags and pull requests of a repository
+git_trees.py         files and folders of a revision
+git_history.py       commits of a revision
+git_commits.py       writing commits, merging pull requests
+git_large_files.py   the large files that a repository owns
+git_repository.py    one repository: all of the git_ modules together
+repository_store.py  all repositories
+hub_service.py       the state behind the routes
+receive.py           request bodies, within limits of size and time
+content.py           answers that carry a file
+xet_format.py        the formats of Xet uploads
+routes/              the API and the web pages, one module a subject
+metrics.py           metrics in Prometheus' format
+app.py               the web application
+serve.py             the server process
+mend.py              `hub check`
 """

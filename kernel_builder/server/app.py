@@ -1,4 +1,4 @@
-"""The application: routes, refusals, logs and measures around one Hub."""
+"""The web application: routes, error answers, log and metrics of one Hub."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_builder import __version__
 from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.metrics import Measures
-from kernel_builder.server.receive import Bodies, Slots
+from kernel_builder.server.metrics import Metrics
+from kernel_builder.server.receive import BodyLimits, Slots
 from kernel_builder.server.refusals import Refusal, bad_request, no_space
 from kernel_builder.server.routes import ROUTERS, pages
 from kernel_builder.server.settings import Settings
@@ -31,7 +31,7 @@ _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """The application that serves one Hub."""
+    """Create the application that serves one Hub."""
     app = FastAPI(
         title="A Hub for kernels",
         version=__version__,
@@ -39,11 +39,11 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
-        responses={"4XX": {"description": "A refusal; `X-Error-Code` and `X-Error-Message` say which"}},
+        responses={"4XX": {"description": "A refusal; `X-Error-Code` and `X-Error-Message` give the reason"}},
     )
     hub = Hub(settings)
     app.state.hub = hub
-    app.state.measures = Measures()
+    app.state.metrics = Metrics()
     app.state.upload_slots = Slots(settings.limits.uploads)
     app.state.commit_slots = Slots(settings.limits.commits)
     for router in ROUTERS:
@@ -51,14 +51,14 @@ def create_app(settings: Settings) -> FastAPI:
 
     @app.get("/health")
     def health() -> dict[str, str]:
-        """Whether this server can read its root."""
+        """Check that this server can read its root."""
         hub.repositories.root.stat()
         return {"status": "ok", "version": __version__}
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def metrics() -> Response:
-        """What this server counted."""
-        return Response(app.state.measures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        """Return this server's metrics."""
+        return Response(app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     app.add_exception_handler(HTTPException, _refuse)
     app.add_exception_handler(RequestValidationError, _refuse_invalid)
@@ -66,18 +66,18 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(OSError, _fail)
     app.add_exception_handler(pygit2.GitError, _fail)
     app.add_exception_handler(Exception, _fail)
-    app.add_middleware(Bodies, limits=settings.limits, is_known=hub.is_known)
+    app.add_middleware(BodyLimits, limits=settings.limits, is_known=hub.is_known)
     if settings.token_file is None:
-        # Any token may write, so nothing but this machine's own names may lead here: not a page in somebody's browser.
+        # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
-    app.add_middleware(Observed, measures=app.state.measures)
+    app.add_middleware(RequestObserver, metrics=app.state.metrics)
     return app
 
 
 def _answer(refusal: Refusal) -> Response:
     message = refusal.message.encode("latin-1", "replace").decode("latin-1").replace("\n", " ").replace("\r", " ")
     headers = {**(refusal.headers or {}), "X-Error-Code": refusal.code, "X-Error-Message": message}
-    if refusal.status_code in {408, 413, 503}:  # the rest of the body is not waited for
+    if refusal.status_code in {408, 413, 503}:  # do not wait for the rest of the body
         headers["Connection"] = "close"
     body = {"error": refusal.message}
     if refusal.url:
@@ -101,24 +101,24 @@ async def _refuse_invalid(request: Request, error: Exception) -> Response:
 
 
 async def _gone(request: Request, error: Exception) -> Response:
-    return _answer(bad_request("the connection was cut before the end of the body"))  # for the log; nobody reads it
+    return _answer(bad_request("the connection was closed before the end of the body"))  # for the log only
 
 
 async def _fail(request: Request, error: Exception) -> Response:
     full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
     if full or "No space left" in str(error):
-        # Xet's client would try a 5xx again for minutes; there it must be an error of the request.
+        # Xet's client retries a 5xx for minutes, so it gets a 4xx.
         return _answer(no_space(413 if request.url.path.startswith("/xet/") else 507))
     log.error("request failed", path=request.url.path, exc_info=error)
     return _answer(Refusal(500, "the Hub failed; its log says why", code="InternalError"))
 
 
-class Observed:
-    """Middleware: each request gets an id, a line in the log, and its place in the measures."""
+class RequestObserver:
+    """Middleware that gives each request an id, a log line and an entry in the metrics."""
 
-    def __init__(self, app: ASGIApp, measures: Measures) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
-        self._measures = measures
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -136,13 +136,13 @@ class Observed:
                 message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
             await send(message)
 
-        self._measures.began()
+        self._metrics.request_started()
         try:
             await self._app(scope, receive, noted)
         finally:
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", "none")
-            self._measures.ended(scope["method"], route, status, seconds)
+            self._metrics.request_ended(scope["method"], route, status, seconds)
             log.info(
                 "request",
                 id=request_id,

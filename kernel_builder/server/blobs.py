@@ -1,4 +1,4 @@
-"""Named bytes in any store that fsspec reaches: a directory of this machine, an object store, another host."""
+"""Files by name in any store that fsspec supports: a local directory, an object store, another host."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from fsspec.implementations.local import LocalFileSystem  # type: ignore[import-
 from kernel_builder.errors import ConfigError
 
 _libc = ctypes.CDLL(None, use_errno=True)
-_READ_AHEAD = 4 << 20  # what is fetched at once from a store elsewhere; some would take 50 MB for every reader
+_READ_AHEAD = 4 << 20  # bytes per request to a remote store; fsspec's default is 50 MB per reader for some stores
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in a directory durable."""
+    """Sync the names in a directory to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -29,7 +29,7 @@ def sync_directory(path: Path) -> None:
 
 
 def sync_filesystem(path: Path) -> None:
-    """Make everything durable that was written to the file system of a directory: one wait, however many files."""
+    """Sync the whole file system of a directory to the disk: one wait for any number of files."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         if _libc.syncfs(descriptor):
@@ -40,23 +40,26 @@ def sync_filesystem(path: Path) -> None:
 
 
 class Blobs:
-    """Bytes under names of the form `aa/bb/name`. What is there is whole, and stays as it is.
+    """A store of immutable files under names of the form `aa/bb/name`. Every file in it is complete.
 
     Args:
-        url: Where they are, as fsspec reads it.
-        staging: A directory on this machine, on the disk of `url` if that is a directory.
+        url: A directory, or a URL that fsspec supports.
+        staging: A local directory for uploads, on the same disk as `url` if that is a directory.
+
+    Raises:
+        ConfigError: If fsspec does not support the URL.
     """
 
     def __init__(self, url: str, staging: Path) -> None:
         self.staging = staging
         staging.mkdir(parents=True, exist_ok=True)
         try:
-            fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)  # others write there too
+            fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)  # other servers write there too
         except (ImportError, ValueError) as error:
             raise ConfigError(
-                f"this store cannot be reached: {error}",
+                f"this store cannot be opened: {error}",
                 where=f"--large-files {url}",
-                hint="a directory, or a URL whose package for fsspec is installed: pip install s3fs for s3://",
+                hint="give a directory, or a URL whose fsspec package is installed: pip install s3fs for s3://",
             ) from error
         self._fs: Any = fs
         self._root: str = str(root).rstrip("/")
@@ -65,11 +68,11 @@ class Blobs:
             Path(self._root).mkdir(parents=True, exist_ok=True)
 
     def new(self) -> Path:
-        """A path for a file on its way in."""
+        """Return a fresh path in the staging directory for an upload."""
         return self.staging / uuid.uuid4().hex
 
     def put(self, path: Path, name: str) -> None:
-        """Move a whole and synced file of `staging` here: by a rename on this machine, by one upload elsewhere.
+        """Move a complete and synced file from `staging` into the store: by a rename, or by an upload if it is remote.
 
         Its name is durable after `sync`.
         """
@@ -83,12 +86,12 @@ class Blobs:
         path.replace(target)
 
     def sync(self) -> None:
-        """Make the names of all that was put here durable."""
+        """Sync the names of all files that were put into the store to the disk."""
         if self._local:
             sync_filesystem(Path(self._root))
 
     def size(self, name: str) -> int | None:
-        """How many bytes are there, or None."""
+        """Return the size of a file in bytes, or None if there is no such file."""
         try:
             if self._local:
                 return Path(self._root, name).stat().st_size
@@ -97,7 +100,7 @@ class Blobs:
             return None
 
     def open(self, name: str) -> IO[bytes]:
-        """What is there, to read."""
+        """Open a file for sequential reading."""
         if self._local:
             return Path(self._root, name).open("rb")
         file: IO[bytes] = self._fs.open(f"{self._root}/{name}", "rb", block_size=_READ_AHEAD)
@@ -105,7 +108,7 @@ class Blobs:
 
     @contextmanager
     def on_this_machine(self, name: str) -> Iterator[IO[bytes]]:
-        """What is there, to read back and forth."""
+        """Open a file for random access; a file of a remote store is downloaded first."""
         if self._local:
             with Path(self._root, name).open("rb") as file:
                 yield file
@@ -119,17 +122,17 @@ class Blobs:
             copy.unlink(missing_ok=True)
 
     def used(self, name: str) -> None:
-        """Note that this was used just now, where the store can."""
+        """Record that a file was used now, if the store is local."""
         if self._local:
             Path(self._root, name).touch()
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        """Every name, and when it was last changed or used, in seconds since 1970."""
+        """Every name, and when its file was last changed or used, in seconds since 1970."""
         for key, details in self._fs.find(self._root, detail=True).items():
             changed = details.get("mtime") or details.get("LastModified") or 0
             stamp = float(changed) if isinstance(changed, (int, float)) else changed.timestamp()
             yield str(key)[len(self._root) + 1 :], stamp
 
     def remove(self, name: str) -> None:
-        """Remove what is there."""
+        """Delete a file."""
         self._fs.rm_file(f"{self._root}/{name}")

@@ -1,4 +1,4 @@
-"""The bytes of a file as an answer: whole or a range, with the headers that the clients read."""
+"""Answers that carry a file, whole or a range of it, with the headers that the clients read."""
 
 from __future__ import annotations
 
@@ -13,18 +13,26 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kernel_builder.server.git_repository import Entry, Repository
+from kernel_builder.server.git_objects import TreeEntry
+from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.refusals import Refusal, no_entry
 
 BLOCK = 256 << 10
 
-# What a repository holds was written by others: nothing of it may run in a reader's browser.
+# Files are untrusted: none of them may run scripts in a reader's browser.
 _SANDBOX = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
 
 
-def content_response(request: Request, hub: Hub, repository: Repository, entry: Entry, commit: str) -> Response:
-    """Answer with a file, or with the range of it that was asked for."""
+def content_response(request: Request, hub: Hub, repository: GitRepository, entry: TreeEntry, commit: str) -> Response:
+    """Answer with a file, or with the range of it that was requested.
+
+    Args:
+        commit: The revision, for the headers; empty if the file was addressed by its digest.
+
+    Raises:
+        Refusal: If the range lies outside of the file, or a large file is not in the store.
+    """
     size = entry.content_size
     etag = f'"{entry.large.sha256 if entry.large else entry.oid}"'
     name = PurePosixPath(entry.path).name
@@ -49,14 +57,14 @@ def content_response(request: Request, hub: Hub, repository: Repository, entry: 
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     headers["Content-Length"] = str(end - start)
     if entry.large is not None:
-        stored = hub.large_files.size(entry.large.sha256) if repository.owns(entry.large.sha256) else None
+        stored = hub.large_files.size(entry.large.sha256) if entry.large.sha256 in repository.owned else None
         if stored != size:
             raise no_entry(entry.path, commit)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
-    request.app.state.measures.sent(end - start)
+    request.app.state.metrics.sent(end - start)
     if entry.large is None:
-        return Response(repository.read(entry)[start:end], status_code=status, headers=headers)
+        return Response(repository.trees.read(entry)[start:end], status_code=status, headers=headers)
     file = hub.large_files.open(entry.large.sha256)
     return StreamingResponse(_blocks(file, start, end), status_code=status, headers=headers)
 
@@ -69,7 +77,7 @@ def _media_type(name: str, *, large: bool) -> str:
 
 
 def _range(request: Request, size: int, etag: str) -> tuple[int, int]:
-    """The start and end that the request asks for. Several ranges at once are answered with the whole file."""
+    """Return the start and end of the requested range. Several ranges in one request get the whole file."""
     asked = re.fullmatch(r"bytes=(\d{0,19})-(\d{0,19})", request.headers.get("range", "").replace(" ", ""))
     if not asked or asked[0] == "bytes=-" or request.headers.get("if-range", etag) != etag:
         return 0, size
@@ -81,7 +89,7 @@ def _range(request: Request, size: int, etag: str) -> tuple[int, int]:
     if start >= end:
         raise Refusal(
             416,
-            f"the range {asked[0]} is outside of the file's {size} bytes",
+            f"the range {asked[0]} lies outside of the file's {size} bytes",
             code="RangeNotSatisfiable",
             headers={"Content-Range": f"bytes */{size}"},
         )

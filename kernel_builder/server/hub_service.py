@@ -1,37 +1,37 @@
-"""The Hub behind the routes: what it holds, and who may do what with it."""
+"""The state behind the routes: repositories, large files and permissions."""
 
 from __future__ import annotations
 
 import base64
 import hashlib
 import hmac
-import os
 import secrets
 import time
-import uuid
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+from kernel_builder.files import locked, write_atomically
 from kernel_builder.server import names
 from kernel_builder.server.blobs import Blobs, sync_directory
-from kernel_builder.server.git_repository import Repository
-from kernel_builder.server.large_files import Incoming, LargeFiles
-from kernel_builder.server.locks import file_lock
+from kernel_builder.server.git_repository import GitRepository
+from kernel_builder.server.large_files import IncomingFile, LargeFiles
+from kernel_builder.server.locks import store_lock
 from kernel_builder.server.refusals import Refusal, no_repository, read_only, wrong_token
-from kernel_builder.server.repository_store import Repositories
+from kernel_builder.server.repository_store import RepositoryStore
 from kernel_builder.server.settings import Settings
-from kernel_builder.server.tokens import Caller, OpenDoor, TokenFile
+from kernel_builder.server.tokens import AnyToken, Caller, TokenFile
 
 SIGNATURE_SECONDS = 3600
 
 
 class Hub:
-    """What is served: repositories, large files, and permissions.
+    """The directory of a Hub, and who may do what in it.
 
     repositories/<organisation>/<name>.git
-    large/<aa>/<bb>/<sha256>      unless the large files are elsewhere
-    incoming/                     what is still being uploaded to this machine
+    large/<aa>/<bb>/<sha256>      unless --large-files names another store
+    large-xorbs/<organisation>/   containers of Xet uploads
+    incoming/                     uploads in progress
     secret                        signs upload addresses; shared by all servers of this root
     """
 
@@ -39,16 +39,20 @@ class Hub:
         self.settings = settings
         self.root = settings.root
         self.root.mkdir(parents=True, exist_ok=True)
-        self.repositories = Repositories(self.root / "repositories")
+        self.repositories = RepositoryStore(self.root / "repositories")
         incoming = self.root / "incoming"
         large = settings.large_files.rstrip("/") if settings.large_files else str(self.root / "large")
         self.large_files = LargeFiles(Blobs(large, incoming))
         self.xorbs = Blobs(f"{large}-xorbs", incoming)
-        self.doors = TokenFile(settings.token_file) if settings.token_file else OpenDoor()
+        self._tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
         self._secret = _secret(self.root / "secret")
 
     def caller(self, authorization: str | None) -> Caller:
-        """Who sends this `Authorization` header: a token, or a token as the password of any name."""
+        """Return the caller of an `Authorization` header, which holds a token as bearer or as basic password.
+
+        Raises:
+            Refusal: If the Hub does not know the token.
+        """
         scheme, _, sent = (authorization or "").partition(" ")
         token = None
         if scheme.lower() == "bearer":
@@ -58,36 +62,44 @@ class Hub:
                 token = base64.b64decode(sent, validate=True).decode().partition(":")[2]
             except ValueError:
                 raise wrong_token() from None
-        return self.doors.caller(token)
+        return self._tokens.caller(token)
 
     def is_known(self, authorization: str) -> bool:
-        """Whether this `Authorization` header is that of a caller with a name."""
+        """Return whether an `Authorization` header holds a token of this Hub."""
         try:
             return bool(self.caller(authorization).name)
         except Refusal:
             return False
 
-    def to_read(self, repo_id: str, caller: Caller) -> Repository:
-        """A repository, if it exists for this caller."""
+    def to_read(self, repo_id: str, caller: Caller) -> GitRepository:
+        """Open a repository that this caller may see.
+
+        Raises:
+            Refusal: If there is none.
+        """
         repository = self.repositories.open(repo_id)
         if repository.private and not caller.may_see(repo_id.partition("/")[0]):
             raise no_repository(repo_id)
         return repository
 
-    def to_write(self, repo_id: str, caller: Caller) -> Repository:
-        """A repository, if this caller may change it."""
+    def to_write(self, repo_id: str, caller: Caller) -> GitRepository:
+        """Open a repository that this caller may change.
+
+        Raises:
+            Refusal: If there is none, or the caller may not.
+        """
         repository = self.to_read(repo_id, caller)
         self.must_write(repo_id.partition("/")[0], caller)
         return repository
 
     def must_write(self, organization: str, caller: Caller) -> None:
-        """Refuse unless this caller may publish in the organisation."""
+        """Raise a refusal unless this caller may publish in the organisation."""
         if self.settings.read_only:
             raise read_only()
         caller.must_write(organization)
 
-    def visible(self, caller: Caller) -> list[Repository]:
-        """The repositories that exist for this caller."""
+    def visible(self, caller: Caller) -> list[GitRepository]:
+        """Open all repositories that this caller may see."""
         found = []
         for repo_id in self.repositories:
             try:
@@ -96,50 +108,48 @@ class Hub:
                 continue
         return found
 
-    def keeping(self, *, alone: bool = False) -> AbstractContextManager[None]:
-        """Held while a large file enters the store and is noted as a repository's own; alone, while unowned ones go."""
-        return file_lock(self.root / "lock", "the store of large files", shared=not alone)
+    def storing(self) -> AbstractContextManager[None]:
+        """Hold the store's lock, shared, while large files enter it and are recorded as a repository's own."""
+        return store_lock(self.root / "lock", "the store of large files", shared=True)
 
-    def keep(self, repository: Repository, incoming: Sequence[Incoming]) -> None:
-        """Store sealed files as large files of a repository, durably."""
-        with self.keeping():
+    def collecting(self) -> AbstractContextManager[None]:
+        """Hold the store's lock, alone, while large files that no repository owns are deleted."""
+        return store_lock(self.root / "lock", "the store of large files", shared=False)
+
+    def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
+        """Store sealed uploads as large files of a repository, durably."""
+        with self.storing():
             self.large_files.adopt(incoming)
-            repository.own(file.sha256 for file in incoming)
+            repository.owned.add(file.sha256 for file in incoming)
 
-    # The clients send a file to the address that they are given, without their token.
+    # Clients send large files to signed addresses, without their token.
 
     def sign(self, action: str, repo_id: str, sha256: str, size: int) -> str:
-        """The query of an address at which one large file of one repository may be sent or read for an hour."""
+        """Return the query of an address at which one large file may be uploaded or downloaded for an hour."""
         expires = int(time.time()) + SIGNATURE_SECONDS
         return f"size={size}&expires={expires}&signature={self._signature(action, repo_id, sha256, size, expires)}"
 
     def check_signature(self, action: str, repo_id: str, sha256: str, size: int, expires: int, signature: str) -> None:
-        """Refuse unless we signed this, and not too long ago."""
+        """Raise a refusal unless this Hub signed the address within the last hour."""
         expected = self._signature(action, repo_id, names.sha256(sha256), size, expires)
         if not hmac.compare_digest(expected.encode(), signature.encode()) or expires < time.time():
-            raise Refusal(403, "this address is not one of this Hub, or has expired; start again", code="BadSignature")
+            raise Refusal(
+                403, "this Hub did not sign this address, or it has expired; request a new one", code="BadSignature"
+            )
 
     def _signature(self, action: str, repo_id: str, sha256: str, size: int, expires: int) -> str:
         return self.signature("\n".join((action, repo_id, sha256, str(size), str(expires))).encode())
 
     def signature(self, what: bytes) -> str:
-        """Our signature of these bytes, the same on every server of this root."""
+        """Return the signature of these bytes, which is the same on every server of this root."""
         return hmac.new(self._secret, what, hashlib.sha256).hexdigest()
 
 
 def _secret(path: Path) -> bytes:
-    """The secret of this root, made by whichever server comes first."""
+    """Return the secret of this root; the first server creates it."""
     if not path.exists():
-        staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-        with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(secrets.token_bytes(32))
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(staging, path)
-        except FileExistsError:
-            pass
-        finally:
-            staging.unlink()
-        sync_directory(path.parent)
+        with locked(path.with_suffix(".lock")):
+            if not path.exists():
+                write_atomically(path, secrets.token_bytes(32), mode=0o600)
+                sync_directory(path.parent)
     return path.read_bytes()

@@ -1,8 +1,8 @@
 """Large files, named by their SHA-256.
 
-A file arrives in a staging directory on this machine, is hashed as it comes, and enters the store only when its hash
-and size are the announced ones. A name in the store is its content, so nothing is ever changed there, and several
-servers can share it.
+An upload is written to a local staging directory and hashed as it arrives. It enters the store only if its hash and
+size are the announced ones. Names are hashes of the content, so stored files never change and several servers can
+share the store.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kernel_builder.server.blobs import Blobs
 from kernel_builder.server.refusals import bad_request
 
 
-class Incoming:
-    """A file on its way in. Leaving the context before it was adopted leaves nothing behind."""
+class IncomingFile:
+    """An upload in progress. Its staged file is deleted when the context ends, unless the store adopted it."""
 
     def __init__(self, blobs: Blobs, sha256: str, size: int) -> None:
         self.sha256 = sha256
@@ -29,7 +29,7 @@ class Incoming:
         self.path = blobs.new()
         self._file = self.path.open("xb")
 
-    def __enter__(self) -> Incoming:
+    def __enter__(self) -> IncomingFile:
         return self
 
     def __exit__(
@@ -41,21 +41,33 @@ class Incoming:
             self.path.unlink(missing_ok=True)
 
     def write(self, data: bytes) -> None:
-        """Take the next bytes."""
+        """Append bytes.
+
+        Raises:
+            Refusal: If the file becomes larger than announced.
+        """
         self._received += len(data)
         if self._received > self.size:
-            raise bad_request(f"more than the announced {self.size} bytes came for {self.sha256}; nothing was stored")
+            raise bad_request(
+                f"received more than the announced {self.size} bytes for {self.sha256}; nothing was stored"
+            )
         self._hash.update(data)
         self._file.write(data)
 
     def seal(self) -> None:
-        """End it: it is whole, it is what was announced, and it is on the disk."""
+        """Check the size and hash of the complete file, and sync it to the disk.
+
+        Raises:
+            Refusal: If they are not the announced ones.
+        """
         if self._received != self.size:
             raise bad_request(
-                f"{self._received} of the announced {self.size} bytes came for {self.sha256}; nothing was stored"
+                f"received {self._received} of the announced {self.size} bytes for {self.sha256}; nothing was stored"
             )
         if (found := self._hash.hexdigest()) != self.sha256:
-            raise bad_request(f"what came has the SHA-256 {found}, not the announced {self.sha256}; nothing was stored")
+            raise bad_request(
+                f"the received bytes have the SHA-256 {found}, not the announced {self.sha256}; nothing was stored"
+            )
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -67,35 +79,35 @@ class LargeFiles:
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
 
-    def receive(self, sha256: str, size: int) -> Incoming:
-        """Begin to take in a file with this digest and size."""
-        return Incoming(self._blobs, names.sha256(sha256), size)
+    def receive(self, sha256: str, size: int) -> IncomingFile:
+        """Begin the upload of a file with this digest and size."""
+        return IncomingFile(self._blobs, names.sha256(sha256), size)
 
-    def adopt(self, incoming: Sequence[Incoming]) -> None:
-        """Take sealed files into the store, durably."""
+    def adopt(self, incoming: Sequence[IncomingFile]) -> None:
+        """Move sealed uploads into the store, durably."""
         for file in incoming:
             self._blobs.put(file.path, _name(file.sha256))
         self._blobs.sync()
 
     def size(self, sha256: str) -> int | None:
-        """The size of a stored file, or None."""
+        """Return the size of a stored file in bytes, or None if it is not stored."""
         return self._blobs.size(_name(sha256))
 
     def open(self, sha256: str) -> IO[bytes]:
-        """A stored file, to read."""
+        """Open a stored file for reading."""
         return self._blobs.open(_name(sha256))
 
     def __iter__(self) -> Iterator[tuple[str, float]]:
-        """The digests of all stored files, and when each came."""
+        """The digests of all stored files, and when each was stored, in seconds since 1970."""
         for name, changed in self._blobs:
             yield name.rpartition("/")[2], changed
 
     def remove(self, sha256: str) -> None:
-        """Remove a file that no repository refers to."""
+        """Delete a file."""
         self._blobs.remove(_name(sha256))
 
     def digest(self, sha256: str) -> str:
-        """The digest of what is stored under this name; another one means a damaged disk."""
+        """Compute the digest of the file stored under this name; a different one means that the disk damaged it."""
         found = hashlib.sha256()
         with self.open(sha256) as file:
             while block := file.read(1 << 20):

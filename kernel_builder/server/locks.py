@@ -1,39 +1,66 @@
-"""Locks between threads, processes and machines that share a directory."""
+"""Locks between threads, processes and machines that share a directory. A lock is freed when its holder dies."""
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kernel_builder.server.refusals import busy, no_repository
+from filelock import FileLock, ReadWriteLock, Timeout
+
+from kernel_builder.server.refusals import Refusal, busy, no_repository
 
 LOCK_SECONDS = 30.0
+_POLL_SECONDS = 0.005  # a commit holds the lock for some milliseconds
 
 
 @contextmanager
-def file_lock(path: Path, what: str, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock at this path; it is freed when its holder dies."""
-    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+def repository_lock(path: Path, repo_id: str) -> Iterator[None]:
+    """Hold the lock of the repository at `path`.
+
+    The lock file is beside the repository. Inside, it would move when the repository is renamed or deleted, and a
+    waiting process would create the directory again.
+
+    Raises:
+        Refusal: If the lock is not free in time, or the repository was deleted or renamed meanwhile.
+    """
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    except FileNotFoundError:
-        raise no_repository(what) from None
+        with FileLock(_lock_file(path), timeout=LOCK_SECONDS, poll_interval=_POLL_SECONDS):
+            if not path.is_dir():
+                raise no_repository(repo_id)
+            yield
+    except Timeout:
+        raise _not_free(repo_id) from None
+
+
+def remove_repository_lock(path: Path) -> None:
+    """Delete the lock file of a repository that no longer exists at `path`. The caller holds the lock.
+
+    Waiting processes see that their lock file was deleted, and open a new one.
+    """
+    _lock_file(path).unlink(missing_ok=True)
+
+
+def _lock_file(path: Path) -> Path:
+    return path.with_name(f".lock-{path.name}")
+
+
+@contextmanager
+def store_lock(path: Path, what: str, *, shared: bool) -> Iterator[None]:
+    """Hold the lock at `path`: `shared` with others that share it, or alone.
+
+    Raises:
+        Refusal: If the lock is not free in time.
+    """
+    lock = ReadWriteLock(path, is_singleton=False)
     try:
-        until = time.monotonic() + LOCK_SECONDS
-        while True:
-            try:
-                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise busy(f"{what} is held by others for {LOCK_SECONDS:.0f} s; try again") from None
-                time.sleep(0.005)
-        if not path.exists():  # deleted while we waited
-            raise no_repository(what)
-        yield
+        with lock.read_lock(timeout=LOCK_SECONDS) if shared else lock.write_lock(timeout=LOCK_SECONDS):
+            yield
+    except Timeout:
+        raise _not_free(what) from None
     finally:
-        os.close(descriptor)
+        lock.close()
+
+
+def _not_free(what: str) -> Refusal:
+    return busy(f"{what} is locked by others for {LOCK_SECONDS:.0f} s; try again")

@@ -1,7 +1,7 @@
-"""What `hub check` finds and mends: what a crash left, and what a disk lost.
+"""`hub check`: mends the traces of crashes, and reports damaged and missing files.
 
-Nothing that a running server may still be using is touched: left-overs are those that nobody changed for a while, and
-locks are taken before what they guard is looked at.
+Servers may run meanwhile: only files that have not changed for a while count as left over, and every lock is held
+before the files that it guards are examined.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pygit2
 
-from kernel_builder.server.git_repository import Repository
+from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.refusals import Refusal
 
@@ -24,13 +24,13 @@ XORB_SECONDS = 28 * 86400.0
 
 
 @dataclass(frozen=True)
-class Found:
-    """Something that should not be as it is.
+class Defect:
+    """A finding of `hub check`.
 
     Args:
-        where: A file of the store, or a repository and what in it.
+        where: A file of the store, or a repository and an item in it.
         what: What is wrong.
-        mended: Whether it is as it should be now; if not, something is lost, and `what` says what to do.
+        mended: Whether it was mended. If not, data is lost, and `what` says what to do.
     """
 
     where: str
@@ -38,14 +38,14 @@ class Found:
     mended: bool
 
 
-def check(hub: Hub, *, digests: bool = False, mend: bool = True, now: float | None = None) -> Iterator[Found]:
-    """Look at everything that the Hub holds, and mend what can be.
+def check(hub: Hub, *, digests: bool = False, mend: bool = True, now: float | None = None) -> Iterator[Defect]:
+    """Check everything that the Hub holds, and mend what can be mended.
 
     Args:
         hub: The Hub; servers may be running on it.
-        digests: Read every large file, and compare its SHA-256 with its name.
-        mend: Whether to remove what is left over; otherwise it is only named.
-        now: The time to compare with, in seconds since 1970.
+        digests: Read every large file and compare its SHA-256 with its name.
+        mend: Whether to mend; if not, defects are only reported.
+        now: The current time in seconds since 1970. None: the clock's.
     """
     now = time.time() if now is None else now
     yield from _left_over(hub, mend, now)
@@ -54,17 +54,17 @@ def check(hub: Hub, *, digests: bool = False, mend: bool = True, now: float | No
         try:
             found, pointed = _repository(hub, hub.repositories.open(repo_id), mend, now)
         except (pygit2.GitError, KeyError, ValueError, OSError) as error:
-            yield Found(repo_id, f"the repository cannot be read ({error}); restore it from a copy", False)
+            yield Defect(repo_id, f"the repository cannot be read ({error}); restore it from a backup", False)
             continue
-        except Refusal:  # deleted just now, or being written all the time; what it notes as its own is kept
+        except Refusal:  # just deleted, or locked by writers; the large files that it owns are kept
             continue
         yield from found
         referenced |= pointed
     try:
         yield from _unowned(hub, referenced, mend, now)
     except Refusal:
-        yield Found(
-            "large files", "come in all the time, so that unowned ones were not looked for; run this again", False
+        yield Defect(
+            "large files", "uploads hold the store's lock, so unowned files were not checked; run this again", False
         )
     if digests:
         yield from _damaged(hub, mend)
@@ -72,23 +72,23 @@ def check(hub: Hub, *, digests: bool = False, mend: bool = True, now: float | No
         if now - used > XORB_SECONDS:
             if mend:
                 hub.xorbs.remove(name)
-            yield Found(f"xorb {name}", "no upload has used it for four weeks", mend)
+            yield Defect(f"xorb {name}", "unused by uploads for four weeks", mend)
 
 
-def _unowned(hub: Hub, referenced: set[str], mend: bool, now: float) -> list[Found]:
-    """Large files that no repository has. None comes in while they go."""
+def _unowned(hub: Hub, referenced: set[str], mend: bool, now: float) -> list[Defect]:
+    """Find large files that no repository owns or refers to. No upload can finish meanwhile."""
     found = []
-    with hub.keeping(alone=True):
+    with hub.collecting():
         wanted = referenced | {path.name for path in hub.repositories.root.glob("*/*.git/large/*")}
         for sha256, changed in list(hub.large_files):
             if sha256 not in wanted and now - changed > LEFT_OVER_SECONDS:
                 if mend:
                     hub.large_files.remove(sha256)
-                found.append(Found(f"large file {sha256}", "no repository has it", mend))
+                found.append(Defect(f"large file {sha256}", "no repository owns it", mend))
     return found
 
 
-def _damaged(hub: Hub, mend: bool) -> Iterator[Found]:
+def _damaged(hub: Hub, mend: bool) -> Iterator[Defect]:
     for sha256, _ in list(hub.large_files):
         try:
             actual = hub.large_files.digest(sha256)
@@ -97,17 +97,17 @@ def _damaged(hub: Hub, mend: bool) -> Iterator[Found]:
         if actual != sha256:
             if mend:
                 hub.large_files.remove(sha256)
-            yield Found(
+            yield Defect(
                 f"large file {sha256}",
-                f"the disk has changed it: its SHA-256 is {actual}. It is not served any more; publish it again",
+                f"the disk has changed it: its SHA-256 is {actual}. It is no longer served; publish it again",
                 False,
             )
 
 
-def _left_over(hub: Hub, mend: bool, now: float) -> Iterator[Found]:
+def _left_over(hub: Hub, mend: bool, now: float) -> Iterator[Defect]:
     staged = [path for path in (hub.root / "incoming").iterdir() if path.is_file()]
     halves = [path for path in hub.repositories.root.glob("*/.*") if path.name.startswith((".new-", ".deleted-"))]
-    # Objects on their way to the disk; git's own clean-up does not know libgit2's names.
+    # Objects that libgit2 was writing; `git gc` does not know libgit2's names.
     halves += hub.repositories.root.glob("*/*.git/objects/tmp_object_git2_*")
     secrets = list(hub.root.glob(".secret.*"))
     for path in (*staged, *halves, *secrets):
@@ -116,36 +116,37 @@ def _left_over(hub: Hub, mend: bool, now: float) -> Iterator[Found]:
                 continue
             if mend:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
-        except FileNotFoundError:  # whoever made it has just removed it
+        except FileNotFoundError:  # its owner has just removed it
             continue
-        yield Found(str(path.relative_to(hub.root)), "was left by something that did not end", mend)
+        yield Defect(str(path.relative_to(hub.root)), "left over from an interrupted operation", mend)
 
 
-def _repository(hub: Hub, repository: Repository, mend: bool, now: float) -> tuple[list[Found], set[str]]:
+def _repository(hub: Hub, repository: GitRepository, mend: bool, now: float) -> tuple[list[Defect], set[str]]:
+    """Check one repository; return its defects and the digests of the large files that its commits point to."""
     found = []
-    with repository.locked():
+    with repository.refs.locked():
         for lock in _git_locks(repository.path):
             if mend:
                 lock.unlink()
-            found.append(Found(str(lock.relative_to(hub.root)), "is a lock that nobody holds", mend))
-        referenced = {large.sha256: large for large in repository.referenced()}
+            found.append(Defect(str(lock.relative_to(hub.root)), "a stale git lock", mend))
+        referenced = {large.sha256: large for large in repository.owned.referenced()}
         for sha256, large in referenced.items():
             stored = hub.large_files.size(sha256)
             if stored != large.size:
                 state = "is missing" if stored is None else f"has {stored} bytes instead of {large.size}"
                 found.append(
-                    Found(f"{repository.repo_id}: large file {sha256}", f"{state}; publish the kernel again", False)
+                    Defect(f"{repository.repo_id}: large file {sha256}", f"{state}; publish the kernel again", False)
                 )
-            elif not repository.owns(sha256):
+            elif sha256 not in repository.owned:
                 if mend:
-                    repository.own([sha256])
-                found.append(Found(f"{repository.repo_id}: large file {sha256}", "was not noted as its own", mend))
-        for marker in list(repository.large.iterdir()):
+                    repository.owned.add([sha256])
+                found.append(Defect(f"{repository.repo_id}: large file {sha256}", "was not recorded as its own", mend))
+        for marker in list(repository.owned.markers.iterdir()):
             if marker.name not in referenced and now - marker.stat().st_mtime > UNCOMMITTED_SECONDS:
                 if mend:
                     marker.unlink()
                 found.append(
-                    Found(f"{repository.repo_id}: large file {marker.name}", "was sent, but never committed", mend)
+                    Defect(f"{repository.repo_id}: large file {marker.name}", "was uploaded, but never committed", mend)
                 )
     return found, set(referenced)
 

@@ -1,12 +1,12 @@
-"""What a running Hub counts, in Prometheus' format."""
+"""Metrics of a running Hub, in Prometheus' format."""
 
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 
-class Measures:
-    """Requests, bytes and time of one server."""
+class Metrics:
+    """Counts the requests, bytes and times of one server."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -20,30 +20,30 @@ class Measures:
             registry=self._registry,
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 30, 120),
         )
-        self._active = Gauge("hub_requests_active", "Requests at work", registry=self._registry)
+        self._active = Gauge("hub_requests_active", "Requests in progress", registry=self._registry)
         self._received = Counter(
             "hub_large_file_bytes_received", "Bytes of large files stored", registry=self._registry
         )
-        self._sent = Counter("hub_file_bytes_sent", "Bytes of files asked for", registry=self._registry)
+        self._sent = Counter("hub_file_bytes_sent", "Bytes of files requested", registry=self._registry)
 
-    def began(self) -> None:
-        """A request came."""
+    def request_started(self) -> None:
+        """Count a request that has arrived."""
         self._active.inc()
 
-    def ended(self, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
+    def request_ended(self, method: str, route: str, status: int, seconds: float) -> None:
+        """Count a request that was answered."""
         self._active.dec()
         self._requests.labels(method, route, str(status)).inc()
         self._seconds.labels(method, route).observe(seconds)
 
     def received(self, size: int) -> None:
-        """A large file was stored."""
+        """Count the bytes of a large file that was stored."""
         self._received.inc(size)
 
     def sent(self, size: int) -> None:
-        """A file, or a range of one, goes out."""
+        """Count the bytes of a file, or of a range of it, that are sent."""
         self._sent.inc(size)
 
     def text(self) -> bytes:
-        """Everything, as Prometheus reads it."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)

@@ -1,4 +1,4 @@
-"""What may be the name of a repository, a ref or a path. Nothing else ever reaches the file system."""
+"""Validation of the names of repositories, refs and paths. No other name reaches the file system."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,94}[A-Za-z0-9_])?")
 _REF_PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.+@-]{0,198}[A-Za-z0-9_+-])?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-# Control and formatting characters, which make a path look like another one, and what UTF-8 cannot hold.
-_UNSEEN = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+# Unicode categories of control and formatting characters, which make two paths look alike, and of lone surrogates.
+_INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 MAX_PATH = 1024
 MAX_DEPTH = 32
@@ -20,7 +20,7 @@ MAX_REF = 200
 
 
 def repo_id(organization: str, name: str) -> str:
-    """`organization/name`, if both are names that the Hub allows."""
+    """Return `organization/name` if the Hub allows both names."""
     for what, part in (("organization", organization), ("repository name", name)):
         if not _PART.fullmatch(part) or ".." in part or "--" in part:
             raise bad_request(
@@ -32,14 +32,14 @@ def repo_id(organization: str, name: str) -> str:
 
 
 def text(what: str, value: object) -> str:
-    """Words for people that git can hold, and that show what they are."""
+    """Return a message if it is text that git can store."""
     if not isinstance(value, str) or "\0" in value or _SURROGATE.search(value):
-        raise bad_request(f"{what} is not text that UTF-8 can hold")
+        raise bad_request(f"{what} is not valid UTF-8 text without NUL")
     return value
 
 
 def ref_name(name: str) -> str:
-    """The short name of a branch or tag, e.g. `v1` or `fix/tail`."""
+    """Return the short name of a branch or tag, e.g. `v1` or `fix/tail`, if it is allowed."""
     parts = name.split("/")
     if (
         len(name) > MAX_REF
@@ -53,24 +53,24 @@ def ref_name(name: str) -> str:
 
 
 def path(value: str) -> str:
-    """A path inside a repository: relative, in plain parts, with no way out."""
+    """Return a relative path if it stays inside of a repository and shows all of its characters."""
     parts = value.split("/")
     if (
         not value
         or len(value.encode("utf-8", "surrogatepass")) > MAX_PATH
         or len(parts) > MAX_DEPTH
-        or any(character == "\\" or unicodedata.category(character) in _UNSEEN for character in value)
+        or any(character == "\\" or unicodedata.category(character) in _INVISIBLE for character in value)
         or any(part in {"", ".", ".."} or part.lower() == ".git" or len(part.encode()) > 255 for part in parts)
     ):
         raise bad_request(
             f"path {value[:100]!a} is not allowed: expected a relative path without '.', '..', '.git', empty parts "
-            "or characters that cannot be seen"
+            "or invisible characters"
         )
     return value
 
 
 def sha256(value: object) -> str:
-    """A SHA-256 in lower-case hex."""
+    """Return the value if it is a SHA-256 in lower-case hex."""
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
         raise bad_request(f"{str(value)[:100]!r} is not a SHA-256: expected 64 lower-case hex digits")
     return value

@@ -1,4 +1,4 @@
-"""Bodies as they come in: no more than allowed, and no slower than allowed."""
+"""Reading request bodies within limits of size and time."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kernel_builder.server.refusals import bad_request, busy, too_large, too_slow
 from kernel_builder.server.settings import Limits
 
-# Bodies that are read as they come, and counted by who reads them.
+# Routes whose handlers read the body as a stream and limit its size themselves.
 _STREAMED = re.compile(r"/api/kernels/[^/]+/[^/]+/(commit|large)/|/xet/")
 
 
-class Bodies:
-    """Middleware: path segments stay apart though a ref holds a slash, and no body is endless or stands still.
+class BodyLimits:
+    """Middleware that limits the size and duration of request bodies, and keeps encoded slashes in path segments.
 
-    Bodies that are not read as they come are in memory until they are whole. So they must be whole soon, and all of
-    them together have a limit: a small one of their own for those who bring no token of ours.
+    Bodies that are not streamed are held in memory. Each must be complete within a time limit, and all of them
+    together have a size limit. Callers without a token of this Hub share a smaller one.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, is_known: Callable[[str], bool]) -> None:
@@ -53,7 +53,7 @@ class Bodies:
             if held > limit:
                 raise too_large(f"the body is larger than the {limit} bytes that this request may have")
             if self._held[known] > (self._limits.bodies_bytes if known else self._limits.strangers_bodies_bytes):
-                raise busy("too many requests with large bodies at once; try again in a moment")
+                raise busy("too many requests with large bodies at once; try again in a few seconds")
 
         try:
             await self._app(scope, self._whole(receive, hold), send)
@@ -61,7 +61,7 @@ class Bodies:
             self._held[known] -= held
 
     def _streamed(self, receive: Receive) -> Receive:
-        """Each part of a body must come in time."""
+        """Limit the time until each part of a body arrives."""
         more = True
 
         async def limited() -> Message:
@@ -73,7 +73,7 @@ class Bodies:
         return limited
 
     def _whole(self, receive: Receive, hold: Callable[[int], None]) -> Receive:
-        """All of a body must come in time, and is held."""
+        """Limit the time until the whole body has arrived, and count its bytes as held."""
         until: float | None = None
         more = True
 
@@ -91,7 +91,7 @@ class Bodies:
 
 
 async def _in_time(receive: Receive, seconds: float | None) -> Message:
-    """The next part of a body. After its end `receive` waits for the client to go, which may take any time: None."""
+    """Receive the next part of a body. After its end `receive` waits for the client to disconnect: no limit (None)."""
     try:
         with anyio.fail_after(seconds):
             return await receive()
@@ -104,9 +104,9 @@ def _has_more(message: Message) -> bool:
 
 
 def _in_segments(scope: Scope) -> str:
-    """The path, each segment decoded by itself, but for what would make two of it; see `segment`.
+    """Decode each segment of the path on its own, except for slashes and percent signs; `segment` decodes those.
 
-    The clients send a ref such as refs/pr/1 as one segment, refs%2Fpr%2F1. Servers decode that before they route.
+    Clients send a ref such as refs/pr/1 as one segment, refs%2Fpr%2F1. ASGI servers decode it before the routing.
     """
     raw = scope.get("raw_path") or scope["path"].encode()
     try:
@@ -117,21 +117,25 @@ def _in_segments(scope: Scope) -> str:
 
 
 def segment(value: str) -> str:
-    """A path parameter as the client meant it."""
+    """Decode a path parameter that `BodyLimits` left encoded."""
     return unquote(value)
 
 
 class Slots:
-    """How many bodies of files and commits are received at once."""
+    """Limits how many uploads or commits are received at once."""
 
     def __init__(self, count: int) -> None:
         self._free = count
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Take a slot, or refuse."""
+        """Hold one slot.
+
+        Raises:
+            Refusal: If all are taken.
+        """
         if self._free <= 0:
-            raise busy("too many uploads at once; try again in a moment")
+            raise busy("too many uploads at once; try again in a few seconds")
         self._free -= 1
         try:
             yield
@@ -140,10 +144,10 @@ class Slots:
 
 
 async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes]:
-    """The body in blocks of about this size.
+    """Yield the body in blocks of about `size` bytes.
 
     Raises:
-        Refusal: The client has gone before the end.
+        Refusal: If the client disconnects before the end.
     """
     pending: list[bytes] = []
     length = 0
@@ -155,16 +159,16 @@ async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes
                 yield b"".join(pending)
                 pending, length = [], 0
     except ClientDisconnect:
-        raise bad_request("the connection was cut before the end of the body; nothing was stored") from None
+        raise bad_request("the connection was closed before the end of the body; nothing was stored") from None
     if pending:
         yield b"".join(pending)
 
 
 async def lines(request: Request, *, longest: int, total: int) -> AsyncIterator[bytes]:
-    """The lines of a body.
+    """Yield the lines of a body.
 
     Raises:
-        Refusal: A line, or the whole, is longer than allowed.
+        Refusal: If a line exceeds `longest` bytes, or the body `total` bytes.
     """
     rest = bytearray()
     received = 0

@@ -1,7 +1,7 @@
-"""Every answer of the Hub that is a refusal, in the terms that the public clients read.
+"""Every error answer of the Hub, in the form that the public clients read.
 
-The clients look at the status, then at `X-Error-Code` (which exception to raise) and `X-Error-Message` (what to
-show). A message says what was expected and what to do.
+The clients choose the exception by the status and `X-Error-Code`, and show `X-Error-Message`. A message says what was
+expected and what to do.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from starlette.exceptions import HTTPException
 
 
 class Refusal(HTTPException):
-    """A request that the Hub does not carry out, with its status, code and reason.
+    """An error answer: the request was refused.
 
     Args:
         status: The HTTP status.
         message: What was expected and what to do.
-        code: What the clients choose their exception by.
-        headers: Headers that the answer carries besides.
-        url: Where the thing is that stands in the way; the clients read it when they allow for that.
+        code: The code by which the clients choose their exception.
+        headers: Additional headers of the answer.
+        url: The address of the existing item that conflicts, which the clients read for `exist_ok=True`.
     """
 
     def __init__(
@@ -36,17 +36,17 @@ class Refusal(HTTPException):
 
 
 def bad_request(message: str) -> Refusal:
-    """The request itself is wrong: a name, a path, a body."""
+    """Refuse a malformed request: a name, a path or a body."""
     return Refusal(400, message, code="BadRequest")
 
 
 def no_token(message: str = "this needs a token: pass token=… or set HF_TOKEN") -> Refusal:
-    """Who asks is not known."""
+    """Refuse a caller without a token."""
     return Refusal(401, message, code="Unauthorized", headers={"WWW-Authenticate": "Bearer"})
 
 
 def wrong_token() -> Refusal:
-    """A token that this Hub does not know. By this very message the clients tell it from a missing repository."""
+    """Refuse an unknown token. The clients tell it from a missing repository by exactly this message."""
     return Refusal(
         401,
         "Invalid credentials in Authorization header",
@@ -56,39 +56,39 @@ def wrong_token() -> Refusal:
 
 
 def forbidden(message: str) -> Refusal:
-    """Who asks is known, and may not."""
+    """Refuse a known caller who lacks the permission."""
     return Refusal(403, message, code="Forbidden")
 
 
 def no_repository(repo_id: str) -> Refusal:
-    """There is no such repository, or none that the caller may know of."""
+    """Report that there is no such repository, or none that the caller may see."""
     return Refusal(404, f"no kernel repository {repo_id!r}, or none that this token may see", code="RepoNotFound")
 
 
 def no_organization(name: str) -> Refusal:
-    """There is no such organisation, or none that the caller may know of."""
+    """Report that there is no such organisation, or none that the caller may see."""
     return Refusal(404, f"no organisation {name!r}, or none that this token may see", code="NotFound")
 
 
 def no_revision(repo_id: str, revision: str) -> Refusal:
-    """The repository has no such branch, tag or commit."""
+    """Report that the repository has no such branch, tag or commit."""
     return Refusal(404, f"{repo_id} has no branch, tag or commit {revision!r}", code="RevisionNotFound")
 
 
 def no_entry(path: str, commit: str) -> Refusal:
-    """The revision has no such file or folder."""
+    """Report that the revision has no such file or folder."""
     return Refusal(
         404, f"no file or folder {path!r} at {commit}", code="EntryNotFound", headers={"X-Repo-Commit": commit}
     )
 
 
 def conflict(message: str, *, url: str | None = None) -> Refusal:
-    """It is there already, or in the way."""
+    """Refuse to create an item that exists or conflicts with another."""
     return Refusal(409, message, code="Conflict", url=url)
 
 
 def moved_meanwhile(branch: str, head: str, expected: str) -> Refusal:
-    """The branch is not where the caller last saw it."""
+    """Refuse a commit whose parent is no longer the head of the branch."""
     return Refusal(
         412,
         f"{branch} is at {head}, not at {expected}: another commit came first. Read the branch again and retry.",
@@ -97,26 +97,26 @@ def moved_meanwhile(branch: str, head: str, expected: str) -> Refusal:
 
 
 def too_large(message: str) -> Refusal:
-    """More than this Hub's limits allow."""
+    """Refuse a request that exceeds a limit of this Hub."""
     return Refusal(413, message, code="PayloadTooLarge")
 
 
 def too_slow() -> Refusal:
-    """A body that stopped coming, or that takes for ever."""
-    message = "the body stopped coming, or came too slowly; nothing was stored. Send it again."
+    """Refuse a body that stalls or arrives too slowly."""
+    message = "the body stalled or arrived too slowly; nothing was stored. Send it again."
     return Refusal(408, message, code="RequestTimeout")
 
 
 def busy(message: str) -> Refusal:
-    """Too much at once; the clients retry."""
+    """Refuse a request for now; the clients retry."""
     return Refusal(503, message, code="Busy", headers={"Retry-After": "2"})
 
 
 def read_only() -> Refusal:
-    """The Hub was started with --read-only."""
+    """Refuse a change, since the Hub was started with --read-only."""
     return Refusal(403, "this Hub is read-only", code="ReadOnly")
 
 
 def no_space(status: int = 507) -> Refusal:
-    """The Hub's disk is full."""
+    """Report that the Hub's disk is full."""
     return Refusal(status, "the Hub has no space left; nothing was stored", code="InsufficientStorage")

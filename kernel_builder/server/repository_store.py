@@ -1,4 +1,4 @@
-"""All repositories of a Hub: where they are, and how they come and go."""
+"""The repositories of a Hub: opened, listed, created, renamed and deleted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import pygit2
 
 from kernel_builder.server import names
 from kernel_builder.server.blobs import sync_directory
-from kernel_builder.server.git_repository import Repository
+from kernel_builder.server.git_repository import GitRepository
+from kernel_builder.server.locks import remove_repository_lock
 from kernel_builder.server.refusals import conflict, no_repository
 
 
-class Repositories:
-    """All repositories below a directory: `<organization>/<name>.git`.
+class RepositoryStore:
+    """The repositories below a directory: `<organization>/<name>.git`.
 
-    A repository appears and disappears by a rename. Names that begin with a dot are on their way in or out.
+    A repository appears and disappears by a rename. Names that begin with a dot are locks, and repositories that are
+    being created or deleted.
     """
 
     def __init__(self, root: Path) -> None:
@@ -30,13 +32,17 @@ class Repositories:
         names.repo_id(organization, name)
         return self.root / organization / f"{name}.git"
 
-    def open(self, repo_id: str) -> Repository:
-        """Open a repository. Whether the caller may is not asked here."""
+    def open(self, repo_id: str) -> GitRepository:
+        """Open a repository, without a check of permissions.
+
+        Raises:
+            Refusal: If there is none.
+        """
         path = self._path(repo_id)
         if not path.is_dir():
             raise no_repository(repo_id)
         try:
-            return Repository(repo_id, path)
+            return GitRepository(repo_id, path)
         except pygit2.GitError:
             if path.is_dir():
                 raise
@@ -54,17 +60,13 @@ class Repositories:
                         yield f"{organization.name}/{path.name.removesuffix('.git')}"
 
     def create(self, repo_id: str, *, private: bool, author: str) -> None:
-        """Make a repository, whole or not at all."""
+        """Create a repository, whole or not at all."""
         path = self._path(repo_id)
         path.parent.mkdir(exist_ok=True)
         sync_directory(self.root)
         staging = path.parent / f".new-{uuid.uuid4().hex}"
         try:
-            pygit2.init_repository(str(staging), bare=True, initial_head="main")
-            (staging / "large").mkdir()
-            repository = Repository(repo_id, staging)
-            repository.set_private(private)
-            repository.write_first_commit(author)
+            GitRepository.create(repo_id, staging, private=private, author=author)
             try:
                 staging.rename(path)
             except OSError:
@@ -76,21 +78,24 @@ class Repositories:
             shutil.rmtree(staging, ignore_errors=True)
 
     def delete(self, repo_id: str) -> None:
-        """Remove a repository; large files that only it held are removed by `hub check`."""
+        """Delete a repository. `hub check` deletes the large files that only this repository owned."""
         path = self._path(repo_id)
-        with self.open(repo_id).locked():
+        with self.open(repo_id).refs.locked():
             trash = path.parent / f".deleted-{uuid.uuid4().hex}"
             path.rename(trash)
             sync_directory(path.parent)
+            remove_repository_lock(path)
         shutil.rmtree(trash, ignore_errors=True)
 
     def move(self, source: str, target: str) -> None:
         """Rename a repository."""
         new = self._path(target)
         new.parent.mkdir(exist_ok=True)
-        with self.open(source).locked():
+        with self.open(source).refs.locked():
             if new.exists():
                 raise conflict(f"{target} exists")
-            self._path(source).rename(new)
+            old = self._path(source)
+            old.rename(new)
             sync_directory(new.parent)
-            sync_directory(self._path(source).parent)
+            sync_directory(old.parent)
+            remove_repository_lock(old)

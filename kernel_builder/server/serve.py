@@ -1,4 +1,4 @@
-"""Sockets and logs: a Hub that listens."""
+"""Running a Hub: its socket, its log and its server process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kernel_builder.server.settings import Settings
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a server that listens there."""
+    """Return whether only this machine can reach a server that listens on this host."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -28,7 +28,11 @@ def is_loopback(host: str) -> bool:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens; port 0 takes a free one."""
+    """Open a listening socket; port 0 chooses a free port.
+
+    Raises:
+        HubError: If the address cannot be used.
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -37,21 +41,21 @@ def listen(host: str, port: int) -> socket.socket:
         listening.listen(2048)
     except OSError as error:
         raise HubError(
-            f"cannot listen there: {error.strerror or error}",
+            f"cannot listen on this address: {error.strerror or error}",
             where=f"--host {host} --port {port}",
-            hint="--port 0 takes a free port",
+            hint="--port 0 chooses a free port",
         ) from error
     return listening
 
 
 def set_up_logs(level: str) -> None:
-    """Logs to stderr: one JSON object a line, or something for people on a terminal."""
+    """Log to stderr: one JSON object per line, or coloured text on a terminal."""
     times: list[structlog.typing.Processor] = [
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.format_exc_info,
     ]
-    # Paths are what clients sent: on a terminal they are quoted, so that they cannot steer it.
+    # Clients choose the paths. On a terminal they are quoted, since they may hold escape sequences.
     shown = (
         structlog.dev.ConsoleRenderer(repr_native_str=True)
         if sys.stderr.isatty()
@@ -83,15 +87,15 @@ def set_up_logs(level: str) -> None:
 
 
 def raise_file_limit() -> None:
-    """Let this process have as many files and connections as it may ask for: the usual first limit is 1024."""
+    """Raise this process's soft limit of open files, usually 1024, to the hard limit."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def impatient(seconds: float) -> type[HttpToolsProtocol]:
-    """uvicorn's protocol, which ends a connection on which the head of a request does not come in time.
+    """Return uvicorn's protocol class with a time limit for the head of a request.
 
-    Whoever opens many and says nothing would have all that there are, for as long as they like.
+    Without the limit, clients that open connections and send nothing could use up all of them.
     """
 
     class Impatient(HttpToolsProtocol):
@@ -129,19 +133,19 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
     """Serve a Hub until a signal ends it.
 
     Args:
-        settings: What to serve and to whom.
-        host: Where to listen.
-        port: The port; 0 takes a free one.
-        log_level: The least level of the log's lines.
-        ready: Called with the Hub's address when it listens.
+        settings: What to serve, and to whom.
+        host: The host name or address to listen on.
+        port: The port; 0 chooses a free one.
+        log_level: The lowest level that is logged.
+        ready: Called with the Hub's address as soon as it listens.
 
     Raises:
-        ConfigError: It would listen to other machines without tokens.
-        HubError: It cannot listen there.
+        ConfigError: If other machines could reach it, and there are no tokens.
+        HubError: If it cannot listen on this address.
     """
     if settings.token_file is None and not is_loopback(host):
         raise ConfigError(
-            "without tokens anyone who reaches this address could publish, so only loopback is served",
+            "without tokens anyone who can reach this address could publish, so only loopback is allowed",
             where=f"--host {host}",
             hint="kernel-builder hub token add NAME --write ORG --token-file F, then serve with --token-file F",
         )

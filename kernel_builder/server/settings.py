@@ -1,4 +1,4 @@
-"""How a Hub was started."""
+"""The settings of a Hub, as its command line sets them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for. More is refused by name, before it is read."""
+    """Limits of one request. A request that exceeds one is refused with its name, before it is read."""
 
     file_bytes: int = 50 << 30
     """The largest file."""
@@ -25,34 +25,34 @@ class Limits:
     body_bytes: int = 8 << 20
     """The largest body of any other request."""
     bodies_bytes: int = 64 << 20
-    """All of those at once."""
+    """The largest sum of other bodies in memory at once."""
     body_seconds: float = 60.0
-    """How long one of those may take."""
+    """The longest time in which another body may arrive."""
     strangers_body_bytes: int = 1 << 20
     """The largest body of a request without a token of this Hub."""
     strangers_bodies_bytes: int = 8 << 20
-    """All of those at once."""
+    """The largest sum of bodies without a token in memory at once."""
     front_matter_bytes: int = 64 << 10
     """The largest front matter of a card."""
     uploads: int = 128
-    """Files that are received at once; more are asked to wait."""
+    """Large files that are received at once; further clients are told to retry."""
     commits: int = 64
-    """Commits that are received at once, so that files that come slowly are in no commit's way."""
+    """Commits that are received at once. Counted apart from files, so that slow uploads do not block commits."""
     idle_seconds: float = 30.0
-    """How long a body, or the head of a request, may stop coming."""
+    """The longest time without data in a body or in the head of a request."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a Hub serves and to whom.
+    """What a Hub serves, and to whom.
 
     Args:
-        root: The directory that holds everything but, perhaps, the large files.
-        large_files: Where the large files are, as fsspec reads it; by default a directory in `root`.
-        token_file: Who may do what; None where any token may write.
-        read_only: Whether every change is refused.
-        trusted: The organisations whose kernels load without `trust_remote_code`.
-        limits: What one request may ask for.
+        root: The directory of the Hub.
+        large_files: A directory or an fsspec URL for the large files. None: a directory in `root`.
+        token_file: The tokens and their scopes. None: any token may write.
+        read_only: Whether to refuse every change.
+        trusted: Organisations whose kernels load without `trust_remote_code`.
+        limits: Limits of one request.
     """
 
     root: Path

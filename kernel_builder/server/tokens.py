@@ -1,7 +1,7 @@
-"""Who may do what.
+"""Tokens and their permissions.
 
-A token is 32 random bytes, shown once. The token file keeps its SHA-256 only, which for a random token is enough: there
-is nothing to guess. Each has a scope for each organisation: `read` sees private repositories, `write` publishes too.
+A token is 32 random bytes and is shown once. The token file holds its SHA-256; a random token needs no slower hash. A
+token has a scope for each organisation: `read` sees private repositories, `write` also publishes.
 """
 
 from __future__ import annotations
@@ -9,17 +9,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import os
 import re
 import secrets
-import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from filelock import FileLock
-
 from kernel_builder.errors import ConfigError
+from kernel_builder.files import locked, write_atomically
 from kernel_builder.server import names
 from kernel_builder.server.refusals import Refusal, forbidden, no_token, wrong_token
 
@@ -29,7 +27,7 @@ SCOPES = ("read", "write")
 
 @dataclass(frozen=True)
 class Token:
-    """A token as the file has it."""
+    """A token as the token file describes it."""
 
     name: str
     sha256: str
@@ -38,21 +36,21 @@ class Token:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who sends a request, and with which scopes. Without a name: nobody in particular."""
+    """The sender of a request, with the scopes of its token. The name is empty without a token."""
 
     name: str = ""
     scopes: Mapping[str, str] = field(default_factory=dict)
 
     def may_see(self, organization: str) -> bool:
-        """Whether private repositories of the organisation exist for this caller."""
+        """Return whether this caller sees private repositories of the organisation."""
         return organization in self.scopes or ANY in self.scopes
 
     def may_write(self, organization: str) -> bool:
-        """Whether this caller may publish in the organisation."""
+        """Return whether this caller may publish in the organisation."""
         return "write" in {self.scopes.get(organization), self.scopes.get(ANY)}
 
     def must_write(self, organization: str) -> None:
-        """Refuse unless this caller may publish in the organisation."""
+        """Raise a refusal unless this caller may publish in the organisation."""
         if not self.name:
             raise no_token(f"writing to {organization} needs a token: pass token=… or set HF_TOKEN")
         if not self.may_write(organization):
@@ -64,16 +62,16 @@ class Caller:
             )
 
 
-class OpenDoor:
-    """No tokens are configured: whoever comes with a token may write, and the server listens on loopback only."""
+class AnyToken:
+    """Accepts any token for writing. Used without a token file, when the server listens on loopback only."""
 
     def caller(self, token: str | None) -> Caller:
-        """Who sends this token."""
+        """Return the caller who sends this token."""
         return Caller(name="user", scopes={ANY: "write"}) if token else Caller()
 
 
 class TokenFile:
-    """The tokens of a file. It is read again when it changes, so a token can be added or removed while the Hub runs."""
+    """The tokens of a file, which is read again when it changes: tokens can be added and removed while the Hub runs."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -82,7 +80,11 @@ class TokenFile:
         self.tokens()
 
     def tokens(self) -> tuple[Token, ...]:
-        """All tokens."""
+        """Return all tokens.
+
+        Raises:
+            ConfigError: If the file does not exist or is not a token file.
+        """
         try:
             stat = self.path.stat()
         except FileNotFoundError:
@@ -98,11 +100,15 @@ class TokenFile:
         return self._tokens
 
     def caller(self, token: str | None) -> Caller:
-        """Who sends this token."""
+        """Return the caller who sends this token.
+
+        Raises:
+            Refusal: If the token is unknown.
+        """
         if not token:
             return Caller()
         digest = hashlib.sha256(token.encode()).hexdigest()
-        # Every token is compared, so that the time tells nothing.
+        # All tokens are compared in constant time, so that the time of the answer reveals nothing.
         found = [known for known in self.tokens() if hmac.compare_digest(known.sha256, digest)]
         if not found:
             raise wrong_token()
@@ -126,27 +132,24 @@ def _read(path: Path) -> tuple[Token, ...]:
         ) from error
 
 
-def _alone(path: Path) -> FileLock:
-    """Held while the file is read and written again: of two who change it at once, neither is lost."""
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock of a token file while it is read, changed and written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    return FileLock(path.with_name(f".{path.name}.lock"))
+    with locked(path.with_name(f".{path.name}.lock")):
+        yield
 
 
 def _write(path: Path, tokens: tuple[Token, ...]) -> None:
-    staging = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     content = {"tokens": [{"name": t.name, "sha256": t.sha256, "scopes": dict(t.scopes)} for t in tokens]}
-    with os.fdopen(os.open(staging, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(json.dumps(content, indent=2) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    staging.replace(path)
+    write_atomically(path, json.dumps(content, indent=2) + "\n", mode=0o600)
 
 
 def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...]) -> str:
-    """Add a token to a file, and return it; nobody can read it from there.
+    """Create a token, add its hash to a file and return it.
 
     Raises:
-        ConfigError: The file has a token of this name, or a name or scope is not allowed.
+        ConfigError: If the file has a token of this name, or a name or scope is not allowed.
     """
     if not read and not write:
         raise ConfigError(
@@ -160,11 +163,11 @@ def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...])
                 raise ConfigError(refusal.message, where="name or scope") from None
     token = f"hf_{secrets.token_urlsafe(32)}"
     scopes = {**dict.fromkeys(read, "read"), **dict.fromkeys(write, "write")}
-    with _alone(path):
+    with _locked(path):
         tokens = _read(path) if path.exists() else ()
         if any(known.name == name for known in tokens):
             raise ConfigError(
-                f"there is a token {name!r} already",
+                f"a token {name!r} exists already",
                 where=str(path),
                 hint=f"kernel-builder hub token remove {name} --token-file {path}",
             )
@@ -176,9 +179,9 @@ def remove(path: Path, name: str) -> None:
     """Remove a token from a file; running servers refuse it from then on.
 
     Raises:
-        ConfigError: There is no token of this name.
+        ConfigError: If there is no token of this name.
     """
-    with _alone(path):
+    with _locked(path):
         tokens = TokenFile(path).tokens()
         kept = tuple(token for token in tokens if token.name != name)
         if len(kept) == len(tokens):

@@ -1,7 +1,6 @@
-"""What the clients' upload protocol Xet is written in: files as ranges of chunks in containers ("xorbs").
+"""The formats of the upload protocol Xet: shards describe files, xorbs are containers of chunks.
 
-A shard describes files, a xorb holds chunks. Both come from outside, so nothing in them is believed before it is looked
-at.
+A file is a sequence of ranges of chunks in xorbs. Clients write both formats, so every field is checked before use.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ _WITH_METADATA = 1 << 30
 
 
 @dataclass(frozen=True)
-class Segment:
-    """A part of a file: a range of a xorb's chunks, and how many bytes they are."""
+class ChunkRange:
+    """A part of a file: a range of a xorb's chunks, and its size in bytes."""
 
     xorb: str
     start: int
@@ -41,8 +40,8 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class File:
-    """A file as a shard describes it: its SHA-256, its bytes, and where in the shard its segments are listed."""
+class XetFile:
+    """A file that a shard describes: its SHA-256, its size, and where in the shard its chunk ranges are listed."""
 
     sha256: str
     size: int
@@ -50,16 +49,16 @@ class File:
     first: int
     count: int
 
-    def segments(self) -> Iterator[Segment]:
-        """What it is put together from, in order; read as it is asked for, since there may be a million."""
-        return _segments(self.shard, self.first, self.count)
+    def chunk_ranges(self) -> Iterator[ChunkRange]:
+        """Yield the parts of the file in order. They are parsed lazily, since there may be a million."""
+        return _chunk_ranges(self.shard, self.first, self.count)
 
 
-def read_shard(shard: Shard) -> Iterator[File]:
-    """The files that a shard describes, one after the other.
+def read_shard(shard: Shard) -> Iterator[XetFile]:
+    """Yield the files that a shard describes.
 
     Raises:
-        Refusal: These bytes are not a shard.
+        Refusal: If the bytes are not a shard.
     """
     try:
         if shard[: len(_TAG)] != _TAG or struct.unpack_from("<Q", shard, 32)[0] != 2:
@@ -68,32 +67,32 @@ def read_shard(shard: Shard) -> Iterator[File]:
         while (record := _record(shard, offset))[:32] != _BOOKEND:
             flags, count = struct.unpack_from("<II", record, 32)
             if not flags & _WITH_METADATA:
-                raise ValueError("a file comes without its SHA-256")
+                raise ValueError("a file has no SHA-256")
             first = offset + _RECORD
             offset = first + count * _RECORD * (2 if flags & _WITH_VERIFICATION else 1)
-            sha256 = _hex(_record(shard, offset)[:32])  # so all of the segments are there
-            size = sum(segment.size for segment in _segments(shard, first, count))
-            yield File(sha256, size, shard, first, count)
+            sha256 = _hex(_record(shard, offset)[:32])  # fails if the shard ends before the last chunk range
+            size = sum(part.size for part in _chunk_ranges(shard, first, count))
+            yield XetFile(sha256, size, shard, first, count)
             offset += _RECORD
     except (ValueError, struct.error) as error:
         raise bad_request(f"this is not a shard of version 2: {error}") from None
 
 
-def _segments(shard: Shard, first: int, count: int) -> Iterator[Segment]:
+def _chunk_ranges(shard: Shard, first: int, count: int) -> Iterator[ChunkRange]:
     for offset in range(first, first + count * _RECORD, _RECORD):
         _, size, start, end = struct.unpack_from("<IIII", shard, offset + 32)
-        yield Segment(_hex(shard[offset : offset + 32]), start, end, size)
+        yield ChunkRange(_hex(shard[offset : offset + 32]), start, end, size)
 
 
 def _record(data: Shard, offset: int) -> bytes:
     record = data[offset : offset + _RECORD]
     if len(record) < _RECORD:
-        raise ValueError("it ends too early")
+        raise ValueError("it is truncated")
     return record
 
 
 def _hex(value: bytes) -> str:
-    """A hash as it is written: four little-endian words."""
+    """Format a hash, which is stored as four little-endian words."""
     return "".join(f"{word:016x}" for word in struct.unpack("<4Q", value))
 
 
@@ -106,7 +105,7 @@ class _Chunk:
 
 
 class Xorb:
-    """A xorb, opened: its chunks, found by their headers."""
+    """An opened xorb, indexed by its chunk headers."""
 
     def __init__(self, name: str, file: IO[bytes]) -> None:
         self._name = name
@@ -126,9 +125,15 @@ class Xorb:
             self._file.seek(offset)
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
-        """The bytes of a range of chunks."""
+        """Yield the bytes of a range of chunks.
+
+        Raises:
+            Refusal: If the xorb lacks some of them, or one cannot be unpacked.
+        """
         if not 0 <= start < end <= len(self._chunks):
-            raise bad_request(f"the xorb {self._name} has {len(self._chunks)} chunks; {start} to {end} were asked for")
+            raise bad_request(
+                f"the xorb {self._name} has {len(self._chunks)} chunks; the shard refers to {start} to {end}"
+            )
         for chunk in self._chunks[start:end]:
             self._file.seek(chunk.offset)
             yield self._unpacked(chunk, self._file.read(chunk.packed))
@@ -136,7 +141,7 @@ class Xorb:
     def _unpacked(self, chunk: _Chunk, packed: bytes) -> bytes:
         if chunk.size > CHUNK_BYTES:
             raise bad_request(
-                f"the xorb {self._name} has a chunk of {chunk.size} bytes; at most {CHUNK_BYTES} are read"
+                f"the xorb {self._name} has a chunk of {chunk.size} bytes; at most {CHUNK_BYTES} are allowed"
             )
         try:
             if chunk.scheme == 0:
@@ -148,12 +153,12 @@ class Xorb:
         except (RuntimeError, ValueError, EOFError) as error:
             raise bad_request(f"the xorb {self._name} cannot be unpacked: {error}") from None
         if len(data) != chunk.size:
-            raise bad_request(f"the xorb {self._name} has a chunk that is not of the size that it says")
+            raise bad_request(f"the xorb {self._name} has a chunk whose size differs from its header")
         return _ungrouped(data) if chunk.scheme == 2 else data
 
 
 def _ungrouped(data: bytes) -> bytes:
-    """Undo the grouping of bytes by their place in a word of four."""
+    """Undo the grouping of bytes by their position in 4-byte words."""
     whole = bytearray(len(data))
     offset = 0
     for place in range(4):

@@ -123,7 +123,7 @@ def test_a_card_cannot_do_anything(hub: RunningHub, browser: object, tmp_path: P
     for address in (f"kernels/{KERNEL}", f"kernels/{KERNEL}/commit/{made.oid}", f"?search={HOSTILE}", HOSTILE):
         page.goto(f"{hub.url}/{address}")
     page.goto(f"{hub.url}/kernels/{KERNEL}")
-    assert "more than is shown here" in page.inner_text("article") and "onerror" in page.inner_text("#variants")
+    assert "too large to show here" in page.inner_text("article") and "onerror" in page.inner_text("#variants")
     assert not said and all(url.startswith(hub.url) for url in asked)
     assert page.goto(f"{hub.url}/kernels/no/such").status == 404 and "no kernel repository" in page.inner_text("main")
 

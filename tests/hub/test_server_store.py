@@ -86,7 +86,7 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     sha256 = hashlib.sha256((kernel / "build" / VARIANT / "table.bin").read_bytes()).hexdigest()
     hub.api(other).create_repo("theirs/copy", repo_type="kernel")
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize 1280000\n".encode()
-    with pytest.raises(HfHubHTTPError, match="was not sent to theirs/copy"):
+    with pytest.raises(HfHubHTTPError, match="was not uploaded to theirs/copy"):
         hub.api(other).create_commit(
             "theirs/copy", [CommitOperationAdd("x", pointer)], commit_message="steal", repo_type="kernel"
         )
@@ -250,7 +250,7 @@ def test_check_mends_what_was_left_and_names_what_was_lost(
     )
     assert not list(mend.check(checked, now=time.time() + 3600))
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
-    with checked.keeping():  # an upload that takes long
+    with checked.storing():  # an upload that takes long
         assert ["run this again" in item.what for item in mend.check(checked)] == [True]
 
     table = next(path for path in (hub.root / "large").rglob("*") if path.is_file() and path.stat().st_size > 1000)

@@ -1,6 +1,6 @@
-"""The routes of the Hub: those of the public clients, and the pages for people.
+"""The routes of the Hub: the API of the public clients, and the web pages.
 
-Paths and fields have the names that `huggingface_hub` and `kernels` send and read.
+Paths and fields have the names that `huggingface_hub` and `kernels` use.
 """
 
 from __future__ import annotations

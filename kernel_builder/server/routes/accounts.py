@@ -1,4 +1,4 @@
-"""Who asks, and what an organisation is."""
+"""Routes of the caller's account and of organisations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ router = APIRouter()
 
 @router.get("/api/whoami-v2")
 def whoami(hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """Who the token belongs to, and what it may do."""
+    """Return the name of the token, its organisations and its role."""
     if not caller.name:
         raise no_token()
     organizations = {name for name in caller.scopes if name != ANY}
@@ -48,7 +48,7 @@ def whoami(hub: TheHub, caller: TheCaller) -> dict[str, Any]:
 
 @router.get("/api/organizations/{organization}/overview")
 def organization_overview(organization: str, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """An organisation, and whether its kernels load without `trust_remote_code`."""
+    """Describe an organisation, and whether its kernels load without `trust_remote_code`."""
     name = segment(organization)
     names.repo_id(name, "x")
     kernels = [repository for repository in hub.visible(caller) if repository.repo_id.startswith(f"{name}/")]

@@ -1,4 +1,4 @@
-"""Commits: what a client asks before one, and the commit itself."""
+"""Routes that make a commit, and those that clients call before one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from typing import Annotated, Any
 import yaml
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
+from frontmatter.default_handlers import YAMLHandler
 from pydantic import Field
 from starlette.responses import JSONResponse
 
 from kernel_builder.server import names
-from kernel_builder.server.git_repository import Change, LargeFile, Repository, read_pointer
+from kernel_builder.server.git_objects import FileChange, LargeFile, read_pointer
+from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import Slots, lines
 from kernel_builder.server.refusals import bad_request, no_space, too_large
@@ -25,38 +27,43 @@ from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheC
 
 router = APIRouter()
 
-_FRONT_MATTER = re.compile(r"\A---\r?\n(.*?)\r?\n---\s*(?:\n|\Z)", re.DOTALL)
-
 
 class Card(Body):
-    """A `README.md` that a client is about to commit."""
+    """A `README.md` that a client is going to commit."""
 
     content: str
 
 
 @router.post("/api/validate-yaml")
 def validate_yaml(body: Card, hub: TheHub) -> Response:
-    """Whether the front matter of a card can be read; the clients ask before they commit one."""
-    match = _FRONT_MATTER.match(body.content)
-    wrong = _wrong_with(match[1], hub.settings.limits.front_matter_bytes) if match else None
+    """Check the front matter of a card. The clients call this before they commit one."""
+    wrong = _front_matter_error(body.content, hub.settings.limits.front_matter_bytes)
     errors = [{"message": f"the front matter of README.md {wrong}"}] if wrong else []
     return JSONResponse({"errors": errors, "warnings": []}, status_code=400 if wrong else 200)
 
 
-def _wrong_with(front_matter: str, limit: int) -> str | None:
-    if len(front_matter) > limit:
-        return f"has {len(front_matter)} characters; at most {limit} are read"
+def _front_matter_error(card: str, limit: int) -> str | None:
+    handler = YAMLHandler()
     try:
+        front_matter = handler.split(card)[0] if handler.detect(card) else None
+    except ValueError:  # no second line of dashes: the card has no front matter
+        front_matter = None
+    if front_matter is None:
+        return None
+    if len(front_matter) > limit:
+        return f"has {len(front_matter)} characters; at most {limit} are allowed"
+    try:
+        # Not the handler's loader, which is libyaml's: deep nesting overflows its stack and kills the process.
         metadata = yaml.safe_load(front_matter)
     except (yaml.YAMLError, ValueError) as error:
-        return f"cannot be read: {error}"
+        return f"cannot be parsed: {error}"
     except RecursionError:
         return "is nested too deeply"
     return None if isinstance(metadata, dict) else "is not a table of keys and values"
 
 
 class PreuploadFile(Body):
-    """A file that a client is going to send."""
+    """A file that a client is going to upload."""
 
     path: str
     size: Annotated[int, Field(ge=0)]
@@ -64,7 +71,7 @@ class PreuploadFile(Body):
 
 
 class Preupload(Body):
-    """The body of the question how files are to be sent."""
+    """The body of a preupload request."""
 
     files: Annotated[list[PreuploadFile], Field(max_length=1000)]
 
@@ -73,9 +80,9 @@ class Preupload(Body):
 def preupload(
     repo_id: RepoId, revision: Revision, body: Preupload, hub: TheHub, caller: TheCaller
 ) -> dict[str, list[dict[str, Any]]]:
-    """How each file is to be sent: in the commit itself, or as a large file before it."""
+    """Tell the client how to upload each file: in the commit itself, or as a large file before it."""
     repository = hub.to_write(repo_id, caller)
-    commit = repository.resolve(revision)
+    commit = repository.refs.resolve(revision)
     limits = hub.settings.limits
     answer = []
     for file in body.files:
@@ -88,19 +95,19 @@ def preupload(
         except (binascii.Error, ValueError):
             raise bad_request(f"{path}: the sample is not base64") from None
         large = file.size > limits.small_file_bytes or b"\0" in sample or path.endswith((".so", ".a"))
-        present = repository.find(commit, path)
+        present = repository.trees.find(commit, path)
         oid = None
         if present and not present.is_folder:
             oid = present.large.sha256 if present.large else present.oid
         answer.append({"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, "oid": oid})
     if sum(file.size for file in body.files) > shutil.disk_usage(hub.root).free:
-        raise no_space()  # here, where every client shows the reason
+        raise no_space()  # refused here, since every client shows this answer's reason
     return {"files": answer}
 
 
 def _check_metadata(path: str, size: int, limit: int) -> None:
     if path.rpartition("/")[2] == "metadata.json" and size > limit:
-        raise too_large(f"{path} has {size} bytes; a metadata.json has at most {limit}: every loader parses it")
+        raise too_large(f"{path} has {size} bytes; a metadata.json has at most {limit}, since every loader parses it")
 
 
 @router.post(
@@ -115,13 +122,13 @@ async def commit(
     caller: TheCaller,
     create_pr: bool = False,
 ) -> dict[str, Any]:
-    """All of a commit's changes, or none."""
+    """Make a commit, with all of its changes or none."""
     repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
-    repository.resolve(revision)
+    repository.refs.resolve(revision)
     slots: Slots = request.app.state.commit_slots
     limits = hub.settings.limits
     header: dict[str, Any] = {}
-    changes: list[Change] = []
+    changes: list[FileChange] = []
     with slots.one():
         body = lines(request, longest=limits.inline_file_bytes * 4 // 3 + 8192, total=limits.commit_bytes)
         async for key, value in _operations(body):
@@ -141,7 +148,7 @@ async def commit(
             raise bad_request(f"parentCommit {str(parent)[:80]!a} is not a commit: expected 7 to 40 hex digits")
 
         def write() -> tuple[str, str]:
-            return repository.commit(
+            return repository.commits.create(
                 revision,
                 changes,
                 title=title,
@@ -176,19 +183,19 @@ async def _operations(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, di
         yield key, value
 
 
-def _change(hub: Hub, repository: Repository, key: str, value: dict[str, Any]) -> Change:
-    """One line of a commit. What a file becomes is stored at once; nothing refers to it yet."""
+def _change(hub: Hub, repository: GitRepository, key: str, value: dict[str, Any]) -> FileChange:
+    """Parse one line of a commit. A file's blob is stored at once; nothing refers to it yet."""
     path = value.get("path")
     if not isinstance(path, str):
         raise bad_request(f"{key}: expected a 'path'")
     limits = hub.settings.limits
     if key in {"deletedFile", "deletedFolder", "deletedEntry"}:
-        return Change(names.path(path.rstrip("/")), is_folder=key == "deletedFolder")
+        return FileChange(names.path(path.rstrip("/")), is_folder=key == "deletedFolder")
     names.path(path)
     if key == "lfsFile":
         large = _large_file(hub, repository, path, value.get("oid"), value.get("size"))
         _check_metadata(path, large.size, limits.metadata_bytes)
-        return Change(path, repository.write_blob(large.pointer()))
+        return FileChange(path, repository.commits.write_blob(large.pointer()))
     if key == "file":
         content = value.get("content")
         if not isinstance(content, str):
@@ -197,19 +204,19 @@ def _change(hub: Hub, repository: Repository, key: str, value: dict[str, Any]) -
             encoded = value.get("encoding", "utf-8") == "base64"
             data = base64.b64decode(content, validate=True) if encoded else content.encode()
         except (binascii.Error, ValueError):
-            raise bad_request(f"{path}: the content is not what its encoding says") from None
+            raise bad_request(f"{path}: the content does not have the stated encoding") from None
         if len(data) > limits.inline_file_bytes:
-            raise too_large(f"{path} has {len(data)} bytes; send files above {limits.inline_file_bytes} as LFS")
+            raise too_large(f"{path} has {len(data)} bytes; upload files above {limits.inline_file_bytes} as LFS")
         _check_metadata(path, len(data), limits.metadata_bytes)
-        if (pointer := read_pointer(data)) is not None:  # what git itself would hold for a large file
+        if (pointer := read_pointer(data)) is not None:  # refers to a large file as `lfsFile` does
             _large_file(hub, repository, path, pointer.sha256, pointer.size)
-        return Change(path, repository.write_blob(data))
-    raise bad_request(f"{key[:40]!r} is not a change that this Hub knows")
+        return FileChange(path, repository.commits.write_blob(data))
+    raise bad_request(f"unknown kind of change {key[:40]!r}")
 
 
-def _large_file(hub: Hub, repository: Repository, path: str, oid: object, size: object) -> LargeFile:
+def _large_file(hub: Hub, repository: GitRepository, path: str, oid: object, size: object) -> LargeFile:
     sha256 = names.sha256(oid)
-    stored = hub.large_files.size(sha256) if repository.owns(sha256) else None
+    stored = hub.large_files.size(sha256) if sha256 in repository.owned else None
     if stored is None or (size is not None and size != stored):
-        raise bad_request(f"{path}: the large file {sha256} was not sent to {repository.repo_id}; send it first")
+        raise bad_request(f"{path}: the large file {sha256} was not uploaded to {repository.repo_id}; upload it first")
     return LargeFile(sha256, stored)

@@ -1,4 +1,4 @@
-"""Large files on their way in and out, by the LFS batch API."""
+"""Upload and download of large files by the LFS batch API."""
 
 from __future__ import annotations
 
@@ -11,16 +11,24 @@ from starlette.responses import JSONResponse
 
 from kernel_builder.server import names
 from kernel_builder.server.content import content_response
-from kernel_builder.server.git_repository import Entry, LargeFile
+from kernel_builder.server.git_objects import LargeFile, TreeEntry
 from kernel_builder.server.receive import Slots, blocks
 from kernel_builder.server.refusals import bad_request
-from kernel_builder.server.routes.parameters import Body, RepoId, TheCaller, TheHub, base_url, kernels_only, split
+from kernel_builder.server.routes.parameters import (
+    Body,
+    RepoId,
+    TheCaller,
+    TheHub,
+    base_url,
+    checked_repo_id,
+    kernels_only,
+)
 
 router = APIRouter()
 
 
 class LargeObject(Body):
-    """A large file that a client is going to send or read."""
+    """A large file that a client is going to upload or download."""
 
     oid: str
     size: Annotated[int, Field(ge=0)]
@@ -36,7 +44,7 @@ class Batch(Body):
 
 @router.post("/kernels/{organization}/{name}.git/info/lfs/objects/batch")
 def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub, caller: TheCaller) -> JSONResponse:
-    """Where to send or read large files; those that are here already need not be sent."""
+    """Return addresses for the upload or download of large files. Files that exist already are not uploaded again."""
     uploading = body.operation == "upload"
     repository = hub.to_write(repo_id, caller) if uploading else hub.to_read(repo_id, caller)
     if body.hash_algo != "sha256":
@@ -46,7 +54,7 @@ def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub
     for wanted in body.objects:
         sha256 = names.sha256(wanted.oid)
         item: dict[str, Any] = {"oid": sha256, "size": wanted.size}
-        here = repository.owns(sha256) and hub.large_files.size(sha256) == wanted.size
+        here = sha256 in repository.owned and hub.large_files.size(sha256) == wanted.size
         if uploading and wanted.size > limit:
             item["error"] = {"code": 422, "message": f"{wanted.size} bytes; this Hub takes files up to {limit}"}
         elif not uploading and not here:
@@ -63,14 +71,14 @@ def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub
 
 
 class SignedQuery(Body):
-    """What an address that we signed says."""
+    """The query of a signed address."""
 
     size: Annotated[int, Field(ge=0)]
     expires: int
     signature: str
 
 
-Signed = Annotated[SignedQuery, Query()]
+SignedUrl = Annotated[SignedQuery, Query()]
 
 
 @router.put(
@@ -82,9 +90,9 @@ async def receive_large_file(
     sha256: str,
     request: Request,
     hub: TheHub,
-    signed: Signed,
+    signed: SignedUrl,
 ) -> Response:
-    """Take in a large file at an address that we signed."""
+    """Receive a large file at a signed address."""
     hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.signature)
     slots: Slots = request.app.state.upload_slots
     with slots.one():
@@ -94,7 +102,7 @@ async def receive_large_file(
                 await to_thread.run_sync(incoming.write, block)
             await to_thread.run_sync(incoming.seal)
             await to_thread.run_sync(hub.keep, repository, [incoming])
-    request.app.state.measures.received(signed.size)
+    request.app.state.metrics.received(signed.size)
     return Response(headers={"ETag": f'"{sha256}"'})
 
 
@@ -104,30 +112,30 @@ def send_large_file(
     sha256: str,
     request: Request,
     hub: TheHub,
-    signed: Signed,
+    signed: SignedUrl,
 ) -> Response:
-    """A large file, at an address that we signed."""
+    """Send a large file from a signed address."""
     hub.check_signature("download", repo_id, sha256, signed.size, signed.expires, signed.signature)
     repository = hub.repositories.open(repo_id)
     large = LargeFile(sha256, signed.size)
-    return content_response(request, hub, repository, Entry(sha256, sha256, False, 0, large), "")
+    return content_response(request, hub, repository, TreeEntry(sha256, sha256, False, 0, large), "")
 
 
 class DuplicateFile(Body):
-    """A large file of another repository."""
+    """A large file to share with another repository."""
 
     sha256: str
 
 
 class DuplicateTarget(Body):
-    """The repository that is to have it as well."""
+    """The repository to share with."""
 
     type: str
     name: str
 
 
 class Duplicate(Body):
-    """The body of a copy of large files between repositories."""
+    """The body of a request to share large files with another repository."""
 
     target: DuplicateTarget
     files: Annotated[list[DuplicateFile], Field(max_length=1000)]
@@ -135,13 +143,13 @@ class Duplicate(Body):
 
 @router.post("/api/kernels/{organization}/{name}/lfs-files/duplicate")
 def duplicate_large_files(repo_id: RepoId, body: Duplicate, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """Give another repository large files of this one, without sending them."""
+    """Let another repository own large files of this one, without an upload."""
     source = hub.to_read(repo_id, caller)
     kernels_only(body.target.type)
-    target = hub.to_write(split(body.target.name), caller)
-    known = [file.sha256 for file in body.files if source.owns(file.sha256)]
-    with hub.keeping():
-        target.own(known)
+    target = hub.to_write(checked_repo_id(body.target.name), caller)
+    known = [file.sha256 for file in body.files if file.sha256 in source.owned]
+    with hub.storing():
+        target.owned.add(known)
     failed = [
         {"sha256": file.sha256, "error": f"{repo_id} has no such large file"}
         for file in body.files

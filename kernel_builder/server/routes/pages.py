@@ -1,7 +1,7 @@
-"""The pages for people: which kernels there are, which variant fits what, the card, and the line that loads it.
+"""The web pages: the list of kernels, and for each kernel its variants, its card and the line that loads it.
 
-They are whole without JavaScript. What a repository holds was written by others: the card's HTML is cleaned, images
-come from this Hub only, and nothing runs.
+The pages need no JavaScript. Repositories are untrusted: the card's HTML is sanitized, images come from this Hub only,
+and no script runs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from urllib.parse import quote, urlsplit
 
 import nh3
 from fastapi import APIRouter, Path, Request
+from frontmatter.default_handlers import YAMLHandler
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -24,19 +25,20 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
-from kernel_builder.server.git_repository import Entry, Repository
+from kernel_builder.server.git_objects import TreeEntry
+from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.refusals import Refusal, no_token
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 
 router = APIRouter(include_in_schema=False)
 
-CARD_BYTES = 128 << 10  # to make HTML of more could take seconds
+CARD_BYTES = 128 << 10  # rendering a larger card could take seconds
 SUMMARY_CHARACTERS = 4000
 METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'self'"
-_FRONT_MATTER = re.compile(r"\A---\r?\n.*?\r?\n---\r?\n", re.DOTALL)
+
 _markdown = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 _templates = Environment(
     loader=PackageLoader("kernel_builder.server"),
@@ -47,8 +49,8 @@ _templates = Environment(
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A variant, and what it fits."""
+class VariantRow:
+    """A variant in the table of a kernel's page."""
 
     name: str
     torch: str
@@ -60,8 +62,8 @@ class Fit:
 
 
 @dataclass(frozen=True)
-class Listed:
-    """A kernel in the list of all."""
+class KernelRow:
+    """A kernel in the list of kernels."""
 
     repo_id: str
     summary: str
@@ -72,7 +74,7 @@ class Listed:
 
 @router.get("/")
 def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "") -> Response:
-    """All kernels that exist for the caller."""
+    """List the kernels that the caller may see."""
     kernels = [_listed(item) for item in hub.visible(caller) if search.lower() in item.repo_id.lower()]
     return _page(
         request,
@@ -86,9 +88,9 @@ def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "
 
 @router.get("/login")
 def login(caller: TheCaller) -> Response:
-    """Ask the browser for a token, as the password of any name; the pages then show what it may see."""
+    """Make the browser ask for a token, as the password of any user name."""
     if not caller.name:
-        refusal = no_token("give a token of this Hub as the password, with any name")
+        refusal = no_token("enter a token of this Hub as the password, with any user name")
         refusal.headers = {"WWW-Authenticate": 'Basic realm="Hub", charset="UTF-8"'}
         raise refusal
     return RedirectResponse("/", status_code=303)
@@ -96,12 +98,12 @@ def login(caller: TheCaller) -> Response:
 
 @router.get("/kernels/{organization}/{name}")
 def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCaller, version: str = "") -> Response:
-    """One kernel."""
+    """Show one kernel."""
     repository = hub.to_read(repo_id, caller)
     versions = _versions(repository)
     branch = version if version in versions else (versions[-1] if versions else "main")
-    commit = repository.resolve(branch)
-    main = repository.resolve("main")
+    commit = repository.refs.resolve(branch)
+    main = repository.refs.resolve("main")
     card, plots = _card(repository, commit, main, branch)
     return _page(
         request,
@@ -115,28 +117,28 @@ def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCalle
         branch=branch,
         version=branch.removeprefix("v") if branch in versions else None,
         commit=commit,
-        changed=timestamp(repository.last_modified(commit))[:10],
+        changed=timestamp(repository.history.last_modified(commit))[:10],
         variants=_variants(repository, commit),
         card=card,
         plots=plots,
         history=[
             (item.oid, item.title, timestamp(item.time)[:10])
-            for item in repository.history(commit, count=SHOWN_COMMITS)
+            for item in repository.history.commits(commit, count=SHOWN_COMMITS)
         ],
     )
 
 
 @router.get("/kernels/{organization}/{name}/commit/{commit}")
 def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, caller: TheCaller) -> Response:
-    """One commit: who, when, and which files."""
+    """Show one commit: its author, its message and the changed files."""
     repository = hub.to_read(repo_id, caller)
-    commit = repository.resolve(commit)
+    commit = repository.refs.resolve(commit)
     return _page(
         request,
         "changes.html",
         repo_id=repo_id,
-        commit=repository.history(commit, count=1)[0],
-        changes=repository.changes(commit),
+        commit=repository.history.commits(commit, count=1)[0],
+        changes=repository.history.changed_files(commit),
     )
 
 
@@ -144,22 +146,23 @@ def commit_page(request: Request, repo_id: RepoId, commit: str, hub: TheHub, cal
 def pull_request_page(
     request: Request, repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller
 ) -> Response:
-    """One pull request: what it would change, and the command that merges it."""
+    """Show one pull request: the changed files, and the command that merges it."""
     repository = hub.to_read(repo_id, caller)
-    wish = repository.pull_request(number)
+    pull_request = repository.commits.pull_request(number)
+    base = None if pull_request.merged else repository.refs.resolve(pull_request.base)
     return _page(
         request,
         "changes.html",
         repo_id=repo_id,
-        wish=wish,
-        commit=repository.history(wish.head, count=1)[0],
-        changes=repository.changes(wish.head, None if wish.merged else repository.resolve(wish.base)),
+        pull_request=pull_request,
+        commit=repository.history.commits(pull_request.head, count=1)[0],
+        changes=repository.history.changed_files(pull_request.head, base),
         endpoint=base_url(request),
     )
 
 
 def refusal_page(request: Request, refusal: Refusal) -> Response:
-    """A refusal, for someone who reads it in a browser."""
+    """Render a refusal as a web page."""
     page = _page(request, "refusal.html", status=refusal.status_code, message=refusal.message)
     page.status_code = refusal.status_code
     page.headers.update(refusal.headers or {})
@@ -180,31 +183,36 @@ def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
     )
 
 
-def _versions(repository: Repository) -> tuple[str, ...]:
-    branches = (ref.name for ref in repository.refs() if ref.full.startswith("refs/heads/"))
+def _versions(repository: GitRepository) -> tuple[str, ...]:
+    branches = (ref.name for ref in repository.refs if ref.full.startswith("refs/heads/"))
     return tuple(sorted((name for name in branches if re.fullmatch(r"v\d{1,9}", name)), key=lambda name: int(name[1:])))
 
 
-def _listed(repository: Repository) -> Listed:
-    main = repository.resolve("main")
+def _listed(repository: GitRepository) -> KernelRow:
+    main = repository.refs.resolve("main")
     versions = _versions(repository)
-    newest = repository.resolve(versions[-1]) if versions else main
-    changed = max(repository.last_modified(main), repository.last_modified(newest))
+    newest = repository.refs.resolve(versions[-1]) if versions else main
+    changed = max(repository.history.last_modified(main), repository.history.last_modified(newest))
     card = _card_source(repository, main) or _card_source(repository, newest)
-    return Listed(repository.repo_id, _summary(card), versions, repository.private, timestamp(changed)[:10])
+    return KernelRow(repository.repo_id, _summary(card), versions, repository.private, timestamp(changed)[:10])
 
 
-def _card_source(repository: Repository, commit: str) -> str:
-    entry = repository.find(commit, "README.md")
+def _card_source(repository: GitRepository, commit: str) -> str:
+    entry = repository.trees.find(commit, "README.md")
     if entry is None or entry.is_folder:
         return ""
     if entry.large or entry.size > CARD_BYTES:
-        return f"The [card](README.md) has {entry.content_size / 1024:.0f} KiB, more than is shown here."
-    return _FRONT_MATTER.sub("", repository.read(entry).decode("utf-8", "replace"))
+        return f"The [card](README.md) has {entry.content_size / 1024:.0f} KiB and is too large to show here."
+    text = repository.trees.read(entry).decode("utf-8", "replace")
+    front_matter = YAMLHandler()
+    try:
+        return front_matter.split(text)[1].lstrip("\r\n") if front_matter.detect(text) else text
+    except ValueError:  # no second line of dashes
+        return text
 
 
 def _summary(card: str) -> str:
-    """The first paragraph of a card."""
+    """Return the first paragraph of a card, as plain text."""
     tokens = _markdown.parse(card[:SUMMARY_CHARACTERS])
     for opening, inline in pairwise(tokens):
         if opening.type == "paragraph_open":
@@ -214,15 +222,15 @@ def _summary(card: str) -> str:
 
 @lru_cache(maxsize=32)
 def _clean_html(source: str, base: str) -> str:
-    """The HTML of a card whose relative addresses lead below `base`."""
+    """Render a card as sanitized HTML, with relative addresses resolved against `base`."""
     tokens = _markdown.parse(source)
     _rewrite(tokens, base)
     html: str = _markdown.renderer.render(tokens, _markdown.options, {})
     return nh3.clean(html, link_rel="noopener noreferrer nofollow")
 
 
-def _card(repository: Repository, commit: str, main: str, branch: str) -> tuple[str, list[str]]:
-    """The card as clean HTML, and the addresses of plots that it does not show itself."""
+def _card(repository: GitRepository, commit: str, main: str, branch: str) -> tuple[str, list[str]]:
+    """Return the card as sanitized HTML, and the addresses of benchmark plots that it does not show itself."""
     source, revision = _card_source(repository, main), "main"
     if not source:
         source, revision = _card_source(repository, commit), branch
@@ -230,7 +238,7 @@ def _card(repository: Repository, commit: str, main: str, branch: str) -> tuple[
     html = _clean_html(source, base)
     plots = []
     if source:
-        for entry in repository.entries(repository.resolve(revision), recursive=True):
+        for entry in repository.trees.entries(repository.refs.resolve(revision), recursive=True):
             if re.fullmatch(r"benchmarks/(.+/)?[^/]+\.svg", entry.path):
                 address = base + quote(entry.path)
                 if address not in html:
@@ -239,7 +247,7 @@ def _card(repository: Repository, commit: str, main: str, branch: str) -> tuple[
 
 
 def _rewrite(tokens: list[Token], base: str) -> None:
-    """Let relative addresses lead to the repository's files, and no image to anywhere else."""
+    """Resolve relative addresses against the repository's files, and drop images from elsewhere."""
     for token in tokens:
         if token.type == "image":
             source = str(token.attrs.get("src", ""))
@@ -255,14 +263,14 @@ def _is_relative(address: str) -> bool:
 
 
 def _inside(address: str, base: str) -> str:
-    """The address of a file of the repository; what would lead out of it leads to the repository's root."""
+    """Return the address of a file of the repository. `..` does not lead out of the repository's root."""
     return base + posixpath.normpath(f"/{address}").lstrip("/")
 
 
-def _variants(repository: Repository, commit: str) -> list[Fit]:
+def _variants(repository: GitRepository, commit: str) -> list[VariantRow]:
     sizes: dict[str, int] = {}
-    described: dict[str, Entry] = {}
-    for entry in repository.entries(commit, recursive=True):
+    described: dict[str, TreeEntry] = {}
+    for entry in repository.trees.entries(commit, recursive=True):
         parts = entry.path.split("/")
         if entry.is_folder or len(parts) < 3 or parts[0] != "build":
             continue
@@ -272,19 +280,19 @@ def _variants(repository: Repository, commit: str) -> list[Fit]:
     return [_fit(name, size, _metadata(repository, described.get(name))) for name, size in sorted(sizes.items())]
 
 
-def _metadata(repository: Repository, entry: Entry | None) -> PackageMetadata:
+def _metadata(repository: GitRepository, entry: TreeEntry | None) -> PackageMetadata:
     try:
-        return PackageMetadata.from_json(repository.read(entry)) if entry else PackageMetadata()
+        return PackageMetadata.from_json(repository.trees.read(entry)) if entry else PackageMetadata()
     except ValueError:
         return PackageMetadata()
 
 
-def _fit(name: str, size: int, metadata: PackageMetadata) -> Fit:
+def _fit(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
     capabilities, dirty = ", ".join(metadata.archs), metadata.is_dirty
     try:
         variant = Variant.parse(name)
     except VariantError:
-        return Fit(name, "see the name", "see the name", "see the name", capabilities, size, dirty)
+        return VariantRow(name, "see the name", "see the name", "see the name", capabilities, size, dirty)
     framework = variant.framework
     if isinstance(framework, Noarch):
         torch = "any"
@@ -294,4 +302,4 @@ def _fit(name: str, size: int, metadata: PackageMetadata) -> Fit:
         spoken = f"CUDA {variant.cuda} to {variant.cuda.major}.x"
     else:
         spoken = {"cpu": "CPU", "cuda": "CUDA, any"}.get(variant.backend, variant.backend)
-    return Fit(name, torch, spoken, variant.platform or "any", capabilities, size, dirty)
+    return VariantRow(name, torch, spoken, variant.platform or "any", capabilities, size, dirty)

@@ -1,4 +1,4 @@
-"""What every route is told: the Hub, who asks, and which repository, revision and path."""
+"""Parameters that many routes share: the Hub, the caller, and the repository, revision and path of an address."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from kernel_builder.server.tokens import Caller
 
 
 def hub_of(request: Request) -> Hub:
-    """The Hub that this application serves."""
+    """Return the Hub that this application serves."""
     hub = request.app.state.hub
     assert isinstance(hub, Hub)
     return hub
 
 
 def caller_of(request: Request) -> Caller:
-    """Who sends this request."""
+    """Return the sender of a request."""
     sent = request.headers.get("authorization", "")
     if sent.lower().startswith("basic ") and request.method not in {"GET", "HEAD"}:
-        # A browser adds it by itself, whoever made the form.
+        # A browser adds basic credentials to every form, also to one on a malicious page.
         raise no_token("send the token as 'Authorization: Bearer …' to change something")
     caller = hub_of(request).caller(sent)
     request.state.caller = caller.name
@@ -34,17 +34,17 @@ def caller_of(request: Request) -> Caller:
 
 
 def repo_of(organization: str, name: str) -> str:
-    """The repository that a path names."""
+    """Return the id of the repository in the address."""
     return names.repo_id(segment(organization), segment(name))
 
 
 def revision_of(revision: str) -> str:
-    """The revision that a path names."""
+    """Return the revision in the address."""
     return segment(revision)
 
 
 def path_of(path: str) -> str:
-    """The file or folder that a path names."""
+    """Return the path of the file or folder in the address."""
     return segment(path).strip("/")
 
 
@@ -56,26 +56,28 @@ EntryPath = Annotated[str, Depends(path_of)]
 
 
 class Body(BaseModel):
-    """What a client sends; fields that we do not know are its own business."""
+    """The body of a request. Unknown fields are ignored."""
 
     model_config = ConfigDict(extra="ignore", populate_by_name=True)
 
 
 def base_url(request: Request) -> str:
-    """The address under which this client reaches us."""
+    """Return the address under which this client reaches the Hub."""
     return str(request.base_url).rstrip("/")
 
 
 def timestamp(seconds: int) -> str:
-    """A time as the clients parse it."""
+    """Format a time, in seconds since 1970, as the clients parse it."""
     return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def kernels_only(kind: str) -> None:
+    """Raise a refusal unless the type of repository is `kernel`."""
     if kind != "kernel":
         raise bad_request(f"this Hub holds kernels, not repositories of type {kind!r}: pass repo_type='kernel'")
 
 
-def split(repo_id: str) -> str:
+def checked_repo_id(repo_id: str) -> str:
+    """Return the id of a repository in a body if it is allowed."""
     organization, _, name = repo_id.partition("/")
     return names.repo_id(organization, name)

@@ -1,4 +1,4 @@
-"""Branches, tags and pull requests."""
+"""Routes of branches, tags and pull requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from pydantic import Field
 
-from kernel_builder.server.git_repository import Ref
+from kernel_builder.server.git_objects import Ref
 from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub
 
 router = APIRouter()
@@ -30,8 +30,8 @@ class NewTag(Body):
 
 @router.get("/api/kernels/{organization}/{name}/refs")
 def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool = False) -> dict[str, Any]:
-    """Branches, tags and pull requests."""
-    refs = list(hub.to_read(repo_id, caller).refs())
+    """List branches, tags and, if asked for, pull requests."""
+    refs = list(hub.to_read(repo_id, caller).refs)
 
     def listed(prefix: str) -> list[dict[str, str]]:
         return [_ref(ref) for ref in refs if ref.full.startswith(prefix)]
@@ -48,30 +48,30 @@ def _ref(ref: Ref) -> dict[str, str]:
 def create_branch(
     repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, body: NewBranch | None = None
 ) -> dict[str, bool]:
-    """Make a branch."""
+    """Create a branch."""
     start, empty, overwrite = (body.starting_point, body.empty_branch, body.overwrite) if body else (None, False, False)
-    hub.to_write(repo_id, caller).create_branch(revision, start, empty=empty, overwrite=overwrite)
+    hub.to_write(repo_id, caller).refs.create_branch(revision, start, empty=empty, overwrite=overwrite)
     return {"success": True}
 
 
 @router.delete("/api/kernels/{organization}/{name}/branch/{revision}")
 def delete_branch(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
-    """Remove a branch."""
-    hub.to_write(repo_id, caller).delete_branch(revision)
+    """Delete a branch."""
+    hub.to_write(repo_id, caller).refs.delete_branch(revision)
     return {"success": True}
 
 
 @router.post("/api/kernels/{organization}/{name}/tag/{revision}")
 def create_tag(repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Tag a revision."""
-    hub.to_write(repo_id, caller).create_tag(body.tag, revision, body.message, caller.name)
+    hub.to_write(repo_id, caller).refs.create_tag(body.tag, revision, body.message, caller.name)
     return {"success": True}
 
 
 @router.delete("/api/kernels/{organization}/{name}/tag/{revision}")
 def delete_tag(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
-    """Remove a tag."""
-    hub.to_write(repo_id, caller).delete_tag(revision)
+    """Delete a tag."""
+    hub.to_write(repo_id, caller).refs.delete_tag(revision)
     return {"success": True}
 
 
@@ -79,5 +79,5 @@ def delete_tag(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCall
 def merge(
     repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller
 ) -> dict[str, Any]:
-    """Bring a pull request onto its branch."""
-    return {"success": True, "commitOid": hub.to_write(repo_id, caller).merge(number, caller.name)}
+    """Merge a pull request into its branch."""
+    return {"success": True, "commitOid": hub.to_write(repo_id, caller).commits.merge(number, caller.name)}

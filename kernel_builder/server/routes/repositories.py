@@ -1,14 +1,15 @@
-"""Repositories: made, described, moved, shown, hidden and removed."""
+"""Routes that create, describe, rename and delete repositories."""
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
 
 from kernel_builder.server import names
-from kernel_builder.server.git_repository import Repository
+from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.refusals import Refusal, bad_request, conflict, no_token
 from kernel_builder.server.routes.parameters import (
     Body,
@@ -17,8 +18,8 @@ from kernel_builder.server.routes.parameters import (
     TheCaller,
     TheHub,
     base_url,
+    checked_repo_id,
     kernels_only,
-    split,
     timestamp,
 )
 
@@ -60,7 +61,7 @@ class RepositorySettings(Body):
 
 @router.post("/api/repos/create")
 def create_repository(body: NewRepository, request: Request, hub: TheHub, caller: TheCaller) -> dict[str, str]:
-    """Make a repository."""
+    """Create a repository."""
     kernels_only(body.type)
     organization = body.organization or caller.name
     if not caller.name:
@@ -73,7 +74,7 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
     private = body.visibility == "private" if body.visibility else bool(body.private)
     try:
         hub.repositories.create(repo_id, private=private, author=caller.name)
-    except Refusal as refusal:  # another caller was faster; clients that allow for that read the address
+    except Refusal as refusal:  # another caller has just created it; clients with exist_ok=True read the address
         refusal.url = url
         raise
     return {"url": url, "name": repo_id, "id": repo_id}
@@ -81,7 +82,7 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
 
 @router.delete("/api/repos/delete")
 def delete_repository(body: OldRepository, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
-    """Remove a repository."""
+    """Delete a repository."""
     kernels_only(body.type)
     repo_id = names.repo_id(body.organization or caller.name, body.name)
     hub.to_write(repo_id, caller)
@@ -93,7 +94,7 @@ def delete_repository(body: OldRepository, hub: TheHub, caller: TheCaller) -> di
 def move_repository(body: MovedRepository, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
     """Rename a repository."""
     kernels_only(body.type)
-    source, target = split(body.from_repo), split(body.to_repo)
+    source, target = checked_repo_id(body.from_repo), checked_repo_id(body.to_repo)
     hub.to_write(source, caller)
     hub.must_write(target.partition("/")[0], caller)
     hub.repositories.move(source, target)
@@ -102,7 +103,7 @@ def move_repository(body: MovedRepository, hub: TheHub, caller: TheCaller) -> di
 
 @router.put("/api/kernels/{organization}/{name}/settings")
 def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
-    """Show or hide a repository."""
+    """Make a repository private or public."""
     private = body.visibility == "private" if body.visibility else body.private
     if private is None:
         raise bad_request("expected 'private' or 'visibility'")
@@ -110,13 +111,13 @@ def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, call
     return {"private": private}
 
 
-def _info(repository: Repository, commit: str) -> dict[str, Any]:
+def _info(repository: GitRepository, commit: str) -> dict[str, Any]:
     return {
         "_id": repository.repo_id,
         "id": repository.repo_id,
         "author": repository.repo_id.partition("/")[0],
         "sha": commit,
-        "lastModified": timestamp(repository.last_modified(commit)),
+        "lastModified": timestamp(repository.history.last_modified(commit)),
         "private": repository.private,
         "gated": False,
         "disabled": False,
@@ -134,25 +135,26 @@ def list_kernels(
     author: str = "",
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> list[dict[str, Any]]:
-    """The kernels that exist for the caller."""
+    """List the kernels that the caller may see."""
     found = (
         repository
         for repository in hub.visible(caller)
         if search.lower() in repository.repo_id.lower() and (not author or repository.repo_id.startswith(f"{author}/"))
     )
-    return [_info(repository, repository.resolve("main")) for repository, _ in zip(found, range(limit), strict=False)]
+    return [_info(repository, repository.refs.resolve("main")) for repository in islice(found, limit)]
 
 
 @router.get("/api/kernels/{organization}/{name}")
 def kernel_info(repo_id: RepoId, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """A kernel at `main`."""
+    """Describe a kernel at `main`."""
     return kernel_info_at(repo_id, "main", hub, caller)
 
 
 @router.get("/api/kernels/{organization}/{name}/revision/{revision}")
 def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """A kernel at a revision."""
+    """Describe a kernel at a revision."""
     repository = hub.to_read(repo_id, caller)
-    commit = repository.resolve(revision)
-    files = [{"rfilename": entry.path} for entry in repository.entries(commit, recursive=True) if not entry.is_folder]
+    commit = repository.refs.resolve(revision)
+    entries = repository.trees.entries(commit, recursive=True)
+    files = [{"rfilename": entry.path} for entry in entries if not entry.is_folder]
     return {**_info(repository, commit), "siblings": files}

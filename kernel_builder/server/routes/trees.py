@@ -1,4 +1,4 @@
-"""What is in a revision: folders, files, their bytes, and how they came there."""
+"""Routes that read a revision: folders, files, their content and their history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 
 from kernel_builder.server.content import content_response
-from kernel_builder.server.git_repository import Entry, Repository
+from kernel_builder.server.git_objects import TreeEntry
+from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.refusals import bad_request, no_entry, too_large
 from kernel_builder.server.routes.parameters import EntryPath, RepoId, Revision, TheCaller, TheHub, base_url, timestamp
 
@@ -22,7 +23,7 @@ EXPANDED_TREE_PAGE = 50
 HISTORY_PAGE = 50
 
 
-def _item(entry: Entry) -> dict[str, Any]:
+def _item(entry: TreeEntry) -> dict[str, Any]:
     if entry.is_folder:
         return {"type": "directory", "oid": entry.oid, "size": 0, "path": entry.path}
     item = {"type": "file", "oid": entry.oid, "size": entry.content_size, "path": entry.path}
@@ -31,9 +32,9 @@ def _item(entry: Entry) -> dict[str, Any]:
     return item
 
 
-def _expanded(repository: Repository, commit: str, entries: Iterable[Entry]) -> list[dict[str, Any]]:
+def _expanded(repository: GitRepository, commit: str, entries: Iterable[TreeEntry]) -> list[dict[str, Any]]:
     entries = list(entries)
-    last = repository.last_commits(commit, [entry.path for entry in entries])
+    last = repository.history.last_changes(commit, [entry.path for entry in entries])
     return [
         {
             **_item(entry),
@@ -65,7 +66,7 @@ def list_top(
     expand: bool = False,
     cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[dict[str, Any]]:
-    """What is in a revision."""
+    """List the top folder of a revision."""
     return list_folder(repo_id, revision, "", request, response, hub, caller, recursive, expand, cursor)
 
 
@@ -82,10 +83,10 @@ def list_folder(
     expand: bool = False,
     cursor: Annotated[int, Query(ge=0)] = 0,
 ) -> list[dict[str, Any]]:
-    """What is in a folder of a revision."""
+    """List a folder of a revision."""
     repository = hub.to_read(repo_id, caller)
-    commit = repository.resolve(revision)
-    entries = repository.entries(commit, path, recursive=recursive)
+    commit = repository.refs.resolve(revision)
+    entries = repository.trees.entries(commit, path, recursive=recursive)
     page = EXPANDED_TREE_PAGE if expand else TREE_PAGE
     shown = entries[cursor : cursor + page]
     if cursor + page < len(entries):
@@ -115,7 +116,7 @@ def list_folder(
 async def paths_info(
     repo_id: RepoId, revision: Revision, request: Request, hub: TheHub, caller: TheCaller
 ) -> list[dict[str, Any]]:
-    """Those of the named files and folders that exist."""
+    """Describe those of the given files and folders that exist."""
     body = await request.body()
     try:
         if request.headers.get("content-type", "").startswith("application/json"):
@@ -129,12 +130,12 @@ async def paths_info(
     except (ValueError, KeyError, TypeError, AttributeError):
         raise bad_request("expected a form or JSON with 'paths'") from None
     if len(paths) > TREE_PAGE:
-        raise too_large(f"{len(paths)} paths at once; at most {TREE_PAGE} are answered")
+        raise too_large(f"{len(paths)} paths in one request; at most {TREE_PAGE} are allowed")
 
     def look() -> list[dict[str, Any]]:
         repository = hub.to_read(repo_id, caller)
-        commit = repository.resolve(revision)
-        found = [entry for path in paths if (entry := repository.find(commit, path.rstrip("/"))) is not None]
+        commit = repository.refs.resolve(revision)
+        found = [entry for path in paths if (entry := repository.trees.find(commit, path.rstrip("/"))) is not None]
         return _expanded(repository, commit, found) if expand else [_item(entry) for entry in found]
 
     return await to_thread.run_sync(look)
@@ -150,20 +151,21 @@ def list_commits(
     caller: TheCaller,
     p: Annotated[int, Query(ge=0, le=1_000_000)] = 0,
 ) -> list[dict[str, Any]]:
-    """The history of a revision, newest first."""
+    """List the commits of a revision, newest first."""
     repository = hub.to_read(repo_id, caller)
-    history = repository.history(repository.resolve(revision), skip=p * HISTORY_PAGE, count=HISTORY_PAGE + 1)
+    commit = repository.refs.resolve(revision)
+    history = repository.history.commits(commit, skip=p * HISTORY_PAGE, count=HISTORY_PAGE + 1)
     if len(history) > HISTORY_PAGE:
         _next_page(request, response, p=p + 1)
     return [
         {
-            "id": commit.oid,
-            "title": commit.title,
-            "message": commit.message,
-            "authors": [{"user": commit.author, "avatar": ""}],
-            "date": timestamp(commit.time),
+            "id": item.oid,
+            "title": item.title,
+            "message": item.message,
+            "authors": [{"user": item.author, "avatar": ""}],
+            "date": timestamp(item.time),
         }
-        for commit in history[:HISTORY_PAGE]
+        for item in history[:HISTORY_PAGE]
     ]
 
 
@@ -172,10 +174,10 @@ def list_commits(
 def resolve(
     repo_id: RepoId, revision: Revision, path: EntryPath, request: Request, hub: TheHub, caller: TheCaller
 ) -> Response:
-    """A file of a revision, or a range of it."""
+    """Send a file of a revision, or a range of it."""
     repository = hub.to_read(repo_id, caller)
-    commit = repository.resolve(revision)
-    entry = repository.entry(commit, path)
+    commit = repository.refs.resolve(revision)
+    entry = repository.trees.entry(commit, path)
     if entry.is_folder:
         raise no_entry(path, commit)
     return content_response(request, hub, repository, entry, commit)

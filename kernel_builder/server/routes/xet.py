@@ -1,12 +1,11 @@
-"""Uploads by Xet, in which newer clients send large files.
+"""Uploads by Xet, the protocol of newer clients for large files.
 
-`huggingface_hub` 2 sends large files in no other way where `hf_xet` is installed. Here every file is put together as
-soon as it is described, checked against its SHA-256, and kept as a large file like any other; it is read as those are,
-so Xet is not offered for reading.
+`huggingface_hub` 2 uploads large files only by Xet if `hf_xet` is installed. The Hub assembles each file as soon as a
+shard describes it, checks its SHA-256, and stores it like any other large file. Downloads do not use Xet.
 
-The clients remember for three weeks which chunks they sent to which address, and do not send them again. So xorbs are
-kept for a while after their last use. Each organisation has its own, at an address of its own: nobody can refer to what
-others sent, and a Hub that begins anew at the same port is another address.
+For three weeks, clients remember which chunks they sent to which address, and do not send them again. So xorbs are
+kept for four weeks after their last use. Each organisation has its own address and its own xorbs: a shard cannot refer
+to chunks of another organisation, and a new Hub on the same port has other addresses.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from starlette.responses import JSONResponse
 
 from kernel_builder.server import names
 from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.large_files import Incoming
+from kernel_builder.server.large_files import IncomingFile
 from kernel_builder.server.receive import Slots, blocks
 from kernel_builder.server.refusals import bad_request, too_large, wrong_token
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, hub_of
@@ -49,7 +48,7 @@ def _xorb_name(repo_id: str, xorb: str) -> str:
 
 
 def _store(hub: Hub, repo_id: str) -> str:
-    """What the clients remember with the chunks that they sent: this root, and the organisation."""
+    """Return the part of the address that identifies this root and the organisation."""
     return hub.signature(b"xet store\n" + repo_id.partition("/")[0].encode())[:16]
 
 
@@ -58,7 +57,11 @@ def _sign(hub: Hub, payload: bytes) -> str:
 
 
 def repository_of(request: Request) -> str:
-    """The repository that a write token of ours is for."""
+    """Return the repository that the request's write token is for.
+
+    Raises:
+        Refusal: If this Hub did not issue the token, or it has expired.
+    """
     hub = hub_of(request)
     payload, _, signature = request.headers.get("authorization", "").removeprefix("Bearer ").partition(".")
     try:
@@ -78,7 +81,7 @@ WrittenRepository = Annotated[str, Depends(repository_of)]
 
 @router.get("/api/kernels/{organization}/{name}/xet-write-token/{revision:path}")
 def write_token(repo_id: RepoId, request: Request, hub: TheHub, caller: TheCaller) -> JSONResponse:
-    """Where to send xorbs and shards, and a token for that."""
+    """Return the address for xorbs and shards, and a token for it."""
     hub.to_write(repo_id, caller)
     expires = int(time.time()) + TOKEN_SECONDS
     payload = json.dumps({"repository": repo_id, "expires": expires}).encode()
@@ -97,7 +100,7 @@ _BINARY: dict[str, Any] = {
 async def receive_xorb(
     prefix: str, xorb: str, repo_id: WrittenRepository, request: Request, hub: TheHub
 ) -> dict[str, bool]:
-    """Take in a xorb. What it holds is checked when a file is put together from it."""
+    """Receive a xorb. Its content is checked when a file is assembled from it."""
     name = _xorb_name(repo_id, xorb)
     async with _received(request, hub, XORB_BYTES, "xorb") as path:
         await to_thread.run_sync(hub.xorbs.put, path, name)
@@ -106,22 +109,22 @@ async def receive_xorb(
 
 @router.post("/xet/{store}/v1/shards", openapi_extra=_BINARY)
 async def receive_shard(repo_id: WrittenRepository, request: Request, hub: TheHub) -> dict[str, int]:
-    """Put together the files that a shard describes, and keep those that are what they should be."""
+    """Receive a shard, assemble the files that it describes and store them."""
     async with _received(request, hub, SHARD_BYTES, "shard") as path:
         new = await to_thread.run_sync(_assemble, hub, repo_id, path)
-    request.app.state.measures.received(new)
+    request.app.state.metrics.received(new)
     return {"result": 1}
 
 
 @router.post("/v1/telemetry")
 def telemetry() -> Response:
-    """The clients report their speed; it is not kept."""
+    """Accept the clients' telemetry and discard it."""
     return Response(status_code=204)
 
 
 @asynccontextmanager
 async def _received(request: Request, hub: Hub, limit: int, what: str) -> AsyncIterator[Path]:
-    """The body as a file, whole and synced; it goes with the context if nobody has moved it."""
+    """Write the body to a complete and synced staging file, which is deleted with the context unless it was moved."""
     slots: Slots = request.app.state.upload_slots
     path = hub.xorbs.new()
     with slots.one():
@@ -131,7 +134,7 @@ async def _received(request: Request, hub: Hub, limit: int, what: str) -> AsyncI
                 async for block in blocks(request):
                     received += len(block)
                     if received > limit:
-                        raise too_large(f"a {what} has at most {limit} bytes")
+                        raise too_large(f"a {what} may have at most {limit} bytes")
                     await to_thread.run_sync(file.write, block)
                 file.flush()
                 await to_thread.run_sync(os.fsync, file.fileno())
@@ -140,15 +143,15 @@ async def _received(request: Request, hub: Hub, limit: int, what: str) -> AsyncI
             path.unlink(missing_ok=True)
 
 
-class _Xorbs:
-    """The xorbs of an organisation, opened as they are asked for; a few of them stay open."""
+class _OpenXorbs:
+    """The xorbs of an organisation by name. The most recently used ones stay open."""
 
     def __init__(self, hub: Hub, repo_id: str) -> None:
         self._blobs = hub.xorbs
         self._repo_id = repo_id
         self._opened: OrderedDict[str, tuple[Xorb, ExitStack]] = OrderedDict()
 
-    def __enter__(self) -> _Xorbs:
+    def __enter__(self) -> _OpenXorbs:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -171,8 +174,8 @@ class _Xorbs:
                 file = opened.enter_context(self._blobs.on_this_machine(key))
             except FileNotFoundError:
                 raise bad_request(
-                    f"the xorb {name} is not on this Hub, though your client remembers that it sent it: "
-                    "remove the directory xet in its cache ($HF_HOME/xet), or set HF_HUB_DISABLE_XET=1"
+                    f"the xorb {name} is not on this Hub, but your client's cache says that it was uploaded: "
+                    "delete the cache ($HF_HOME/xet), or set HF_HUB_DISABLE_XET=1"
                 ) from None
             return Xorb(name, file), opened.pop_all()
 
@@ -182,20 +185,22 @@ class _Xorbs:
 
 
 def _assemble(hub: Hub, repo_id: str, path: Path) -> int:
+    """Assemble and store the new files of a shard, and return their size in bytes."""
     repository = hub.repositories.open(repo_id)
     limit = hub.settings.limits.file_bytes
     with ExitStack() as opened:
         shard = _mapped(path, opened)
-        xorbs = opened.enter_context(_Xorbs(hub, repo_id))
-        made: dict[str, Incoming] = {}
+        xorbs = opened.enter_context(_OpenXorbs(hub, repo_id))
+        made: dict[str, IncomingFile] = {}
         for file in read_shard(shard):
             if file.size > limit:
                 raise too_large(f"{file.size} bytes; this Hub takes files up to {limit}")
-            if file.sha256 in made or (repository.owns(file.sha256) and hub.large_files.size(file.sha256) == file.size):
+            stored = hub.large_files.size(file.sha256) if file.sha256 in repository.owned else None
+            if file.sha256 in made or stored == file.size:
                 continue
             incoming = opened.enter_context(hub.large_files.receive(file.sha256, file.size))
-            for segment in file.segments():
-                for data in xorbs[segment.xorb].read(segment.start, segment.end):
+            for part in file.chunk_ranges():
+                for data in xorbs[part.xorb].read(part.start, part.end):
                     incoming.write(data)
             incoming.seal()
             made[file.sha256] = incoming
@@ -204,9 +209,9 @@ def _assemble(hub: Hub, repo_id: str, path: Path) -> int:
 
 
 def _mapped(path: Path, opened: ExitStack) -> mmap.mmap:
-    """The bytes of a shard, in the file's own pages and not in ours."""
+    """Map a shard into memory. Its pages belong to the file cache, not to the process's heap."""
     file = opened.enter_context(path.open("rb"))
     try:
         return opened.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except ValueError:
-        raise bad_request("a shard has at least a header; nothing came") from None
+        raise bad_request("the shard is empty; expected at least a header") from None

@@ -1,0 +1,155 @@
+"""Writing to one git repository: commits, pull requests and merges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pygit2
+from pygit2.enums import FileMode
+
+from kernel_builder.server import names
+from kernel_builder.server.git_objects import FileChange, PullRequest, write_commit
+from kernel_builder.server.git_refs import GitRefs
+from kernel_builder.server.refusals import Refusal, bad_request, conflict, moved_meanwhile, no_entry, no_revision
+
+# Lets `git` with LFS read a clone.
+_ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lfs merge=lfs -text\n"
+
+
+class GitCommits:
+    """Writes commits to one repository, which is opened as `git`."""
+
+    def __init__(self, repo_id: str, git: pygit2.Repository, refs: GitRefs) -> None:
+        self._repo_id = repo_id
+        self._git = git
+        self._refs = refs
+
+    def write_blob(self, data: bytes) -> str:
+        """Store the content of a small file, which nothing refers to yet, and return its id."""
+        return str(self._git.create_blob(data))
+
+    def create_first(self, author: str) -> None:
+        """Create `main` with its first commit. Nobody else knows of the repository yet, so no lock is held."""
+        builder = self._git.TreeBuilder()
+        builder.insert(".gitattributes", self._git.create_blob(_ATTRIBUTES), FileMode.BLOB)
+        self._refs.move("refs/heads/main", write_commit(self._git, [], builder.write(), "initial commit", author))
+
+    def create(
+        self,
+        revision: str,
+        changes: Sequence[FileChange],
+        *,
+        title: str,
+        description: str,
+        author: str,
+        parent: str | None = None,
+        pull_request: bool = False,
+    ) -> tuple[str, str]:
+        """Make all changes in one commit, on a branch or as a new pull request for it.
+
+        Returns:
+            The commit and the full name of the ref that points to it.
+
+        Raises:
+            Refusal: If the branch does not exist, is not at `parent`, or a change cannot be made.
+        """
+        with self._refs.locked():
+            if pull_request:
+                base = self._refs.resolve(revision)
+                full = f"refs/pr/{self._next_pull_request()}"
+            else:
+                full = revision if revision.startswith("refs/pr/") else f"refs/heads/{names.ref_name(revision)}"
+                if not pygit2.reference_is_valid_name(full) or full not in self._git.references:
+                    raise no_revision(self._repo_id, revision)
+                base = str(self._git.references[full].peel(pygit2.Commit).id)
+            if parent is not None and not base.startswith(parent):
+                raise moved_meanwhile(revision, base, parent)
+            tree = self._changed_tree(base, changes)
+            if tree == str(self._git[base].peel(pygit2.Tree).id) and not pull_request:
+                return base, full  # nothing changes: the same upload was sent again
+            message = f"{title}\n\n{description}".strip() + "\n"
+            oid = write_commit(self._git, [base], tree, message, author)
+            if pull_request:
+                self._git.config[f"pr.{full.rpartition('/')[2]}.base"] = revision
+            self._refs.move(full, oid)
+            return oid, full
+
+    def pull_request(self, number: int) -> PullRequest:
+        """Return a pull request.
+
+        Raises:
+            Refusal: If there is none with this number.
+        """
+        head = self._refs.resolve(f"refs/pr/{number}")
+        key = f"pr.{number}.base"
+        base = str(self._git.config[key]) if key in self._git.config else "main"
+        try:
+            tip = self._refs.resolve(base)
+        except Refusal:  # the branch was deleted
+            return PullRequest(number, base, head, False)
+        return PullRequest(number, base, head, tip == head or self._git.descendant_of(tip, head))
+
+    def merge(self, number: int, author: str) -> str:
+        """Merge a pull request into its branch, and return the commit that the branch then points to.
+
+        Raises:
+            Refusal: If there is no such pull request or branch, or they changed the same files.
+        """
+        with self._refs.locked():
+            request = self.pull_request(number)
+            branch = f"refs/heads/{request.base}"
+            tip = self._refs.resolve(branch)
+            if request.merged:
+                return tip
+            if self._git.descendant_of(request.head, tip):  # a fast-forward
+                self._refs.move(branch, request.head)
+                return request.head
+            index = self._git.merge_commits(tip, request.head)
+            if index.conflicts is not None:
+                paths = sorted({side.path for conflict in index.conflicts for side in conflict if side is not None})
+                raise conflict(
+                    f"{', '.join(paths[:5])} changed on {request.base} as well: commit to refs/pr/{number} again"
+                )
+            tree = index.write_tree(self._git)
+            oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)
+            self._refs.move(branch, oid)
+            return oid
+
+    def _next_pull_request(self) -> int:
+        taken = [int(ref.rsplit("/", 1)[-1]) for ref in self._git.references if ref.startswith("refs/pr/")]
+        return max(taken, default=0) + 1
+
+    def _changed_tree(self, base: str, changes: Sequence[FileChange]) -> str:
+        """Apply changes to the tree of a commit, and return the id of the new tree."""
+        index = pygit2.Index()
+        index.read_tree(self._git[base].peel(pygit2.Tree))
+        files = {str(entry.path) for entry in index}
+        for change in changes:
+            path = names.path(change.path.rstrip("/"))
+            if change.blob is not None:
+                try:
+                    index.add(pygit2.IndexEntry(path, pygit2.Oid(hex=change.blob), FileMode.BLOB))
+                except pygit2.GitError:  # such as git~1, which some file systems take for .git
+                    raise bad_request(f"path {path!r} is not allowed: git reserves it") from None
+                files.add(path)
+                continue
+            gone = [file for file in files if file.startswith(f"{path}/")] if change.is_folder else [path]
+            if not gone or not files.issuperset(gone):
+                what = "folder" if change.is_folder else "file"
+                raise no_entry(f"{path} (A file with this name doesn't exist: there is no such {what})", base)
+            for file in gone:
+                index.remove(file)
+                files.remove(file)
+        for file in files:
+            for parent in _parents(file):
+                if parent in files:
+                    raise bad_request(
+                        f"{parent!r} would be both a file and a folder; delete one of them in this commit"
+                    )
+        return str(index.write_tree(self._git))
+
+
+def _parents(path: str) -> Iterator[str]:
+    while "/" in path:
+        path = path.rpartition("/")[0]
+        yield path

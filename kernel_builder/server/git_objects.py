@@ -1,0 +1,117 @@
+"""The values that the Hub reads from git repositories and writes to them."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, replace
+
+import pygit2
+
+_POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize (0|[1-9][0-9]{0,18})\n"
+)
+_POINTER_SIZES = range(120, 160)
+
+
+@dataclass(frozen=True)
+class LargeFile:
+    """The target of an LFS pointer."""
+
+    sha256: str
+    size: int
+
+    def pointer(self) -> bytes:
+        """Return the content of the pointer file."""
+        return f"version https://git-lfs.github.com/spec/v1\noid sha256:{self.sha256}\nsize {self.size}\n".encode()
+
+
+def read_pointer(data: bytes) -> LargeFile | None:
+    """Parse an LFS pointer; None if the bytes are not one."""
+    found = _POINTER.fullmatch(data)
+    return LargeFile(found[1].decode(), int(found[2])) if found else None
+
+
+@dataclass(frozen=True)
+class TreeEntry:
+    """A file or folder of a git tree. `size` is the size of the blob; a large file's blob is its pointer."""
+
+    path: str
+    oid: str
+    is_folder: bool
+    size: int = 0
+    large: LargeFile | None = None
+
+    @property
+    def content_size(self) -> int:
+        """The size in bytes of what a reader downloads."""
+        return self.large.size if self.large else self.size
+
+    def below(self, folder: str) -> TreeEntry:
+        """Return the entry with its path prefixed by a folder."""
+        return replace(self, path=f"{folder}/{self.path}")
+
+
+def tree_entry(path: str, item: pygit2.Object) -> TreeEntry:
+    """Describe a git object that a tree holds at a path."""
+    if not isinstance(item, pygit2.Blob):
+        return TreeEntry(path, str(item.id), is_folder=True)
+    size = item.size
+    large = read_pointer(item.data) if size in _POINTER_SIZES else None
+    return TreeEntry(path, str(item.id), is_folder=False, size=size, large=large)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A branch, a tag or a pull request. `full` is git's name for it, `commit` the commit that it points to."""
+
+    name: str
+    full: str
+    commit: str
+
+
+@dataclass(frozen=True)
+class FileChange:
+    """One change in a commit: a file to write, with its blob, or a file or folder to delete if `blob` is None."""
+
+    path: str
+    blob: str | None = None
+    is_folder: bool = False
+
+
+@dataclass(frozen=True)
+class CommitInfo:
+    """A commit in a history. `time` is in seconds since 1970."""
+
+    oid: str
+    title: str
+    message: str
+    author: str
+    time: int
+
+
+def commit_info(item: pygit2.Commit) -> CommitInfo:
+    """Describe a git commit."""
+    title, _, message = item.message.partition("\n")
+    return CommitInfo(str(item.id), title, message.strip(), item.author.name, item.commit_time)
+
+
+@dataclass(frozen=True)
+class PullRequest:
+    """A pull request: the branch `base` that it is for, and the commit `head` that it proposes."""
+
+    number: int
+    base: str
+    head: str
+    merged: bool
+
+
+def one_line(text: str) -> str:
+    """Return text that git accepts as a name: without control characters and angle brackets, and not empty."""
+    return re.sub(r"[\x00-\x1f<>]", " ", text).strip() or "unknown"
+
+
+def write_commit(git: pygit2.Repository, parents: list[str], tree: str | pygit2.Oid, message: str, author: str) -> str:
+    """Write a commit object that no ref points to yet, and return its id."""
+    who = pygit2.Signature(one_line(author), f"{one_line(author)}@hub", int(time.time()), 0)
+    return str(git.create_commit(None, who, who, message, tree, parents))

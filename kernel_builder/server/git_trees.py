@@ -1,0 +1,78 @@
+"""Files and folders of a revision of one git repository."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+
+import pygit2
+
+from kernel_builder.server import names
+from kernel_builder.server.git_objects import TreeEntry, tree_entry
+from kernel_builder.server.refusals import Refusal, no_entry
+
+
+class GitTrees:
+    """Reads files and folders of one repository, which is opened as `git`."""
+
+    def __init__(self, path: Path, git: pygit2.Repository) -> None:
+        self._path = path
+        self._git = git
+
+    def entries(self, commit: str, folder: str = "", *, recursive: bool = False) -> Sequence[TreeEntry]:
+        """List a folder of a revision."""
+        tree = self._git[commit].peel(pygit2.Tree)
+        if folder:
+            names.path(folder)
+            try:
+                found = tree[folder]
+            except KeyError:
+                raise no_entry(folder, commit) from None
+            if not isinstance(found, pygit2.Tree):
+                raise no_entry(folder, commit)
+            tree = found
+        entries = _entries(str(self._path), str(tree.id), recursive)
+        return [entry.below(folder) for entry in entries] if folder else entries
+
+    def entry(self, commit: str, path: str) -> TreeEntry:
+        """Return one file or folder of a revision.
+
+        Raises:
+            Refusal: If the revision has no such path.
+        """
+        names.path(path)
+        try:
+            found = self._git[commit].peel(pygit2.Tree)[path]
+        except KeyError:
+            raise no_entry(path, commit) from None
+        return tree_entry(path, found)
+
+    def find(self, commit: str, path: str) -> TreeEntry | None:
+        """Return one file or folder of a revision, or None if it does not exist."""
+        try:
+            return self.entry(commit, path)
+        except Refusal:
+            return None
+
+    def read(self, entry: TreeEntry) -> bytes:
+        """Return the content of a file's blob; for a large file that is its pointer."""
+        return self._git[entry.oid].read_raw()
+
+
+@lru_cache(maxsize=128)
+def _entries(path: str, tree: str, recursive: bool) -> tuple[TreeEntry, ...]:
+    """List a tree. The result can be cached for ever, since a tree's id is a hash of its content."""
+    git = pygit2.Repository(path, pygit2.enums.RepositoryOpenFlag.BARE)
+    found: list[TreeEntry] = []
+
+    def visit(folder: pygit2.Tree, prefix: str) -> None:
+        for item in folder:
+            found.append(tree_entry(f"{prefix}{item.name}", item))
+            if recursive and isinstance(item, pygit2.Tree):
+                visit(item, f"{prefix}{item.name}/")
+
+    top = git[tree]
+    assert isinstance(top, pygit2.Tree)
+    visit(top, "")
+    return tuple(found)
