@@ -1,4 +1,4 @@
-"""`kernel-builder hub`: a Hub of one's own."""
+"""`kernel-builder hub`: serve a Hub, check it, and copy kernels between Hubs."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from kernel_builder.errors import ConfigError, HubError, KernelBuilderError
+from kernel_builder.progress import Lines
 
 if TYPE_CHECKING:
-    from kernel_builder.hub.transfer import Carried
+    from kernel_builder.hub.transfer import Transferred
 
 PUBLIC_HUB = "https://huggingface.co"
 
@@ -24,22 +25,22 @@ ROOT = click.option(
     type=click.Path(path_type=Path, file_okay=False),
     default=Path("hub"),
     show_default=True,
-    help="The directory that holds the Hub.",
+    help="The directory of the Hub.",
 )
 LARGE_FILES = click.option(
     "--large-files",
     metavar="URL",
-    help="Where large files are kept: a directory, or any store that fsspec reaches, e.g. s3://bucket/prefix.  "
+    help="The store of large files: a directory, or a URL that fsspec supports, e.g. s3://bucket/prefix.  "
     "[default: ROOT/large]",
 )
 TOKEN_FILE = click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="The file of tokens, as `kernel-builder hub token add` writes it.",
+    help="The token file that `kernel-builder hub token add` writes.",
 )
 
 
-_NEEDED = (
+_SERVER_PACKAGES = (
     "fastapi",
     "fsspec",
     "httptools",
@@ -54,19 +55,19 @@ _NEEDED = (
 )
 
 
-def _installed() -> None:
-    """Name the extra that the server needs, before an import fails without one."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
+def _require_server_packages() -> None:
+    """Raise an error that names the extra of the server if one of its packages is not installed."""
+    missing = [name for name in _SERVER_PACKAGES if find_spec(name) is None]
     if missing:
         raise KernelBuilderError(
-            f"the Hub needs {', '.join(missing)}, which is not installed",
+            f"the Hub needs packages that are not installed: {', '.join(missing)}",
             hint="pip install 'torch-kernel-builder[hub]'",
         )
 
 
 @click.group()
 def hub() -> None:
-    """A Hub of one's own, which the public clients cannot tell from the real one for kernels.
+    """Serve your own Hub for kernels, which the public clients use like huggingface.co.
 
     \b
     kernel-builder hub serve --port 8000 --trust my-org
@@ -78,8 +79,8 @@ def hub() -> None:
 @hub.command()
 @ROOT
 @LARGE_FILES
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port; 0 takes a free one.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="The host name or address to listen on.")
+@click.option("--port", default=0, type=click.IntRange(0, 65535), help="The port; 0 chooses a free one.")
 @TOKEN_FILE
 @click.option("--read-only", is_flag=True, help="Refuse every change.")
 @click.option("--trust", "trusted", multiple=True, metavar="ORG", help="Kernels of ORG load without trust_remote_code.")
@@ -88,7 +89,7 @@ def hub() -> None:
     default=30.0,
     show_default=True,
     type=click.FloatRange(min=0.1),
-    help="Seconds for which an upload may stop coming.",
+    help="Seconds without data after which a request is ended.",
 )
 @click.option(
     "--max-file-size",
@@ -116,10 +117,10 @@ def serve(
 ) -> None:
     """Serve the Hub in ROOT until a signal ends it.
 
-    Without --token-file any token may write, and only this machine is listened to. The address is printed on stdout
-    when the Hub listens; the log goes to stderr.
+    Without --token-file any token may write, and only this machine can connect. When the Hub listens, its address is
+    printed on stdout; the log goes to stderr.
     """
-    _installed()
+    _require_server_packages()
     from kernel_builder.server.serve import serve as run
     from kernel_builder.server.settings import Limits, Settings
 
@@ -141,20 +142,22 @@ def serve(
 @ROOT
 @LARGE_FILES
 @click.option("--digests", is_flag=True, help="Read every large file and compare its SHA-256 with its name.")
-@click.option("--dry-run", is_flag=True, help="Only say what is to be mended.")
+@click.option("--dry-run", is_flag=True, help="Only print what would be mended.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
-    """Find and mend what a crash left in ROOT, and name what a disk has lost.
+    """Mend the traces of crashes in ROOT, and report damaged and missing files.
 
-    Servers may go on running. The exit code is 0 when all is as it should be in the end, else 9.
+    Servers may run meanwhile. The exit code is 0 if everything found was mended, else 9.
     """
-    _installed()
+    _require_server_packages()
     from kernel_builder.server.hub_service import Hub
     from kernel_builder.server.mend import check as look
     from kernel_builder.server.settings import Settings
 
     if not (root / "repositories").is_dir():
-        raise ConfigError("there is no Hub", where=str(root), hint="kernel-builder hub serve --root ROOT makes one")
+        raise ConfigError(
+            "this directory is not a Hub", where=str(root), hint="`kernel-builder hub serve --root ROOT` creates one"
+        )
     found = []
     for finding in look(Hub(Settings(root.resolve(), large_files)), digests=digests, mend=not dry_run):
         found.append(finding)
@@ -177,30 +180,30 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
 @click.option("--endpoint", metavar="URL", help="The Hub to read from.  [default: $HF_ENDPOINT, or the public Hub]")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
-    """Write the kernel REPO to the file ARCHIVE, to be carried where its Hub cannot be reached.
+    """Write the kernel REPO to the file ARCHIVE, for import into a Hub that cannot reach this one.
 
-    Every file is compared with what the Hub says it is, and every variant with its own digest.
+    Every file is compared with the Hub's listing, and every variant with its digest.
     """
     from kernel_builder.hub.transfer import export_kernel
 
-    done = export_kernel(repo_id, archive, endpoint=endpoint, branches=branches, progress=_say)
-    _carried(done, f"{archive}: {repo_id}", as_json)
+    done = export_kernel(repo_id, archive, endpoint=endpoint, branches=branches, progress=Lines(sys.stderr))
+    _print_transferred(done, f"{archive}: {repo_id}", as_json)
 
 
 @hub.command("import")
 @click.argument("source", metavar="ARCHIVE|REPO")
 @click.option("--from", "origin", metavar="URL", help="The Hub that has REPO.  [default: the public Hub]")
 @click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
-@click.option("--repo-id", help="The repository to publish to.  [default: the same as it was]")
-@click.option("--private", is_flag=True, help="Make the repository private, if it is not there yet.")
+@click.option("--repo-id", help="The repository to publish to.  [default: the exported one]")
+@click.option("--private", is_flag=True, help="Make the repository private, if it is created.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def import_(
     source: str, origin: str | None, endpoint: str | None, repo_id: str | None, private: bool, as_json: bool
 ) -> None:
     """Publish an exported kernel, or the kernel REPO of another Hub, to the Hub at --endpoint.
 
-    Nothing is sent before every digest has been compared. Each branch that differs gets one commit. REPO is read
-    without a token; export it first where it needs one.
+    All digests are compared before anything is sent. Each branch that differs gets one commit. REPO is downloaded
+    without a token; if it needs one, export it first.
     """
     import tempfile
 
@@ -209,7 +212,7 @@ def import_(
     endpoint = endpoint or os.environ.get("HF_ENDPOINT")
     if not endpoint:
         raise ConfigError(
-            "expected the Hub to publish to",
+            "expected the address of the Hub to publish to",
             where="--endpoint",
             hint="--endpoint http://127.0.0.1:8000, or set HF_ENDPOINT",
         )
@@ -217,10 +220,10 @@ def import_(
         archive = Path(source)
         if not archive.is_file():
             archive = Path(temporary) / "kernel.tar"
-            # The token that we have is for the Hub that we publish to, and no other Hub's business.
-            export_kernel(source, archive, endpoint=origin or PUBLIC_HUB, anonymous=True, progress=_say)
-        done = import_kernel(archive, repo_id=repo_id, endpoint=endpoint, private=private, progress=_say)
-    _carried(done, f"{endpoint}: {done.repo_id}", as_json)
+            # The user's token is for the Hub that is published to, and must not be sent to another Hub.
+            export_kernel(source, archive, endpoint=origin or PUBLIC_HUB, anonymous=True, progress=Lines(sys.stderr))
+        done = import_kernel(archive, repo_id=repo_id, endpoint=endpoint, private=private, progress=Lines(sys.stderr))
+    _print_transferred(done, f"{endpoint}: {done.repo_id}", as_json)
 
 
 @hub.command()
@@ -229,44 +232,41 @@ def import_(
 @click.option("--endpoint", metavar="URL", help="The Hub.  [default: $HF_ENDPOINT, or the public Hub]")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> None:
-    """Merge the pull request NUMBER of the kernel REPO into the branch that it was made for."""
+    """Merge the pull request NUMBER of the kernel REPO into its branch."""
     from kernel_builder.hub.merge import merge_pull_request
 
     commit = merge_pull_request(repo_id, number, endpoint=endpoint)
     click.echo(json.dumps({"commit": commit}) if as_json else f"{repo_id}: pull request {number} is merged ({commit})")
 
 
-def _say(line: str) -> None:
-    click.echo(line, err=True)
-
-
-def _carried(done: Carried, what: str, as_json: bool) -> None:
+def _print_transferred(done: Transferred, what: str, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({**asdict(done), "branches": dict(done.branches)}, indent=2))
     else:
-        click.echo(f"{what}: {', '.join(sorted(done.branches))}; {done.files} contents, {done.size / 1e6:.1f} MB")
+        branches = ", ".join(sorted(done.branches))
+        click.echo(f"{what}: {branches}; {done.files} distinct files, {done.size / 1e6:.1f} MB")
 
 
 def _token_file(path: Path | None) -> Path:
     if path is None:
-        raise ConfigError("expected the file of tokens", where="--token-file", hint="--token-file hub-tokens.json")
+        raise ConfigError("expected a token file", where="--token-file", hint="--token-file hub-tokens.json")
     return path
 
 
 @hub.group()
 def token() -> None:
-    """Who may read and write: tokens, kept as hashes."""
+    """Manage the tokens that may read and write. The token file holds only their hashes."""
 
 
 @token.command()
 @click.argument("name")
-@click.option("--read", multiple=True, metavar="ORG", help="See ORG's private kernels; '*' for every organisation.")
-@click.option("--write", multiple=True, metavar="ORG", help="Publish in ORG; '*' for every organisation.")
+@click.option("--read", multiple=True, metavar="ORG", help="May read ORG's private kernels; '*': every organisation's.")
+@click.option("--write", multiple=True, metavar="ORG", help="May also publish in ORG; '*': in every organisation.")
 @TOKEN_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def add(name: str, read: tuple[str, ...], write: tuple[str, ...], token_file: Path | None, as_json: bool) -> None:
-    """Add a token, and print it: this is the only time it can be seen."""
-    _installed()
+    """Create a token and print it. It cannot be shown again."""
+    _require_server_packages()
     from kernel_builder.server import tokens
 
     secret = tokens.add(_token_file(token_file), name, read=read, write=write)
@@ -278,7 +278,7 @@ def add(name: str, read: tuple[str, ...], write: tuple[str, ...], token_file: Pa
 @TOKEN_FILE
 def remove(name: str, token_file: Path | None) -> None:
     """Remove a token; running servers refuse it from then on."""
-    _installed()
+    _require_server_packages()
     from kernel_builder.server import tokens
 
     tokens.remove(_token_file(token_file), name)
@@ -289,7 +289,7 @@ def remove(name: str, token_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def list_tokens(token_file: Path | None, as_json: bool) -> None:
     """List the tokens and their scopes."""
-    _installed()
+    _require_server_packages()
     from kernel_builder.server import tokens
 
     found = tokens.TokenFile(_token_file(token_file)).tokens()

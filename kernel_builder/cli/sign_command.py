@@ -14,15 +14,15 @@ import click
     "--identity-token",
     envvar="SIGSTORE_ID_TOKEN",
     metavar="TOKEN",
-    help="A token of an OpenID provider. [default: $SIGSTORE_ID_TOKEN, or else what this machine has]",
+    help="A token of an OpenID provider. [default: $SIGSTORE_ID_TOKEN, or else the one that this machine offers]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def sign(directory: Path, identity_token: str | None, as_json: bool) -> None:
-    """Sign the packages under DIR/build, so that `kernels verify-signature` accepts them.
+    """Sign the packages under DIR/build, in the format that `kernels verify-signature` reads.
 
-    Sigstore signs for an identity, without keys to keep: in continuous integration, the workflow's. Each package gets a
-    metadata.json.sigstore. One that has a signature of these bytes already keeps it. Signatures are public, and are
-    entered into a public log for good.
+    Sigstore signs for an identity, without keys to keep; in continuous integration that is the workflow's. Each package
+    gets a metadata.json.sigstore, unless it has one for its current metadata. Signatures are public: Sigstore records
+    them in a public log for ever.
     """
     from kernel_builder.cli.check_command import packages_of
     from kernel_builder.hub.signing import sign as write_signatures

@@ -22,21 +22,21 @@ if TYPE_CHECKING:
     "--source",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     metavar="DIR",
-    help="The project of the kernel: build it again, from nothing, and compare the bytes.",
+    help="The kernel's project: build it again with an empty cache, and compare the bytes.",
 )
 @click.option(
     "--signer",
     "signers",
     multiple=True,
     metavar="URI",
-    help="A workflow whose signatures count; may be repeated. [default: those that the public client trusts]",
+    help="A trusted workflow; may be repeated. [default: those that the public client trusts]",
 )
 @click.option("--require-signature", is_flag=True, help="Fail if a variant has no signature.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(name: str, source: Path | None, signers: tuple[str, ...], require_signature: bool, as_json: bool) -> None:
-    """Download a published kernel and check that it is what it says it is.
+    """Download a published kernel and verify it.
 
-    Every file is compared with the digest in its metadata, the signature is checked as the public client does, and the
+    Every file is compared with the digest in the metadata, the signature is checked as the public client does, and the
     provenance is shown. With --source, each variant that this machine can build is built again at the commit that it
     names, with an empty cache, and compared byte by byte.
 
@@ -62,7 +62,7 @@ def verify(name: str, source: Path | None, signers: tuple[str, ...], require_sig
 def _print(verdict: Verdict) -> None:
     good = click.style("good", fg="green") if verdict.ok else click.style("WRONG", fg="red")
     click.echo(f"{good}  {verdict.variant}")
-    click.echo(f"  digest      {'; '.join(verdict.digest) or 'every file is as listed'}")
+    click.echo(f"  digest      {'; '.join(verdict.digest) or 'every file matches'}")
     click.echo(f"  signature   {verdict.signature}")
     for part, what in (("kernel", "sources"), ("kernel-builder", "builder")):
         click.echo(f"  {what:<10}  {_state(verdict.provenance[part])}")
@@ -72,4 +72,4 @@ def _print(verdict: Verdict) -> None:
 
 def _state(state: Mapping[str, Any]) -> str:
     words = [state[key] for key in ("version", "commit") if key in state]
-    return " ".join(words + ["with uncommitted changes"] * bool(state.get("dirty"))) or "not named"
+    return " ".join(words + ["with uncommitted changes"] * bool(state.get("dirty"))) or "not recorded"

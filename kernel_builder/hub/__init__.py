@@ -1,4 +1,1 @@
-"""Packages -> a Hub, and back: publishing, verifying and signing, and the server of a Hub of one's own.
-
-The rest of the builder does not know of this room.
-"""
+"""The client's side of a Hub: publishing, verifying, signing, exporting and importing kernels."""

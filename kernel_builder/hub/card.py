@@ -1,6 +1,6 @@
-"""The card of a published kernel: the project's `CARD.md`, and after it what the packages themselves tell.
+"""The card of a published kernel: the project's `CARD.md`, followed by sections generated from the packages.
 
-The same project, packages and branch give the same card, to the bit.
+Equal projects, packages and branches give equal cards, to the byte.
 """
 
 from __future__ import annotations
@@ -8,55 +8,41 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kernel_builder import front_matter
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.hub import card_figures
 from kernel_builder.hub.card_figures import RESULTS, Measurement
 from kernel_builder.hub.package_api import Api
-from kernel_builder.hub.packages import Package
+from kernel_builder.hub.packages import HubPackage
 
-# Parts the author's words from ours, so that a card that was published once can be published again.
+# Separates the author's text from the generated sections, so that a published card can be published again.
 _MARK = "<!-- What follows is written by kernel-builder. -->"
 
 
 def render(
     project: Project,
     repo_id: str,
-    packages: Mapping[str, Package],
+    packages: Mapping[str, HubPackage],
     api: Api,
     note: str | None = None,
 ) -> str:
-    """The text of `README.md`.
+    """Return the text of the published `README.md`.
 
     Args:
         packages: Every package on the branch of the builds, by variant.
-        api: What users of the module see.
+        api: The API with its documentation.
         note: A sentence of the publisher, such as how the packages were tested.
 
     Raises:
-        ConfigError: If the front matter of `CARD.md`, or `README.md` where there is no card, is not YAML.
+        ConfigError: If the front matter of `CARD.md`, or of `README.md` if there is no card, is not YAML.
     """
-    import yaml
-    from huggingface_hub import RepoCard
-
-    files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]
-    text = files[0].read_text(encoding="utf-8") if files else f"# {project.name}\n"
-    try:
-        card = RepoCard(text if text.startswith("---") else f"---\n{{}}\n---\n{text}")
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(
-            f"its front matter cannot be read: {str(error).splitlines()[0]}",
-            where=str(files[0]),
-            hint="expected YAML between two lines of `---`",
-        ) from error
-    front: dict[str, Any] = card.data.to_dict()  # type: ignore[no-untyped-call]
+    front, body = _authors_card(project)
     front.setdefault("library_name", "kernels")
     front.setdefault("license", project.license)
     front["tags"] = list(dict.fromkeys([*(front.get("tags") or []), "kernel"]))
-    body = card.text.partition(_MARK)[0].strip()
     parts = [
-        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip()}\n---",
         body,
         _MARK,
         *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
@@ -65,7 +51,23 @@ def render(
         *_speed(card_figures.find(project)),
         _build(project, repo_id, packages, note),
     ]
-    return "\n\n".join(parts) + "\n"
+    return front_matter.join(front, "\n\n".join(parts)) + "\n"
+
+
+def _authors_card(project: Project) -> tuple[dict[str, Any], str]:
+    """Return the front matter and the text of `CARD.md`, or else of `README.md`, without generated sections."""
+    files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]
+    text = files[0].read_text(encoding="utf-8") if files else f"# {project.name}\n"
+    front, body = front_matter.split(text)
+    try:
+        values = front_matter.parse(front) if front and front.strip() else {}
+    except ValueError as error:
+        raise ConfigError(
+            f"its front matter {str(error).splitlines()[0]}",
+            where=str(files[0]),
+            hint="expected YAML between two lines of `---`",
+        ) from error
+    return {key: value for key, value in values.items() if value is not None}, body.partition(_MARK)[0].strip()
 
 
 def _usage(project: Project, repo_id: str) -> str:
@@ -85,11 +87,11 @@ def _api(api: Api) -> str:
         lines.append(f"\n```python\n{shown}\n```" + (f"\n\n{member.summary}" if member.summary else ""))
     if api.ops:
         schemas = "\n".join(schema for _, schema in sorted(api.ops.items()))
-        lines.append(f"\nOperators, under `torch.ops.<id of the variant>`:\n\n```\n{schemas}\n```")
+        lines.append(f"\nOperators in the namespace `torch.ops.<id of the variant>`:\n\n```\n{schemas}\n```")
     return "\n".join(lines)
 
 
-def _variants(packages: Mapping[str, Package]) -> str:
+def _variants(packages: Mapping[str, HubPackage]) -> str:
     rows = ["| variant | Torch | CUDA | capabilities | size |", "| --- | --- | --- | --- | --- |"]
     for name, package in sorted(packages.items()):
         torch, cuda = _needs(name)
@@ -99,7 +101,7 @@ def _variants(packages: Mapping[str, Package]) -> str:
 
 
 def _needs(name: str) -> tuple[str, str]:
-    """The Torch and the CUDA that a variant is for, in words."""
+    """Describe the Torch and CUDA versions that a variant needs."""
     try:
         variant = Variant.parse(name)
     except VariantError:
@@ -113,7 +115,7 @@ def _needs(name: str) -> tuple[str, str]:
 
 
 def _speed(runs: Sequence[Measurement]) -> Iterator[str]:
-    """A section for the measurements of the project, none where it has none."""
+    """Yield a section with the measurements of the project, if it has any."""
     if not runs:
         return
     lines = ["## Speed"]
@@ -121,17 +123,17 @@ def _speed(runs: Sequence[Measurement]) -> Iterator[str]:
         if run.plot:
             lines += ["", f"![Measured speed: {run.name}]({RESULTS}/{run.plot.name})"]
         if run.data:
-            device, command = run.told("device"), run.told("command")
+            device, command = run.value("device"), run.value("command")
             measured = f"Measured{f' on {device}' if device else ''}{f' by `{command}`' if command else ''}"
             lines += ["", f"{measured}; all figures are in [{run.data.name}]({RESULTS}/{run.data.name})."]
     yield "\n".join(lines)
 
 
-def _build(project: Project, repo_id: str, packages: Mapping[str, Package], note: str | None) -> str:
+def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], note: str | None) -> str:
     builds: dict[tuple[str, ...], list[str]] = {}
     for name, package in sorted(packages.items()):
         builds.setdefault((*_origin(package), package.compiler or "-"), []).append(name)
-    lines = [f"## Build\n\nLicence: {project.license}."]
+    lines = [f"## Build\n\nLicense: {project.license}."]
     for label, address in (("Upstream", project.upstream), ("Source", project.source)):
         if address:
             lines.append(f"{label}: <{address}>.")
@@ -143,13 +145,12 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, Package], note
     ]
     dirty = [name for name, package in sorted(packages.items()) if package.is_dirty]
     if dirty:
-        lines += ["", f"Built from sources, or by a builder, with uncommitted changes: {_list(dirty)}."]
-    if note and (told := " ".join(note.split())):
-        lines += ["", told if told.endswith((".", "!", "?")) else f"{told}."]
+        lines += ["", f"The sources or the builder had uncommitted changes: {_list(dirty)}."]
+    if note and (sentence := " ".join(note.split())):
+        lines += ["", sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."]
     lines += [
         "",
-        "With the sources of that commit, that builder and that compiler, every file is the same to the bit. To build",
-        "them again and compare:",
+        "The same sources, builder and compiler give the same files, byte for byte. To build them again and compare:",
         "",
         "```",
         *_origin_commands(project, packages),
@@ -159,8 +160,8 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, Package], note
     return "\n".join(lines)
 
 
-def _origin(package: Package) -> tuple[str, str]:
-    """Where a package comes from: the commit of its sources, and its builder."""
+def _origin(package: HubPackage) -> tuple[str, str]:
+    """Return the commit of a package's sources, and its builder."""
     builder = package.origin("kernel-builder")
     return _commit(package.origin("kernel")) or "-", _commit(builder) or builder.get("version") or "-"
 
@@ -171,7 +172,7 @@ def _commit(state: Mapping[str, Any]) -> str:
     return f"`{state['commit'][:12]}`" + (" with changes" if state.get("dirty") else "")
 
 
-def _origin_commands(project: Project, packages: Mapping[str, Package]) -> Iterator[str]:
+def _origin_commands(project: Project, packages: Mapping[str, HubPackage]) -> Iterator[str]:
     commits = {package.origin("kernel").get("commit") for package in packages.values()} - {None}
     if project.source:
         yield f"git clone {project.source} {project.name} && cd {project.name}"

@@ -1,4 +1,4 @@
-"""The measurements of a kernel that its card shows: `NAME.json` of `kernel-builder benchmark`, and its plot."""
+"""The measurements that a kernel's card shows: `NAME.json` of `kernel-builder benchmark`, and its plot."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 from kernel_builder.config.project import Project
 
-# Where a project has its measurements, and where the card's repository has them.
+# The directory of the measurements, in a project and in a published repository.
 RESULTS = "benchmarks/results"
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One run. It has `data`, or `plot`, or both, which have the same name."""
+    """One run: its data, its plot, or both, under one name."""
 
     name: str
     data: Path | None
@@ -24,11 +24,11 @@ class Measurement:
 
     @property
     def files(self) -> Mapping[str, Path]:
-        """Its files by their path in a published repository."""
+        """The files by their path in a published repository."""
         return {f"{RESULTS}/{path.name}": path for path in (self.data, self.plot) if path}
 
-    def told(self, key: str) -> str | None:
-        """What the data says of itself, such as the `command` that made it."""
+    def value(self, key: str) -> str | None:
+        """Return a text field of the data, such as the `command` that produced it; None if there is none."""
         try:
             document: Any = json.loads(self.data.read_bytes()) if self.data else None
         except (OSError, ValueError):
@@ -38,10 +38,10 @@ class Measurement:
 
 
 def find(project: Project) -> tuple[Measurement, ...]:
-    """The measurements of a project, sorted by name.
+    """Find the measurements of a project, sorted by name.
 
-    They are in its `benchmarks/results`; or in that of the git repository that it is in, there named
-    `<project>.<machine>`, with the plot beside them or among the documentation.
+    They are in the project's `benchmarks/results`, or in that of the git repository around it. There they are named
+    `<project>.<machine>`, and the plot is beside the data or below `docs`.
     """
     found: dict[str, Measurement] = {}
     for directory, pattern in _places(project):
@@ -56,7 +56,7 @@ def find(project: Project) -> tuple[Measurement, ...]:
 
 
 def _places(project: Project) -> Iterator[tuple[Path, str]]:
-    """Where to look, and for files of which names."""
+    """Yield the directories to search, each with the pattern of file names."""
     yield project.root, "*"
     for parent in [project.root, *project.root.parents]:
         if (parent / ".git").exists():

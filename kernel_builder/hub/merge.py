@@ -1,27 +1,27 @@
-"""Merging a pull request of a kernel: the one thing that the public client does not do for this type of repository."""
+"""Merging a pull request of a kernel, which the public client does not support for this type of repository."""
 
 from __future__ import annotations
 
 import requests
 
 from kernel_builder.errors import HubError
-from kernel_builder.hub.remote_repository import Repository
+from kernel_builder.hub.remote_repository import RemoteRepository
 
 
 def merge_pull_request(repo_id: str, number: int, *, endpoint: str | None = None) -> str:
-    """Merge a pull request, and return the commit that its branch is at then.
+    """Merge a pull request, and return the commit that its branch then points to.
 
     Args:
         repo_id: The repository.
-        number: The pull request, as in `refs/pr/1`.
-        endpoint: The Hub; by default as the Hub's own tools find it.
+        number: The number of the pull request, as in `refs/pr/1`.
+        endpoint: The address of the Hub. None: the one that the Hub's own tools use.
 
     Raises:
-        HubError: There is no such request, it cannot be merged, or the token may not.
+        HubError: If there is no such pull request, it cannot be merged, or the token may not merge it.
     """
     from huggingface_hub import get_token
 
-    repository = Repository(repo_id, endpoint=endpoint)
+    repository = RemoteRepository(repo_id, endpoint=endpoint)
     repository.require_write()
     url = f"{repository.api.endpoint}/api/kernels/{repo_id}/discussions/{number}/merge"
     where = f"{repo_id} on {repository.api.endpoint}"
@@ -35,5 +35,5 @@ def merge_pull_request(repo_id: str, number: int, *, endpoint: str | None = None
         raise HubError(
             f"cannot merge pull request {number}: {error}",
             where=where,
-            hint="is this a Hub of `kernel-builder hub serve`? check $HF_ENDPOINT",
+            hint="check $HF_ENDPOINT; only Hubs of `kernel-builder hub serve` can merge",
         ) from error

@@ -1,8 +1,8 @@
-"""The schemas of a package's operators, read from its files; nothing is run.
+"""Reads the schemas of a package's operators from its files, without running code.
 
-Those of a binary are text in its constants, since Torch parses them at run time. Those of Python are what the calls of
-`torch.library` say: the schema, or the annotated function that Torch infers it from. What Torch infers from C++
-functions is in no file.
+In a binary, schemas are string constants, since Torch parses them at run time. In Python, they are arguments of calls
+of `torch.library`: the schema itself, or the annotated function from which Torch infers it. Schemas that Torch infers
+from C++ functions are not stored in any file and are not found.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _FROM_FUNCTIONS = ("custom_op", "triton_op")
 
 
 def read(package: Path) -> Mapping[str, str]:
-    """Operators' names without their namespace, which is another one for every build, and their schemas."""
+    """Return the schemas of a package's operators, by name. The namespace is left out: it differs in every build."""
     found: dict[str, str] = {}
     for binary in sorted(package.rglob("*.so")):
         found.update(_in_binary(binary))
@@ -66,11 +66,11 @@ def _in_python(module: Path) -> Iterator[tuple[str, str]]:
         elif called in _FROM_FUNCTIONS:
             given = node.args[1] if len(node.args) > 1 else None
             function = functions.get(given.id) if isinstance(given, ast.Name) else decorated.get(id(node))
-            yield from _made_from(node, function)
+            yield from _inferred(node, function)
 
 
 def _defined(call: ast.Call) -> Iterator[tuple[str, str]]:
-    """`library.define("name(…) -> …")`, or `torch.library.define("namespace::name", "(…) -> …")`."""
+    """Parse `library.define("name(…) -> …")` or `torch.library.define("namespace::name", "(…) -> …")`."""
     texts = [_literal(argument) for argument in call.args]
     if len(texts) > 1 and texts[1].startswith("("):
         yield from _named(_without_namespace(texts[0]) + texts[1])
@@ -78,8 +78,8 @@ def _defined(call: ast.Call) -> Iterator[tuple[str, str]]:
         yield from _named(_without_namespace(texts[0]))
 
 
-def _made_from(call: ast.Call, function: ast.FunctionDef | None) -> Iterator[tuple[str, str]]:
-    """`custom_op("namespace::name", mutates_args=…)` of a function, or with a schema of its own."""
+def _inferred(call: ast.Call, function: ast.FunctionDef | None) -> Iterator[tuple[str, str]]:
+    """Parse `custom_op("namespace::name", mutates_args=…)` of a function, or with an explicit schema."""
     given = {keyword.arg: keyword.value for keyword in call.keywords}
     name = _without_namespace(_literal(call.args[0])) if call.args else ""
     name = name or (function.name if function else "")
@@ -87,17 +87,17 @@ def _made_from(call: ast.Call, function: ast.FunctionDef | None) -> Iterator[tup
         yield from _named(name + schema)
     elif function:
         returns = ast.unparse(function.returns) if function.returns else "()"
-        yield name, f"{name}({ast.unparse(function.args)}) -> {returns}{_written(given.get('mutates_args'))}"
+        yield name, f"{name}({ast.unparse(function.args)}) -> {returns}{_mutated(given.get('mutates_args'))}"
 
 
-def _written(mutates_args: ast.expr | None) -> str:
-    """What an operator writes to; nothing where there is nothing, in whichever way that is put."""
+def _mutated(mutates_args: ast.expr | None) -> str:
+    """Describe the arguments that an operator writes to; an empty text for every way to write "none"."""
     text = ast.unparse(mutates_args) if mutates_args else ""
     return "" if text in ("", "()", "[]", "{}", "set()") else f", writes to {text}"
 
 
 def _literal(node: ast.expr | None) -> str:
-    """The text that an expression is, or has at its end: `f"{namespace}::name"`, `prefixed("name")`."""
+    """Return the string that an expression is or ends with: `f"{namespace}::name"`, `prefixed("name")`."""
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     parts = [_literal(part) for part in ast.iter_child_nodes(node) if isinstance(part, ast.expr)] if node else []

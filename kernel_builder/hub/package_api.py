@@ -1,8 +1,7 @@
-"""What a package offers its users: the names of its module with how they are called, and its operators' schemas.
+"""The API of a package: the public names of its module with their parameters, and its operators' schemas.
 
-`read` reads it from the files, without loading anything, so that it can be asked of every package: one for another
-machine, and one that another tool has built and published. Two packages are compared by that. `loaded` asks the module
-itself, where this machine can load it; a card shows its words.
+`read` parses the files without loading them, so it works for packages of other machines and of other tools. Packages
+are compared by it. `loaded` inspects the module itself, if this machine can load it; cards show that.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ Kind = Literal["function", "class", "module", "attribute"]
 
 
 @dataclass(frozen=True)
-class Member:
+class ApiMember:
     """A public name.
 
     Attributes:
-        kind: What it is.
-        call: How it is called, for a function: its parameters' names, kinds and defaults, without their types, which
-            can be written in many ways.
-        signature: The same as people read it, with types.
+        kind: The kind of the object.
+        call: A function's parameters with their names, kinds and defaults. Without types, since one type can be
+            written in several ways.
+        signature: A function's parameters and result for people, with types.
         summary: The first line of its documentation.
     """
 
@@ -43,13 +42,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Api:
-    """The members of a package's module by their dotted names, and its operators' schemas by name."""
+    """The public members of a package's module by dotted name, and its operators' schemas by name."""
 
-    members: Mapping[str, Member]
+    members: Mapping[str, ApiMember]
     ops: Mapping[str, str]
 
     def differences(self, newer: Api) -> tuple[str, ...]:
-        """What `newer` changes, one line for each name, or nothing where users cannot tell the two apart."""
+        """Describe what `newer` changes, one line for each name; empty if callers cannot tell the two apart."""
         return (
             *_differences({name: _spelled(name, member) for name, member in self.members.items()},
                           {name: _spelled(name, member) for name, member in newer.members.items()}),
@@ -57,7 +56,7 @@ class Api:
         )  # fmt: skip
 
 
-def _spelled(name: str, member: Member) -> str:
+def _spelled(name: str, member: ApiMember) -> str:
     return f"{name}{member.call}" if member.kind == "function" else f"{member.kind} {name}"
 
 
@@ -72,19 +71,19 @@ def _differences(older: Mapping[str, str], newer: Mapping[str, str], what: str =
 
 
 def read(package: Path) -> Api:
-    """The API of the package in `package`, read from its Python files and its binaries; nothing is run.
+    """Read the API of a package from its Python files and binaries, without running code.
 
-    Of the operators, those that `kernel_builder.hub.schemas` finds.
+    `op_schemas` says which operators are found.
     """
     import griffe
 
-    # Packages of builders before flat ones have a directory with everything in it.
+    # Older builders put the whole package into an inner directory.
     inner = next((path.parent for path in sorted(package.glob("*/__init__.py"))), package)
     top = package if (package / "__init__.py").is_file() else inner
-    members: dict[str, Member] = {}
+    members: dict[str, ApiMember] = {}
     if (top / "__init__.py").is_file():
         with tempfile.TemporaryDirectory() as directory:
-            # A variant's name is no module's name.
+            # The name of a variant is not a valid module name.
             Path(directory, "kernel").symlink_to(top.resolve(), target_is_directory=True)
             loader = griffe.GriffeLoader(search_paths=[directory], allow_inspection=False)
             module = loader.load("kernel", try_relative_path=False)
@@ -95,19 +94,19 @@ def read(package: Path) -> Api:
 
 
 def loaded(package: Path) -> Api | None:
-    """The API of the package in `package` as the module itself tells it, or None where this machine cannot load it.
+    """Inspect the API of a package's loaded module; None if this machine cannot load it.
 
-    The module is loaded by the public client in a process of its own.
+    The public client loads the module in a separate process.
     """
     from kernel_builder.checks.load import probe
 
     outcome, told = probe("describe", str(package.resolve()))
     if outcome != "loaded":
         return None
-    return Api({name: Member(call="", **member) for name, member in told["members"].items()}, told["ops"])
+    return Api({name: ApiMember(call="", **member) for name, member in told["members"].items()}, told["ops"])
 
 
-def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple[str, Member]]:
+def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple[str, ApiMember]]:
     import griffe
 
     exports = getattr(owner, "exports", None)
@@ -117,21 +116,21 @@ def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple
             found = owner[name]
             target = found.final_target if found.is_alias else found
         except (KeyError, griffe.GriffeError):
-            # Taken from another package, or made at run time: all that is known is the name.
-            yield f"{prefix}{name}", Member("attribute")
+            # Imported from another package, or created at run time: only the name is known.
+            yield f"{prefix}{name}", ApiMember("attribute")
             continue
         docs = target.docstring.value.strip().partition("\n")[0] if target.docstring else ""
         if isinstance(target, griffe.Function):
-            yield f"{prefix}{name}", Member("function", _call(target), _signature(target), docs)
+            yield f"{prefix}{name}", ApiMember("function", _call(target), _signature(target), docs)
         elif isinstance(target, (griffe.Module, griffe.Class)):
-            yield f"{prefix}{name}", Member("module" if isinstance(target, griffe.Module) else "class", "", "", docs)
+            yield f"{prefix}{name}", ApiMember("module" if isinstance(target, griffe.Module) else "class", "", "", docs)
             yield from _members(target, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", Member("attribute")
+            yield f"{prefix}{name}", ApiMember("attribute")
 
 
 def _public(owner: griffe.Module | griffe.Class) -> list[str]:
-    """The names of a class, or of a module without `__all__`, that are its own and have no leading underscore."""
+    """Return the names that a class, or a module without `__all__`, defines itself, without a leading underscore."""
     return [
         name
         for name, member in owner.members.items()
@@ -162,7 +161,7 @@ def _call(function: griffe.Function) -> str:
 
 
 class _Source:
-    """An expression, in one way of writing quotes, spaces and numbers."""
+    """An expression whose `repr` has normalized quotes, spaces and numbers."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -1,10 +1,10 @@
-"""The packages of a project as they are about to be published, and packages as they have been."""
+"""Packages on their way to a Hub, and packages downloaded from one."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,20 +16,21 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import CheckError, PackageError
 from kernel_builder.hub import package_api
+from kernel_builder.progress import Progress
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _VERSION = re.compile(r"[\w.+!-]{1,80}")
 
 
 def table(value: object) -> Mapping[str, Any]:
-    """What should be a table in metadata that others have written; an empty one if it is something else."""
+    """Return a table of untrusted metadata, or an empty one if the value is not a table."""
     return value if isinstance(value, dict) else {}
 
 
 def origin(metadata: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """What metadata records of where a part comes from: `version`, `commit`, and whether it was `dirty`.
+    """Return the provenance of a part in untrusted metadata: `version`, `commit`, and whether it was `dirty`.
 
-    Only what a version or a commit can be: it is shown on terminals, and commits are handed to git.
+    Malformed versions and commits are left out, since they are printed on terminals and passed to git.
     """
     recorded = table(table(metadata.get("provenance")).get(part))
     known = {"version": _VERSION, "commit": _COMMIT}
@@ -42,10 +43,12 @@ def origin(metadata: Mapping[str, Any], part: str) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Package:
-    """A `build/<variant>/` directory, of whatever tool.
+class HubPackage:
+    """A `build/<variant>/` directory, built by this or another tool, to be published or compared.
 
-    `loads` says that this machine has loaded it.
+    Attributes:
+        directory: The directory.
+        loads: Whether this machine has loaded it.
     """
 
     directory: Path
@@ -58,13 +61,13 @@ class Package:
 
     @cached_property
     def files(self) -> Mapping[str, Path]:
-        """The files by their path in a repository, without bytecode."""
+        """The files by their path in a published repository, without bytecode."""
         found = (path for path in sorted(self.directory.rglob("*")) if path.is_file() and path.suffix != ".pyc")
         return {f"build/{self.variant}/{path.relative_to(self.directory).as_posix()}": path for path in found}
 
     @cached_property
     def metadata(self) -> Mapping[str, Any]:
-        """What `metadata.json` says, nothing where there is none: packages of older tools lack it."""
+        """The content of `metadata.json`; empty if the package has none, as packages of older tools do."""
         try:
             return table(json.loads((self.directory / "metadata.json").read_bytes()))
         except (OSError, ValueError, RecursionError):
@@ -72,39 +75,39 @@ class Package:
 
     @property
     def backend(self) -> str:
-        """The backend that it is for."""
+        """The backend of the variant."""
         named = table(self.metadata.get("backend")).get("type")
         return str(named or next((part for part in self.variant.split("-") if part in BACKENDS), "cuda"))
 
     @property
     def archs(self) -> list[str]:
-        """The capabilities that it was compiled for."""
+        """The capabilities that the package was compiled for."""
         archs = table(self.metadata.get("backend")).get("archs")
         return [str(arch) for arch in archs] if isinstance(archs, list) else []
 
     def origin(self, part: str) -> Mapping[str, Any]:
-        """The provenance of its sources (`kernel`) or of its builder (`kernel-builder`), as far as it is recorded."""
+        """Return the recorded provenance of the sources (`kernel`) or of the builder (`kernel-builder`)."""
         return origin(self.metadata, part)
 
     @property
     def is_dirty(self) -> bool:
-        """Whether it was built from sources, or by a builder, with changes that no commit has."""
+        """Whether the sources or the builder had uncommitted changes."""
         return any(self.origin(part).get("dirty") for part in ("kernel", "kernel-builder"))
 
     @property
     def size(self) -> int:
-        """Bytes of all files."""
+        """The size of all files in bytes."""
         return sum(path.stat().st_size for path in self.files.values())
 
     @cached_property
     def api(self) -> package_api.Api:
-        """What it offers its users."""
+        """The API, read from the files."""
         return package_api.read(self.directory)
 
-    def differences(self, newer: Package) -> tuple[str, ...]:
-        """How the API of another package differs.
+    def differences(self, newer: HubPackage) -> tuple[str, ...]:
+        """Describe how the API of another package differs.
 
-        Backends may have operators of their own: between two of them, only those that both have are compared.
+        Backends may have different operators, so between two backends only the common operators are compared.
         """
         old, new = self.api, newer.api
         if self.backend != newer.backend:
@@ -123,23 +126,24 @@ class Package:
         return None
 
 
-def spoken_api(packages: Mapping[str, Package]) -> package_api.Api:
-    """The API as the module itself tells it, where this machine can load a package, or else as its files do."""
+def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:
+    """Return the API of the loaded module, or of the files if this machine can load none of the packages."""
     loads = next((package for package in packages.values() if package.loads), None)
     told = package_api.loaded(loads.directory) if loads else None
     return told or next(iter(packages.values())).api
 
 
-def checked(project: Project, say: Callable[[str], None], *, load: bool) -> Mapping[str, Package]:
-    """The packages of a project by variant, when all have passed their checks.
+def checked_packages(project: Project, progress: Progress, *, load: bool) -> Mapping[str, HubPackage]:
+    """Check the packages of a project, and return them by variant.
 
     Args:
-        say: Told what is going on.
-        load: Load each package that this machine can load, as a check.
+        project: The project; its packages are in `build`.
+        progress: Receives a line for each package.
+        load: Check that each package loads, if this machine can load it.
 
     Raises:
-        CheckError: If there is none, or one does not pass its checks.
-        PackageError: If one is not of this project as it is now, or if they have different APIs.
+        CheckError: If there is no package, or one fails a check.
+        PackageError: If a package differs from the project in name, version or license, or if the APIs differ.
     """
     build = project.root / "build"
     again = f"build again: kernel-builder build {project.root}"
@@ -147,11 +151,11 @@ def checked(project: Project, say: Callable[[str], None], *, load: bool) -> Mapp
     if not directories:
         raise CheckError("there is no package to publish", where=str(build), hint=again.replace(" again", " it"))
     findings: list[str] = []
-    packages: dict[str, Package] = {}
+    packages: dict[str, HubPackage] = {}
     for directory in directories:
-        say(f"checking {directory.name}")
+        progress.say(f"checking {directory.name}")
         report = checks.run(directory, load=load)
-        packages[directory.name] = Package(directory, loads="load" in report.passed)
+        packages[directory.name] = HubPackage(directory, loads="load" in report.passed)
         findings += [
             f"{directory.name}/{found.path}: {found.message} [{found.check}]"
             for found in report.findings
@@ -159,10 +163,16 @@ def checked(project: Project, say: Callable[[str], None], *, load: bool) -> Mapp
         ]
     if findings:
         raise CheckError(
-            "nothing is published, since packages do not pass their checks:\n  " + "\n  ".join(findings),
+            "nothing is published, since packages fail their checks:\n  " + "\n  ".join(findings),
             where=str(build),
-            hint=f"`kernel-builder check-builds {project.root}` has more; then {again}",
+            hint=f"`kernel-builder check-builds {project.root}` has details; then {again}",
         )
+    _check_agreement(project, packages, again)
+    return packages
+
+
+def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:
+    """Raise unless all packages are of this project and have one API."""
     first = next(iter(packages.values()))
     for package in packages.values():
         for key, expected in (("name", project.name), ("version", project.version), ("license", project.license)):
@@ -175,8 +185,7 @@ def checked(project: Project, say: Callable[[str], None], *, load: bool) -> Mapp
         differences = first.differences(package)
         if differences:
             raise PackageError(
-                f"its API is not that of {first.variant}:\n  " + "\n  ".join(differences),
+                f"its API differs from that of {first.variant}:\n  " + "\n  ".join(differences),
                 where=str(package.directory),
-                hint=f"one of them is of other sources; {again}",
+                hint=f"they were built from different sources; {again}",
             )
-    return packages

@@ -1,4 +1,4 @@
-"""What `main` of a published kernel has of its project: the sources."""
+"""The sources of a project, which are published on `main`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path, PurePosixPath
 from kernel_builder.hub.remote_repository import Content, RemoteFile
 
 
-def of(root: Path) -> dict[str, Content]:
-    """The files of a project that its repository has on `main`: those that git does not ignore, where there is git.
+def published_files(root: Path) -> dict[str, Content]:
+    """Return the files of a project that are published on `main`, by path.
 
-    Hidden files, builds and bytecode are none of them.
+    Hidden files, builds and bytecode are left out, and in a git repository also the files that git ignores.
     """
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
@@ -36,6 +36,9 @@ def of(root: Path) -> dict[str, Content]:
 
 
 def outdated(there: Mapping[str, RemoteFile], wanted: Mapping[str, Content]) -> Iterator[str]:
-    """The files in directories of the project that the project no longer has; what else lies on main is not ours."""
+    """Return the files on `main` in the project's directories that the project no longer has.
+
+    Files in other directories of `main` do not belong to the project and are kept.
+    """
     own = {path.partition("/")[0] for path in wanted if "/" in path}
     return (path for path in there if "/" in path and path.partition("/")[0] in own and path not in wanted)

@@ -1,4 +1,4 @@
-"""What to publish, and what came of it."""
+"""What to publish, and the result of a publication."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from kernel_builder.hub.remote_repository import Content
 
 
 @dataclass(frozen=True)
-class Request:
+class PublishRequest:
     """What to publish, and where.
 
     Attributes:
         directory: The project; its packages are in `build`.
-        repo_id: None for that of `[general.hub]`.
-        branch: None for that of `[general.hub]`, or else `v<version>`.
-        private: Make the repository a private one, if it is new.
-        create_pr: Open pull requests instead of committing.
-        prune: Remove the variants on the branch that are not among the packages.
+        repo_id: The repository. None: that of `[general.hub]`.
+        branch: The branch of the builds. None: that of `[general.hub]`, or else `v<version>`.
+        private: Make the repository private, if it is created.
+        create_pr: Open pull requests instead of committing to the branches.
+        prune: Delete the variants on the branch that are not among the packages.
         card_note: A sentence for the card, such as how the packages were tested.
-        dry_run: Do everything but write.
-        message: The commits' first line.
-        load: Load each package that this machine can load, as a check.
-        endpoint: Address of the Hub. None: where the Hub's own tools find it.
-        token: None: where they find it.
+        dry_run: Check and compare only; write nothing.
+        message: The first line of the commits. None: one that names the project and its version.
+        load: Check that each package loads, if this machine can load it.
+        endpoint: The address of the Hub. None: the one that the Hub's own tools use.
+        token: The token. None: the one that the Hub's own tools use.
     """
 
     directory: Path
@@ -43,22 +43,15 @@ class Request:
     token: str | None = None
 
 
-class Listener:
-    """Told how a publication goes along. The default says nothing."""
-
-    def say(self, message: str) -> None:
-        """Something a person would want to know, one line."""
-
-
 @dataclass(frozen=True)
-class Change:
-    """What brings one branch to what it should be.
+class BranchChange:
+    """The difference between a branch and its wanted content.
 
     Attributes:
-        add: Path in the repository -> what to send.
-        size: Bytes of the different contents among them.
-        unchanged: How many files are there already.
-        delete: Paths to remove.
+        add: Path in the repository -> content to upload.
+        size: Size in bytes of the distinct contents in `add`.
+        unchanged: Number of files that the branch has already.
+        delete: Paths to delete.
     """
 
     add: Mapping[str, Content]
@@ -71,8 +64,8 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Written:
-    """What was, or would be, done to one branch. `revision` and `url` are those of a commit, if one was made."""
+class BranchResult:
+    """What was, or in a dry run would be, done to one branch. `revision` and `url` are of the commit, if any."""
 
     branch: str
     sent: tuple[str, ...] = ()
@@ -86,16 +79,17 @@ class Written:
 
 @dataclass(frozen=True)
 class Published:
-    """What a publication did.
+    """The result of a publication.
 
     Attributes:
-        variants: The variants published.
-        kept: Variants on the branch that this publication leaves as they are.
-        removed: Variants that it removes.
-        dirty: Of `variants` and `kept`, those built from sources, or by a builder, that no commit has.
-        api_changes: How the API differs from that of the variants that were on the branch.
-        builds, main: What was done to the two branches. `main` is None if it belongs to a newer version.
-        note: Why `main` was left as it is.
+        variants: The published variants.
+        kept: Variants on the branch that this publication does not touch.
+        removed: Variants that it deletes.
+        dirty: Those of `variants` and `kept` whose sources or builder had uncommitted changes.
+        api_changes: Differences of the API from that of the variants that were on the branch.
+        builds: What was done to the branch of the builds.
+        main: What was done to `main`. None if `main` belongs to a newer version.
+        note: Why `main` was left unchanged, if it was.
     """
 
     repo_id: str
@@ -109,14 +103,14 @@ class Published:
     removed: tuple[str, ...]
     dirty: tuple[str, ...]
     api_changes: tuple[str, ...]
-    builds: Written
-    main: Written | None
+    builds: BranchResult
+    main: BranchResult | None
     note: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as `--output-json` prints it."""
+        """Return the result as `--output-json` prints it."""
 
-        def spelled(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+        def with_dashes(fields: list[tuple[str, Any]]) -> dict[str, Any]:
             return {key.replace("_", "-"): value for key, value in fields}
 
-        return asdict(self, dict_factory=spelled)
+        return asdict(self, dict_factory=with_dashes)

@@ -1,4 +1,4 @@
-"""A repository of type `kernel` on a Hub, through `huggingface_hub`: endpoint and token as its own tools find them."""
+"""A repository of type `kernel` on a Hub, accessed by `huggingface_hub`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 _TYPE = "kernel"
 _WRITES_KERNELS = Version("2.3")
-_STALE = (409, 412)  # what Hubs say to a commit whose parent is no longer the head of the branch
+_STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
 
 
 class Conflict(HubError):
-    """The branch has moved since it was read, or is being written by another; nothing has been committed."""
+    """The branch has moved since it was read, or is being written by others; nothing has been committed."""
 
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file of a revision. `sha256` is that of a large file's content, `blob` the git object of any other."""
+    """A file of a revision. `sha256` is the digest of a large file; any other file is identified by its git `blob`."""
 
     size: int
     blob: str
@@ -38,10 +38,10 @@ class RemoteFile:
 
 
 class Content:
-    """What a file of the repository is to hold, read once and hashed as the Hub does.
+    """The content of a file to upload, hashed as the Hub does.
 
     Args:
-        source: The file that has it, or the bytes.
+        source: A local file, or the bytes.
     """
 
     def __init__(self, source: Path | bytes) -> None:
@@ -57,33 +57,36 @@ class Content:
         self.blob = blob.hexdigest()
 
     def is_in(self, remote: RemoteFile | None) -> bool:
-        """Whether a file of the repository holds this."""
+        """Return whether a file of the repository has this content."""
         if remote is None or remote.size != self.size:
             return False
         return remote.sha256 == self.sha256 if remote.sha256 is not None else remote.blob == self.blob
 
 
 @dataclass(frozen=True)
-class Commit:
-    """A commit that has been made. `pull_request` is the address of the request that it opened, if it did."""
+class RemoteCommit:
+    """A new commit. `pull_request` is the address of the pull request that it opened, if any."""
 
     revision: str
     url: str
     pull_request: str | None
 
 
-class Repository:
+class RemoteRepository:
     """The repository `repo_id`, which need not exist.
 
-    Every method raises `HubError` where the Hub refuses or cannot be reached.
+    Every method raises `HubError` if the Hub refuses or cannot be reached.
 
     Args:
         repo_id: Organisation or user, and name: `kernels-community/rmsnorm`.
-        endpoint: Address of the Hub. None: `$HF_ENDPOINT`, else huggingface.co.
-        token: None: the one that `hf auth login` or `$HF_TOKEN` has left.
+        endpoint: The address of the Hub. None: `$HF_ENDPOINT`, or else huggingface.co.
+        token: The token. None: `$HF_TOKEN`, or else that of `hf auth login`. False: no token.
+
+    Raises:
+        HubError: If `repo_id` is not a valid name.
     """
 
-    def __init__(self, repo_id: str, *, endpoint: str | None = None, token: str | None = None) -> None:
+    def __init__(self, repo_id: str, *, endpoint: str | None = None, token: str | bool | None = None) -> None:
         from huggingface_hub import HfApi
         from huggingface_hub.utils import HFValidationError, validate_repo_id
 
@@ -93,7 +96,7 @@ class Repository:
                 raise HFValidationError(f"{repo_id!r} has no organisation")
         except HFValidationError as error:
             raise HubError(
-                f"is not the name of a repository: {error}",
+                f"not a valid name of a repository: {error}",
                 where=repr(repo_id),
                 hint="give it as ORGANISATION/NAME: --repo-id, or [general.hub] repo-id in build.toml",
             ) from error
@@ -106,13 +109,13 @@ class Repository:
         return f"{self.api.endpoint}/kernels/{self.repo_id}"
 
     def require_write(self) -> None:
-        """Refuse to go on where every write would be refused, after the work: without a token, or by an old client."""
+        """Raise if every later write would fail: without a token, or with a client that is too old."""
         import huggingface_hub
 
         version = Version(huggingface_hub.__version__)
         if version < _WRITES_KERNELS:
             raise HubError(
-                f"huggingface_hub {version} does not commit to repositories of type `kernel`",
+                f"huggingface_hub {version} cannot commit to repositories of type `kernel`",
                 where=self.repo_id,
                 hint=f"pip install 'huggingface_hub>={_WRITES_KERNELS}'",
             )
@@ -120,11 +123,11 @@ class Repository:
             raise HubError(
                 "there is no token to write with",
                 where=self.api.endpoint,
-                hint="`hf auth login`, or set HF_TOKEN to a token that may write to the organisation",
+                hint="run `hf auth login`, or set HF_TOKEN to a token that may write to the organisation",
             )
 
     def is_private(self) -> bool | None:
-        """Whether only its members see the repository; None where there is none, or none that this token may see."""
+        """Return whether the repository is private; None if there is none, or none that this token may see."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
         with self._answers("look at the repository"):
@@ -134,7 +137,7 @@ class Repository:
                 return None
 
     def branches(self) -> Mapping[str, str]:
-        """Branches and the commits they are at; none where there is no repository."""
+        """Return the branches and the commits that they point to; empty if there is no repository."""
         from huggingface_hub.errors import RepositoryNotFoundError
 
         with self._answers("list its branches"):
@@ -145,7 +148,7 @@ class Repository:
         return {branch.name: branch.target_commit for branch in refs.branches}
 
     def files(self, revision: str) -> Mapping[str, RemoteFile]:
-        """Every file of a revision, by path."""
+        """Return every file of a revision, by path."""
         from huggingface_hub.hf_api import RepoFile
 
         with self._answers(f"list the files of {revision}"):
@@ -157,7 +160,7 @@ class Repository:
             }
 
     def download(self, revision: str, patterns: Sequence[str], into: Path | None = None) -> Path:
-        """The files of a revision that match, in a directory: `into`, or one of the Hub's own cache."""
+        """Download the files of a revision that match, and return their directory: `into`, or one of the cache."""
         with self._answers(f"download from {revision}"):
             return Path(
                 str(
@@ -172,12 +175,12 @@ class Repository:
             )
 
     def create(self, *, private: bool) -> None:
-        """Make the repository, if it is not there."""
+        """Create the repository, if it does not exist."""
         with self._answers("create the repository"):
             self.api.create_repo(self.repo_id, repo_type=_TYPE, private=private, exist_ok=True)
 
     def create_branch(self, name: str) -> None:
-        """Make a branch at the head of `main`, if it is not there."""
+        """Create a branch at the head of `main`, if it does not exist."""
         with self._answers(f"create the branch {name}"):
             self.api.create_branch(self.repo_id, repo_type=_TYPE, branch=name, exist_ok=True)
 
@@ -191,13 +194,22 @@ class Repository:
         message: str,
         description: str = "",
         create_pr: bool = False,
-    ) -> Commit:
-        """Send files and make one commit of all of them, or none.
+    ) -> RemoteCommit:
+        """Upload files and make one commit with all changes, or none.
 
-        Equal contents are sent once, and contents that an earlier attempt has brought there are not sent again.
+        Equal contents are uploaded once. Contents that an earlier attempt has uploaded are not uploaded again.
+
+        Args:
+            branch: The branch, or with `create_pr` the base of a new pull request.
+            parent: The commit that the branch pointed to when it was read.
+            add: Path -> content of the files to write.
+            delete: Paths of the files to delete.
+            message: The first line of the commit message.
+            description: The rest of the commit message.
+            create_pr: Open a pull request instead of moving the branch.
 
         Raises:
-            Conflict: If `parent` is not the head of the branch any more.
+            Conflict: If `parent` is no longer the head of the branch.
         """
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
@@ -212,7 +224,7 @@ class Repository:
                     raise HubError(
                         "has changed since it was checked; nothing has been published",
                         where=str(add[addition.path_in_repo].source),
-                        hint="is a build running? run the same command again when it has ended",
+                        hint="a build may be running; run the same command again when it has ended",
                     )
             self.api.preupload_lfs_files(
                 self.repo_id,
@@ -232,10 +244,10 @@ class Repository:
                 commit_description=description,
                 create_pr=create_pr,
             )
-        return Commit(done.oid, done.commit_url, done.pr_url if create_pr else None)
+        return RemoteCommit(done.oid, done.commit_url, done.pr_url if create_pr else None)
 
     def _choose_transfer(self) -> None:
-        """Keep the client from sending by Xet to a Hub that has none: it does so wherever it can itself."""
+        """Disable the client's Xet uploads if the Hub does not support them: the client does not check."""
         from huggingface_hub import constants
 
         if not constants.HF_HUB_DISABLE_XET and not self._has_xet:
@@ -251,7 +263,7 @@ class Repository:
 
     @contextmanager
     def _answers(self, doing: str) -> Iterator[None]:
-        """Turns what the Hub's client raises into errors that say what to do."""
+        """Turn exceptions of the Hub's client into errors that say what to do."""
         from huggingface_hub.errors import (
             HfHubHTTPError,
             LocalEntryNotFoundError,
@@ -259,9 +271,8 @@ class Repository:
             RevisionNotFoundError,
         )
 
-        network: type[Exception] = HfHubHTTPError.__bases__[
-            0
-        ]  # of the HTTP library that this version of the client is built on
+        # The base class of the HTTP library that this version of the client uses.
+        network: type[Exception] = HfHubHTTPError.__bases__[0]
         where = f"{self.repo_id} on {self.api.endpoint}"
         try:
             yield
@@ -283,12 +294,12 @@ class Repository:
             raise HubError(
                 f"cannot {doing}: {_first_line(cause)}",
                 where=where,
-                hint="run the same command again: what has arrived is kept, and nothing is published by halves",
+                hint="run the same command again: uploaded files are kept, and nothing is published partially",
             ) from error
 
 
 def _one_of_each(additions: Sequence[CommitOperationAdd]) -> list[CommitOperationAdd]:
-    """The additions without those whose content another one has."""
+    """Return one addition for each distinct content."""
     return list({addition.upload_info.sha256: addition for addition in reversed(additions)}.values())
 
 
@@ -298,14 +309,14 @@ def _refused(status: int, error: BaseException, doing: str, where: str) -> HubEr
         return Conflict(
             f"cannot {doing}: {said}",
             where=where,
-            hint="another publisher was at it; run the same command again",
+            hint="another publisher has changed the branch; run the same command again",
         )
     hint = {
-        401: "the token is not valid here: `hf auth login`, or set HF_TOKEN",
+        401: "the Hub does not know the token: run `hf auth login`, or set HF_TOKEN",
         403: "use a token that may write to this organisation, or --create-pr",
-        413: "the Hub does not take files of this size",
-        507: "the Hub has no space left; what has arrived is kept, run the same command again when there is some",
-    }.get(status, "run the same command again: what has arrived is kept" if status >= 500 else None)
+        413: "the Hub does not accept files of this size",
+        507: "the Hub has no space left; uploaded files are kept, run the same command again when there is space",
+    }.get(status, "run the same command again: uploaded files are kept" if status >= 500 else None)
     return HubError(f"cannot {doing}: {said} (status {status})", where=where, hint=hint)
 
 

@@ -1,8 +1,8 @@
-"""Signatures of packages, as the public client's `kernels verify-signature` reads them.
+"""Signing packages, in the format that the public client's `kernels verify-signature` reads.
 
-What is signed is `metadata.json`, whose digest covers every other file. There are no keys to keep: `sigstore` asks for
-a certificate that lives for minutes, for the identity that an identity provider vouches for. In continuous integration
-that is the workflow itself.
+The signed file is `metadata.json`, whose digest covers every other file. There are no keys to keep: Sigstore issues a
+certificate that is valid for minutes, for an identity that an OpenID provider confirms. In continuous integration that
+is the workflow's.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from typing import Any
 
 from kernel_builder import checks
 from kernel_builder.errors import CheckError, VerificationError
+from kernel_builder.files import write_atomically
 from kernel_builder.package.tree_digest import SIGNATURE
 
 
 @dataclass(frozen=True)
 class Signed:
-    """What `sign` did.
+    """The result of `sign`.
 
     Attributes:
-        identity: Whom the identity provider vouched for; None if nothing had to be signed.
-        signed: Variants that got a signature.
-        unchanged: Variants that had one of these bytes already.
+        identity: The identity of the signatures; None if nothing had to be signed.
+        signed: Variants that were signed.
+        unchanged: Variants that had a signature of the same metadata already.
     """
 
     identity: str | None
@@ -35,20 +36,21 @@ class Signed:
     unchanged: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as `--json` prints it."""
+        """Return the result as `--json` prints it."""
         return asdict(self)
 
 
 def sign(packages: Sequence[Path], *, identity_token: str | None = None) -> Signed:
-    """Write the signature of each package beside its metadata: of all of them, or of none.
+    """Sign all of the packages, or none; each signature is written beside the package's metadata.
 
     Args:
-        identity_token: A token of an OpenID provider that Sigstore knows. None: what the machine has, as GitHub's and
-            GitLab's runners and Google's and Buildkite's machines do.
+        packages: The directories of the packages.
+        identity_token: A token of an OpenID provider that Sigstore trusts. None: the one that the machine offers, as
+            runners of GitHub and GitLab, and machines of Google and Buildkite do.
 
     Raises:
-        CheckError: If a package is not what its digest says: that must not be signed.
-        VerificationError: If there is no identity provider, or Sigstore cannot be reached or refuses.
+        CheckError: If the files of a package do not match its digest.
+        VerificationError: If there is no identity provider, or Sigstore refuses or cannot be reached.
     """
     unchanged: list[Path] = []
     wanted: list[Path] = []
@@ -57,9 +59,9 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None) -> Sign
         if not report.passed:
             reasons = [f"{f.path} {f.message}" for f in report.findings] or list(report.skipped.values())
             raise CheckError(
-                f"is not signed, since it is not what its digest says: {'; '.join(reasons)}",
+                f"the package is not signed, since it does not match its digest: {'; '.join(reasons)}",
                 where=str(package),
-                hint="build it again; nothing has been signed",
+                hint="build the package again; nothing has been signed",
             )
         (unchanged if _is_signed(package) else wanted).append(package)
     names = tuple(package.name for package in unchanged)
@@ -69,14 +71,12 @@ def sign(packages: Sequence[Path], *, identity_token: str | None = None) -> Sign
         [(package / "metadata.json").read_bytes() for package in wanted], identity_token or _ambient_token()
     )
     for package, signature in zip(wanted, signatures, strict=True):
-        temporary = package.parent / f".{package.name}.{SIGNATURE}"
-        temporary.write_text(signature, encoding="utf-8")
-        temporary.replace(package / SIGNATURE)
+        write_atomically(package / SIGNATURE, signature)
     return Signed(identity, tuple(package.name for package in wanted), names)
 
 
 def _is_signed(package: Path) -> bool:
-    """Whether the signature that a package has is one of its metadata as it is."""
+    """Return whether a package has a signature of its current metadata."""
     try:
         bundle = json.loads((package / SIGNATURE).read_bytes())
         digest = base64.b64decode(bundle["messageSignature"]["messageDigest"]["digest"])
@@ -98,37 +98,37 @@ def _ambient_token() -> str:
         ) from error
     if token is None:
         raise VerificationError(
-            "there is no identity provider here, so that nothing can be signed",
+            "this machine has no identity provider, so nothing can be signed",
             where="sign",
-            hint="sign in continuous integration, in a job that may ask for an identity (`id-token: write` on GitHub), "
+            hint="sign in continuous integration, in a job that may request an identity (`id-token: write` on GitHub), "
             "or give a token by --identity-token or $SIGSTORE_ID_TOKEN",
         )
     return token
 
 
 def _signatures(contents: Sequence[bytes], raw_token: str) -> tuple[str, list[str]]:
-    """The identity that a token stands for, and a signature by it of each content."""
+    """Return the identity of a token, and its signature of each content."""
     from sigstore.models import ClientTrustConfig
     from sigstore.oidc import IdentityToken
     from sigstore.sign import SigningContext
 
-    token = _reached(lambda: IdentityToken(raw_token), "read the identity token")
-    config = _reached(ClientTrustConfig.production, "fetch Sigstore's roots of trust")
+    token = _call_sigstore(lambda: IdentityToken(raw_token), "read the identity token")
+    config = _call_sigstore(ClientTrustConfig.production, "fetch Sigstore's roots of trust")
 
     def signed() -> list[str]:
         with SigningContext.from_trust_config(config).signer(token) as signer:
             return [signer.sign_artifact(content).to_json() for content in contents]
 
-    return token.identity, _reached(signed, "sign")
+    return token.identity, _call_sigstore(signed, "sign")
 
 
-def _reached(ask: Callable[[], Any], doing: str) -> Any:
-    """What Sigstore answers; its libraries raise whatever their own libraries do."""
+def _call_sigstore(function: Callable[[], Any], doing: str) -> Any:
+    """Call Sigstore, and turn any exception into an error: it also raises those of its own dependencies."""
     try:
-        return ask()
+        return function()
     except Exception as error:
         raise VerificationError(
             f"cannot {doing}: {str(error) or type(error).__name__}",
             where="sigstore",
-            hint="nothing has been signed; check the token and that Sigstore can be reached, then run the same again",
+            hint="nothing has been signed; check the token and the connection to Sigstore, then run the command again",
         ) from error

@@ -1,4 +1,4 @@
-"""Is a published kernel what it says it is? Its digests, its signature, its provenance, and its bytes built again."""
+"""Verification of published kernels: digests, signatures, provenance, and a comparison with a new build."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import HubError, KernelBuilderError, VerificationError
 from kernel_builder.hub.packages import origin, table
-from kernel_builder.hub.remote_repository import Repository
+from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.package.tree_digest import SIGNATURE, hash_tree
 
 if TYPE_CHECKING:
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found of one variant.
+    """The result for one variant.
 
     Attributes:
-        digest: What is wrong with its files; empty if they are those that its metadata lists.
+        variant: The name of the variant.
+        digest: Differences between the files and the digest in the metadata; empty if there are none.
         signature: `valid`, `none`, or what is wrong with it.
-        provenance: Of which commit (`kernel`) and by which builder (`kernel-builder`) it was made, as it says itself.
-        rebuilt: `equal`, or why it was not built again. None if that was not asked for.
-        differing: The files whose bytes differ from those built again.
+        provenance: The commit of the sources (`kernel`) and the builder (`kernel-builder`), as the metadata states.
+        rebuilt: `equal`, `differs`, or why the variant was not built again. None if no new build was requested.
+        differing: The files whose bytes differ from those of the new build.
     """
 
     variant: str
@@ -48,13 +49,13 @@ class Verdict:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing that was checked is wrong. A package without a signature is not wrong."""
+        """Whether all checks passed. A missing signature passes."""
         return not self.digest and not self.differing and self.signature in ("valid", "none")
 
 
 @dataclass(frozen=True)
 class Verification:
-    """The verdicts on a revision of a repository."""
+    """The results for all variants of a revision."""
 
     repo_id: str
     revision: str
@@ -62,11 +63,11 @@ class Verification:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing that was checked is wrong with any variant."""
+        """Whether all checks of all variants passed."""
         return all(verdict.ok for verdict in self.variants)
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as `--json` prints it."""
+        """Return the result as `--json` prints it."""
         return {
             "repo-id": self.repo_id,
             "revision": self.revision,
@@ -88,32 +89,32 @@ def verify(
     """Download a published kernel and check it.
 
     Args:
-        name: `ORG/NAME`, of the newest version, or `ORG/NAME@REVISION`.
-        source: A directory of the kernel's project. It is built again, at the commit that each package names where the
-            directory is in a git repository, and otherwise as it is.
-        signers: Workflows whose signatures count, as `https://github.com/ORG/REPO/.github/workflows/FILE@REF`. Empty:
-            those that the public client trusts.
-        require_signature: A package without a signature is wrong, too.
-        progress: Told of the downloads of toolchains, if any are missing.
-        endpoint: Address of the Hub. None: where the Hub's own tools find it.
-        token: None: where they find it.
+        name: `ORG/NAME` for the newest version, or `ORG/NAME@REVISION`.
+        source: The directory of the kernel's project, to build the variants again and compare. In a git repository,
+            each variant is built at the commit that it names; otherwise from the files as they are.
+        signers: Trusted workflows, as `https://github.com/ORG/REPO/.github/workflows/FILE@REF`. Empty: those that the
+            public client trusts.
+        require_signature: Fail variants without a signature.
+        progress: Receives reports about downloads of toolchains.
+        endpoint: The address of the Hub. None: the one that the Hub's own tools use.
+        token: The token. None: the one that the Hub's own tools use.
 
     Raises:
         HubError: If there is no such kernel, or the Hub cannot be reached.
-        VerificationError: If there is nothing to check, or a signer is not one.
+        VerificationError: If the revision has no packages, or a signer is malformed.
         KernelBuilderError: If `source` cannot be built.
     """
     repo_id, _, revision = name.partition("@")
-    repository = Repository(repo_id, endpoint=endpoint, token=token)
+    repository = RemoteRepository(repo_id, endpoint=endpoint, token=token)
     revision = _commit(repository, revision or None)
     with tempfile.TemporaryDirectory(prefix="kernel-builder-verify-") as temporary:
         root = repository.download(revision, ["build/*"], Path(temporary, "published"))
         packages = sorted(path for path in (root / "build").glob("[!.]*") if path.is_dir())
         if not packages:
             raise VerificationError(
-                "has no packages",
+                "the revision has no packages",
                 where=f"{repo_id}@{revision}",
-                hint="builds are on the branch of their version: ORG/NAME@v1",
+                hint="packages are on the branch of their version: ORG/NAME@v1",
             )
         verdicts = [_verdict(package, signers, require_signature) for package in packages]
         if source is not None:
@@ -121,8 +122,8 @@ def verify(
     return Verification(repo_id, revision, tuple(verdicts))
 
 
-def _commit(repository: Repository, revision: str | None) -> str:
-    """The commit of a revision, or of the newest version."""
+def _commit(repository: RemoteRepository, revision: str | None) -> str:
+    """Return the commit of a revision, or of the newest version."""
     branches = repository.branches()
     versions = [int(name[1:]) for name in branches if re.fullmatch(r"v\d+", name)]
     if revision is None:
@@ -143,7 +144,7 @@ def _verdict(package: Path, signers: Sequence[str], require_signature: bool) -> 
     recorded = {part: origin(metadata, part) for part in ("kernel", "kernel-builder")}
     signature = _signature(package, signers)
     if signature == "none" and require_signature:
-        signature = "there is none, and one is required"
+        signature = "missing, but required"
     return Verdict(package.name, wrong, signature, recorded)
 
 
@@ -158,7 +159,7 @@ _SIGNER = re.compile(r"https://github\.com/(?P<repository>[^/]+/[^/]+)/\.github/
 
 
 def _signature(package: Path, signers: Sequence[str]) -> str:
-    """What the public client says of a package's signature."""
+    """Return the public client's verdict on a package's signature."""
     if not (package / SIGNATURE).is_file():
         return "none"
     from kernels.verify import DEFAULT_POLICIES, GitHubWorkflowPolicy, VerificationResult, verify_variant
@@ -168,16 +169,16 @@ def _signature(package: Path, signers: Sequence[str]) -> str:
         match = _SIGNER.fullmatch(signer)
         if not match:
             raise VerificationError(
-                "is not a workflow; expected https://github.com/ORG/REPO/.github/workflows/FILE@REF",
+                "not the address of a workflow; expected https://github.com/ORG/REPO/.github/workflows/FILE@REF",
                 where=f"--signer {signer}",
             )
         policies.append(GitHubWorkflowPolicy(repo_id=match["repository"], signer_uris=[signer]))
     try:
         result = verify_variant(package, policies or DEFAULT_POLICIES)
-    except Exception as error:  # whatever the libraries below raise where Sigstore cannot be reached
-        return f"there is one, and it cannot be checked: {str(error) or type(error).__name__}"
+    except Exception as error:  # the client raises any exception of its dependencies if Sigstore cannot be reached
+        return f"cannot be checked: {str(error) or type(error).__name__}"
     if isinstance(result, (VerificationResult.Success, VerificationResult.DigestVerificationFailure)):
-        return "valid"  # of the metadata; the digest is a question of its own
+        return "valid"  # the signature is of the metadata only; the digest is checked on its own
     return str(getattr(result, "reason", type(result).__name__))
 
 
@@ -188,28 +189,28 @@ def _rebuild(
     temporary: Path,
     progress: Progress | None,
 ) -> list[Verdict]:
-    """Build what this machine can of the packages again, from nothing, and compare."""
+    """Build the variants that this machine can build again, with an empty cache, and compare them."""
     groups: dict[str | None, list[Verdict]] = {}
     repository = _git_repository(source)
     for verdict in verdicts:
         commit = verdict.provenance["kernel"].get("commit")
         groups.setdefault(commit if repository else None, []).append(verdict)
-    done = {}
+    done: dict[str, Verdict] = {}
     for number, (commit, group) in enumerate(groups.items()):
         directory = source
         if repository and commit:
             try:
                 directory = _checkout(repository, commit, temporary / f"source-{number}")
             except VerificationError as error:
-                done.update({v.variant: replace(v, rebuilt=f"not built: {error}") for v in group})
+                done |= {verdict.variant: replace(verdict, rebuilt=f"not built: {error}") for verdict in group}
                 continue
         compared = _build_and_compare(group, published, directory, temporary / f"built-{number}", progress)
-        done.update({verdict.variant: verdict for verdict in compared})
+        done |= {verdict.variant: verdict for verdict in compared}
     return [done[verdict.variant] for verdict in verdicts]
 
 
 def _git_repository(source: Path) -> tuple[Path, str] | None:
-    """The top of the git repository that a directory is in, and where in it; None if it is in none."""
+    """Return the root of the git repository around a directory, and the directory's path in it, if there is one."""
     command = ["git", "-C", str(source), "rev-parse", "--show-toplevel", "--show-prefix"]
     try:
         done = subprocess.run(command, capture_output=True, check=False)
@@ -222,7 +223,7 @@ def _git_repository(source: Path) -> tuple[Path, str] | None:
 
 
 def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
-    """The project at a commit, in a clone of its own: the user's files stay as they are."""
+    """Check out the project at a commit, in a separate clone that leaves the user's files alone."""
     top, prefix = repository
     for command in (
         ["git", "clone", "--quiet", "--shared", "--no-checkout", str(top), str(target)],
@@ -233,7 +234,7 @@ def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
             raise VerificationError(
                 f"the commit {commit[:12]} cannot be checked out: {(done.stderr.strip() or '?').splitlines()[-1]}",
                 where=str(top),
-                hint="fetch the commit that the package names",
+                hint="fetch the commit that the package names into this repository",
             )
     return target / prefix
 
@@ -255,7 +256,7 @@ def _build_and_compare(
             reasons[verdict.variant] = f"not built: {missing.reason}"
     names = tuple(verdict.variant for verdict in verdicts if verdict.variant not in reasons)
     if names:
-        # Without the load: the published bytes are not judged by whether this machine can run them.
+        # Without loading: whether this machine can run the packages does not matter for the comparison.
         pipeline.build(
             pipeline.BuildRequest(directories=(source,), variants=names, out=target / "build", load=False), fresh
         )
@@ -268,7 +269,7 @@ def _build_and_compare(
 
 
 def _fresh(cache: Path, progress: Progress | None) -> Toolchains:
-    """The toolchains that the user has, and nothing built with them."""
+    """Return the user's toolchains with an empty build cache."""
     from kernel_builder.toolchain import Toolchains
 
     store = Toolchains().store.root
@@ -279,7 +280,7 @@ def _fresh(cache: Path, progress: Progress | None) -> Toolchains:
 
 
 def _compared(verdict: Verdict, published: Path, built: Path) -> Verdict:
-    """What differs. The provenance within the metadata says who built it, and may differ."""
+    """Compare two packages. The provenance in the metadata may differ, since it names the builder."""
     first, second = hash_tree(published).files, hash_tree(built).files
     differing = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]
     if "metadata.json" in differing:

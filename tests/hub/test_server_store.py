@@ -359,7 +359,7 @@ def test_export_and_import(start_hub: Callable[..., RunningHub], tmp_path: Path)
     api = outside.api()
     changed = CommitOperationAdd(f"build/{VARIANT}/__init__.py", b"def twice(x):\n    return x * 3\n")
     api.create_commit(KERNEL, [changed], commit_message="after the digest", repo_type="kernel", revision="v1")
-    with pytest.raises(VerificationError, match="not what its metadata says"):
+    with pytest.raises(VerificationError, match="do not match the metadata"):
         export_kernel(KERNEL, tmp_path / "never.tar", endpoint=outside.url)
     assert not (tmp_path / "never.tar").exists()
 

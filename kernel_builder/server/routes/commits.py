@@ -10,13 +10,12 @@ import shutil
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
-import yaml
 from anyio import to_thread
 from fastapi import APIRouter, Request, Response
-from frontmatter.default_handlers import YAMLHandler
 from pydantic import Field
 from starlette.responses import JSONResponse
 
+from kernel_builder import front_matter
 from kernel_builder.server import names
 from kernel_builder.server.git_objects import FileChange, LargeFile, read_pointer
 from kernel_builder.server.git_repository import GitRepository
@@ -43,23 +42,16 @@ def validate_yaml(body: Card, hub: TheHub) -> Response:
 
 
 def _front_matter_error(card: str, limit: int) -> str | None:
-    handler = YAMLHandler()
-    try:
-        front_matter = handler.split(card)[0] if handler.detect(card) else None
-    except ValueError:  # no second line of dashes: the card has no front matter
-        front_matter = None
-    if front_matter is None:
+    front, _ = front_matter.split(card)
+    if front is None:
         return None
-    if len(front_matter) > limit:
-        return f"has {len(front_matter)} characters; at most {limit} are allowed"
+    if len(front) > limit:
+        return f"has {len(front)} characters; at most {limit} are allowed"
     try:
-        # Not the handler's loader, which is libyaml's: deep nesting overflows its stack and kills the process.
-        metadata = yaml.safe_load(front_matter)
-    except (yaml.YAMLError, ValueError) as error:
-        return f"cannot be parsed: {error}"
-    except RecursionError:
-        return "is nested too deeply"
-    return None if isinstance(metadata, dict) else "is not a table of keys and values"
+        front_matter.parse(front)
+    except ValueError as error:
+        return str(error)
+    return None
 
 
 class PreuploadFile(Body):

@@ -16,12 +16,12 @@ from urllib.parse import quote, urlsplit
 
 import nh3
 from fastapi import APIRouter, Path, Request
-from frontmatter.default_handlers import YAMLHandler
 from jinja2 import Environment, PackageLoader, select_autoescape
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from kernel_builder import front_matter
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
@@ -203,12 +203,7 @@ def _card_source(repository: GitRepository, commit: str) -> str:
         return ""
     if entry.large or entry.size > CARD_BYTES:
         return f"The [card](README.md) has {entry.content_size / 1024:.0f} KiB and is too large to show here."
-    text = repository.trees.read(entry).decode("utf-8", "replace")
-    front_matter = YAMLHandler()
-    try:
-        return front_matter.split(text)[1].lstrip("\r\n") if front_matter.detect(text) else text
-    except ValueError:  # no second line of dashes
-        return text
+    return front_matter.split(repository.trees.read(entry).decode("utf-8", "replace"))[1]
 
 
 def _summary(card: str) -> str:

@@ -83,7 +83,7 @@ def test_a_signature_of_another_workflow_or_of_other_bytes_is_none(
 
 def test_without_an_identity_provider_nothing_is_signed(no_identity: None, doubling: Path) -> None:
     packages = sorted((doubling / "build").iterdir())
-    with pytest.raises(VerificationError, match="there is no identity provider here"):
+    with pytest.raises(VerificationError, match="this machine has no identity provider"):
         sign(packages)
     with pytest.raises(VerificationError, match="cannot read the identity token"):
         sign(packages, identity_token="not a token")
