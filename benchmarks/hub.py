@@ -1,8 +1,8 @@
-"""What our own Hub costs: every figure of docs/hub-figures.md, by the public clients over loopback.
+"""Measures the Hub server for docs/hub-figures.md, by the public clients over loopback.
 
     .venv/bin/python benchmarks/hub.py --json benchmarks/results/hub.json --markdown docs/hub-figures.md
 
-Server and clients share this machine's cores. The large files are random bytes, which no transfer can compress.
+Server and clients share this machine's cores. The large files are random bytes, which do not compress.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REPEATS = 5
 
 
 def write_kernel(directory: Path, size: int) -> Path:
-    """A kernel in Python with one large file: what is measured is the way, not the kernel."""
+    """Write a Python kernel with one large file of `size` bytes, and return the directory of its variant."""
     variant = directory / "build" / "torch-cpu"
     variant.mkdir(parents=True)
     (variant / "__init__.py").write_text("def twice(x):\n    return x * 2\n\n\n__all__ = ['twice']\n")
@@ -61,7 +61,7 @@ def write_kernel(directory: Path, size: int) -> Path:
 
 
 def write_random(path: Path, size: int) -> None:
-    """A file of random bytes, written in pieces."""
+    """Write a file of random bytes in blocks."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for start in range(0, size, 1 << 24):
@@ -70,7 +70,7 @@ def write_random(path: Path, size: int) -> None:
 
 @contextmanager
 def served(root: Path) -> Iterator[tuple[str, int]]:
-    """A Hub: its address and its process."""
+    """Run a Hub in the context; yields its address and its process id."""
     command = [
         BUILDER,
         "hub",
@@ -92,7 +92,7 @@ def served(root: Path) -> Iterator[tuple[str, int]]:
 
 
 def client(url: str, home: Path, code: str, **environment: str) -> dict[str, Any]:
-    """Run a program that uses the clients, in a fresh process; it prints one JSON object."""
+    """Run a program that uses the clients in a fresh process, and return the JSON object that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={
@@ -130,7 +130,7 @@ print(json.dumps({{"seconds": time.perf_counter() - began}}))
 
 
 def first_load(directory: Path) -> Figure:
-    """A load of a published kernel with an empty cache, beside a copy of its files."""
+    """Measure `get_kernel` with an empty cache, and a copy of the same files."""
     variant = write_kernel(directory / "kernel", BINARY)
     loads, copies = [], []
     with served(directory / "hub") as (url, _):
@@ -154,7 +154,7 @@ def first_load(directory: Path) -> Figure:
 
 
 def publishing(directory: Path) -> Figure:
-    """A package of many binaries: the first time, and again when nothing has changed."""
+    """Measure an upload of many binaries, and the same upload again without changes."""
     for number in range(BINARIES):
         write_random(directory / "kernel" / "build" / f"variant-{number:03}" / "kernel.abi3.so", BINARY_OF_MANY)
     taken = {}
@@ -194,17 +194,17 @@ def _load_at_once(home: str, barrier: Any, results: Any) -> None:
 
 
 def processor_seconds(pid: int) -> float:
-    """How long a process has computed."""
+    """Return the CPU time of a process, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def at_once(directory: Path) -> Figure:
-    """Many clients load the same kernel at once, each into a cache of its own."""
+    """Measure many clients that load the same kernel at once, each with an empty cache."""
     write_kernel(directory / "kernel", BINARY // 10)
     with served(directory / "hub") as (url, pid):
         client(url, directory / "publisher", PUBLISH.format(repo=KERNEL, folder=directory / "kernel"))
-        # The clients are forks of a process that has imported everything: it is loading that is measured.
+        # The clients are forks of a process that has imported everything, so that only the load is measured.
         os.environ.update(HF_ENDPOINT=url, HF_HUB_DISABLE_PROGRESS_BARS="1")
         import kernels  # noqa: F401
         import torch  # noqa: F401
@@ -246,15 +246,15 @@ def at_once(directory: Path) -> Figure:
 
 
 def peak(pid: int) -> int:
-    """The most memory that a process has had since `forget`, in bytes."""
+    """Return the peak resident memory of a process since `reset_peak`, in bytes."""
     status = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmHWM:\s*(\d+) kB", status)
     assert found is not None
     return int(found[1]) * 1024
 
 
-def forget(pid: int) -> None:
-    """Begin to watch a process's memory from here."""
+def reset_peak(pid: int) -> None:
+    """Reset the peak resident memory of a process."""
     Path(f"/proc/{pid}/clear_refs").write_text("5")
 
 
@@ -270,7 +270,7 @@ print(json.dumps({{"sha256": digest.hexdigest()}}))
 
 
 def memory(directory: Path) -> Figure:
-    """The server's memory while one huge file goes up, both ways, and comes down."""
+    """Measure the server's peak memory during uploads of one huge file by LFS and by Xet, and its download."""
     write_random(directory / "kernel" / "huge.so", HUGE)
     expected = subprocess.run(
         ["sha256sum", directory / "kernel" / "huge.so"], stdout=subprocess.PIPE, text=True, check=True
@@ -280,17 +280,17 @@ def memory(directory: Path) -> Figure:
         peaks["idle"] = peak(pid)
         for transfer, disabled in (("lfs", "1"), ("xet", "0")):
             repo = f"{KERNEL}-{transfer}"
-            forget(pid)
+            reset_peak(pid)
             code = PUBLISH.format(repo=repo, folder=directory / "kernel")
             seconds[f"{transfer}-up"] = client(url, directory / "home", code, HF_HUB_DISABLE_XET=disabled)["seconds"]
             peaks[f"{transfer}-up"] = peak(pid)
-        forget(pid)
+        reset_peak(pid)
         began = time.perf_counter()
         came = client(url, directory / "home", FETCH.format(url=url, repo=repo))["sha256"]
         seconds["down"] = time.perf_counter() - began
         peaks["down"] = peak(pid)
     if came != expected:
-        raise RuntimeError(f"what came down has the SHA-256 {came}, not {expected}")
+        raise RuntimeError(f"the downloaded file has the SHA-256 {came}, not {expected}")
     return Figure(
         "memory",
         f"peak memory of the server while a {HUGE // MB} MB file is uploaded and downloaded",
@@ -318,7 +318,7 @@ PACKAGES = ("huggingface_hub", "hf_xet", "kernels", "torch", "fastapi", "uvicorn
 
 
 def spoken(on: Mapping[str, Any]) -> str:
-    """The machine, in words."""
+    """Describe the machine in one line."""
     used = ", ".join(f"{name} {on[name]}" for name in ("python", *PACKAGES))
     return (
         f"{on['cpu']}, {on['cores']} cores, {on['system']}, {used}. One server process; the clients run on the "
@@ -327,12 +327,12 @@ def spoken(on: Mapping[str, Any]) -> str:
 
 
 def as_markdown(on: Mapping[str, Any], figures: Sequence[Figure]) -> str:
-    """The page, docs/hub-figures.md."""
+    """Return the page docs/hub-figures.md."""
     return page("Figures of the Hub", COMMAND, figures, spoken(on))
 
 
 def in_directory(measurement: Callable[[Path], Figure]) -> Figure:
-    """A figure, measured in a directory of its own."""
+    """Measure a figure in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="hub-figures-") as directory:
         return measurement(Path(directory))
 
@@ -340,7 +340,7 @@ def in_directory(measurement: Callable[[Path], Figure]) -> Figure:
 @click.command()
 @options(list(MEASUREMENTS))
 def main(only: tuple[str, ...], json_file: Path | None, markdown: Path | None) -> None:
-    """Measure what the Hub costs, in about two minutes on two cores; it needs 12 GB of disk for a while."""
+    """Measure the Hub, in about two minutes on two cores. Needs 12 GB of free disk space."""
     on = machine(*PACKAGES)
     status = measure(
         {name: partial(in_directory, one) for name, one in MEASUREMENTS.items()},

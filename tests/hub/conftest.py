@@ -1,4 +1,4 @@
-"""A real Hub on a loopback port, over a directory of the test's own."""
+"""Fixtures that run a real Hub on a loopback port, each on a directory of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from huggingface_hub import HfApi
 
 @dataclass
 class RunningHub:
-    """A Hub in a process of its own."""
+    """A Hub in a separate process."""
 
     url: str
     root: Path
@@ -27,23 +27,23 @@ class RunningHub:
     environment: dict[str, str] = field(default_factory=dict)
 
     def api(self, token: str | None = "any") -> HfApi:
-        """The public client, pointed here; `token=None` sends none."""
+        """Return the public client for this Hub; `token=None` sends no token."""
         return HfApi(endpoint=self.url, token=token or False)
 
     def kill(self) -> None:
-        """End it as the kernel ends a process: at once."""
+        """Kill the process with SIGKILL."""
         self.process.kill()
         self.process.wait()
 
     def stop(self) -> None:
-        """End it as an operator does."""
+        """Stop the process with SIGTERM, as an operator does."""
         self.process.terminate()
         self.process.wait(timeout=20)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def xet_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Lets the client's Xet remember what it sent to these Hubs in a directory of its own, not in the user's."""
+    """Keep the client's Xet cache of these Hubs apart from the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_XET_CACHE", str(tmp_path_factory.mktemp("xet")))
         yield
@@ -54,7 +54,7 @@ _number = count()
 
 @contextmanager
 def running_hub(directory: Path, *arguments: str, root: Path | None = None, **environment: str) -> Iterator[RunningHub]:
-    """A Hub that runs in the context; its log, and a home for clients, are in the directory."""
+    """Run a Hub in the context. Its log, and a home directory for clients, are in `directory`."""
     root = root or directory / "hub"
     log = directory / f"hub-{next(_number)}.log"
     code = "from kernel_builder.cli import main; main()"
@@ -80,7 +80,7 @@ def running_hub(directory: Path, *arguments: str, root: Path | None = None, **en
 
 @pytest.fixture
 def start_hub(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
-    """Starts Hubs: `start_hub("--trust", "org", root=…)`. All are ended after the test."""
+    """A function that starts Hubs: `start_hub("--trust", "org", root=…)`. All are killed after the test."""
     with ExitStack() as started:
 
         def start(*arguments: str, root: Path | None = None, **environment: str) -> RunningHub:

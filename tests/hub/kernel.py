@@ -1,4 +1,4 @@
-"""A small kernel, as the builder lays it out, for tests that are about the Hub and not about compilers."""
+"""A small kernel in the builder's layout, for tests that need no compiler."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ VARIANT = "torch-cpu"
 def write_kernel(
     directory: Path, *, repo_id: str = "kernels-community/twice", version: int = 1, factor: int = 2
 ) -> Path:
-    """Write a Python-only kernel: `twice(x)`, and one large file beside it."""
+    """Write a Python-only kernel with the function `twice(x)` and one large file."""
     variant = directory / "build" / VARIANT
     variant.mkdir(parents=True)
     (variant / "__init__.py").write_text(f"def twice(x):\n    return x * {factor}\n\n\n__all__ = ['twice']\n")

@@ -1,4 +1,4 @@
-"""The page of the Hub's figures is what was measured."""
+"""The page of the Hub's figures shows the committed results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The unmodified clients, in processes of their own, against a real Hub on loopback."""
+"""The unmodified public clients, in separate processes, against a real Hub on loopback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KERNEL = "kernels-community/twice"
 
 
 def publish(hub: RunningHub, directory: Path, branch: str = "v1", repo_id: str = KERNEL) -> str:
-    """What a publisher does, with the client's own calls."""
+    """Publish a directory with the client's own calls."""
     api = hub.api()
     api.create_repo(repo_id, repo_type="kernel", exist_ok=True)
     api.create_branch(repo_id, branch=branch, repo_type="kernel", exist_ok=True)
@@ -32,7 +32,7 @@ def publish(hub: RunningHub, directory: Path, branch: str = "v1", repo_id: str =
 
 
 def python(hub: RunningHub, code: str, home: Path, **environment: str) -> str:
-    """Run a program that uses the clients."""
+    """Run a program that uses the clients, and return its output."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**hub.environment, "HF_HOME": str(home), **environment},
@@ -68,7 +68,7 @@ print(get_kernel("strangers/twice", version=1, trust_remote_code=True).twice(tor
     assert answer[:3] == ["2.0", "3.0", "True"]
     assert VARIANT in answer[3]
     assert "not from a trusted publisher" in answer[4] and answer[5] == "4.0"
-    # What get_kernel needs without a Hub: the branch under its name, and the whole of it.
+    # Without a Hub, get_kernel needs a snapshot of the whole branch in the cache.
     python(
         hub,
         f"from huggingface_hub import HfApi\nHfApi().snapshot_download('{KERNEL}', repo_type='kernel', revision='v1')",
@@ -108,7 +108,7 @@ for command in {commands!r}:
 
 @pytest.fixture
 def older_client(pytestconfig: pytest.Config) -> Path:
-    """A directory with huggingface_hub 1.33 and what it needs; kept in pytest's cache."""
+    """A directory with huggingface_hub 1.33 and its dependencies; kept in pytest's cache."""
     target = pytestconfig.cache.mkdir("huggingface_hub-1.33.0") / "site"
     if not target.exists():
         staging = target.with_name(f"new-{os.getpid()}")
@@ -120,7 +120,7 @@ def older_client(pytestconfig: pytest.Config) -> Path:
     return target
 
 
-def test_the_older_client_reads(hub: RunningHub, older_client: Path, tmp_path: Path) -> None:
+def test_the_older_client_reads_and_manages_repositories(hub: RunningHub, older_client: Path, tmp_path: Path) -> None:
     publish(hub, write_kernel(tmp_path / "one"))
     code = f"""
 import huggingface_hub
@@ -139,7 +139,7 @@ api.move_repo("kernels-community/older", "kernels-community/old", repo_type="ker
 try:
     api.create_commit("kernels-community/old", [], commit_message="m", repo_type="kernel")
 except ValueError as error:
-    print(error)  # the client's own refusal, before it asks anybody
+    print(error)  # the client itself refuses
 api.delete_repo("kernels-community/old", repo_type="kernel")
 print(api.repo_exists("kernels-community/old", repo_type="kernel"))
 """
@@ -243,8 +243,8 @@ def test_the_same_files_are_not_sent_again(hub: RunningHub, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("transfer", ["xet", "lfs"])
-def test_both_ways_of_sending_large_files(hub: RunningHub, tmp_path: Path, transfer: str) -> None:
-    binary = Path(sys.executable).resolve().read_bytes() + os.urandom(300_000)  # compresses in part, as objects do
+def test_large_files_by_xet_and_by_lfs(hub: RunningHub, tmp_path: Path, transfer: str) -> None:
+    binary = Path(sys.executable).resolve().read_bytes() + os.urandom(300_000)  # partly compressible, as binaries are
     (tmp_path / "x.so").write_bytes(binary)
     code = f"""
 from huggingface_hub import HfApi
@@ -258,9 +258,7 @@ api.upload_file(path_or_fileobj="{tmp_path}/x.so", path_in_repo="x.so", repo_id=
     assert Path(got).read_bytes() == binary
 
 
-def test_what_a_client_remembers_of_another_hub_is_in_nobodys_way(
-    start_hub: Callable[..., RunningHub], tmp_path: Path
-) -> None:
+def test_a_clients_xet_cache_of_another_hub_does_no_harm(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     hub = start_hub()
     code = """
 from huggingface_hub import HfApi
@@ -275,7 +273,7 @@ for repo in ("one/twice", "two/twice"):
     assert anew.url == hub.url and anew.api().file_exists("two/twice", f"build/{VARIANT}/table.bin", repo_type="kernel")
 
 
-def test_publishers_at_once_on_two_servers_all_end_up_in_the_history(
+def test_concurrent_commits_on_two_servers_are_all_in_the_history(
     start_hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
     one, two = start_hub(), start_hub()

@@ -1,4 +1,4 @@
-"""The pages for people, in a real browser, without JavaScript."""
+"""The web pages, in a real browser, without JavaScript."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def publish(hub: RunningHub, directory: Path, token: str = "any") -> None:
         )
 
 
-def test_a_person_finds_the_kernel_and_the_line_that_loads_it(hub: RunningHub, browser: object, tmp_path: Path) -> None:
+def test_the_pages_show_the_kernel_and_the_line_that_loads_it(hub: RunningHub, browser: object, tmp_path: Path) -> None:
     publish(hub, tmp_path / "kernel")
     asked: list[str] = []
     page = browser.new_context(java_script_enabled=False).new_page()  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def test_a_person_finds_the_kernel_and_the_line_that_loads_it(hub: RunningHub, b
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
 
 
-def test_a_card_cannot_do_anything(hub: RunningHub, browser: object, tmp_path: Path) -> None:
+def test_hostile_cards_and_names_run_no_script(hub: RunningHub, browser: object, tmp_path: Path) -> None:
     publish(hub, tmp_path / "kernel")
     page = browser.new_context().new_page()  # type: ignore[attr-defined]
     asked: list[str] = []
@@ -128,7 +128,7 @@ def test_a_card_cannot_do_anything(hub: RunningHub, browser: object, tmp_path: P
     assert page.goto(f"{hub.url}/kernels/no/such").status == 404 and "no kernel repository" in page.inner_text("main")
 
 
-def test_a_private_kernel_is_shown_to_who_logs_in(
+def test_a_private_kernel_is_shown_after_login(
     start_hub: Callable[..., RunningHub], browser: object, tmp_path: Path
 ) -> None:
     file = tmp_path / "tokens.json"

@@ -1,4 +1,4 @@
-"""What the Hub keeps, from whom, and what is left of it when things go wrong."""
+"""Permissions, crashes, full disks, object stores, and export and import."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_tokens_and_private_repositories(start_hub: Callable[..., RunningHub], t
     with pytest.raises(HfHubHTTPError, match="Invalid user token"):
         hub.api("hf_wrong").whoami()
 
-    # Knowing the digest of what others keep private is not enough to read it.
+    # To know the digest of a private file is not enough to read it.
     sha256 = hashlib.sha256((kernel / "build" / VARIANT / "table.bin").read_bytes()).hexdigest()
     hub.api(other).create_repo("theirs/copy", repo_type="kernel")
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize 1280000\n".encode()
@@ -108,8 +108,8 @@ BODIES = {
 VALUES = {"revision": "main", "path": ".gitattributes", "number": "1", "sha256": "0" * 64}
 
 
-def test_a_private_repository_is_nowhere(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    """On every route that names a repository, what strangers get is what they get for one that does not exist."""
+def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    """Strangers get the same answers for a private repository as for one that does not exist."""
     file = tmp_path / "tokens.json"
     writer = tokens.add(file, "ci", read=(), write=("ours",))
     stranger = tokens.add(file, "guest", read=(), write=("theirs",))
@@ -141,7 +141,7 @@ def test_a_private_repository_is_nowhere(start_hub: Callable[..., RunningHub], t
             assert answers[0][0] == (403 if query else 404), (method, route, answers[0])
 
 
-def test_what_listens_to_others_needs_tokens_and_the_server_its_extra() -> None:
+def test_a_public_address_needs_tokens_and_the_server_its_extra() -> None:
     code = "from kernel_builder.cli import main; main()"
     command = [sys.executable, "-c", code, "hub", "serve", "--host", "0.0.0.0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -151,11 +151,11 @@ def test_what_listens_to_others_needs_tokens_and_the_server_its_extra() -> None:
     assert done.returncode == 1 and "torch-kernel-builder[hub]" in done.stderr
 
 
-def test_read_only_and_foreign_pages(start_hub: Callable[..., RunningHub]) -> None:
+def test_read_only_and_foreign_host_names(start_hub: Callable[..., RunningHub]) -> None:
     hub = start_hub("--read-only")
     with pytest.raises(HfHubHTTPError, match="read-only"):
         hub.api().create_repo(KERNEL, repo_type="kernel")
-    # A page in somebody's browser that has its own name lead to loopback.
+    # A web page whose own host name resolves to loopback.
     assert requests.get(f"{hub.url}/api/kernels", headers={"Host": "evil.example"}).status_code == 400
 
 
@@ -165,14 +165,14 @@ def test_read_only_and_foreign_pages(start_hub: Callable[..., RunningHub]) -> No
 def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
     start_hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
-    """Publishers go on while the Hub is killed and started again; what they were told is in the history."""
+    """Publish while the Hub is killed and started again; every acknowledged commit is in the history."""
     hub = start_hub()
     port = hub.url.rpartition(":")[2]
     hub.api().create_repo(KERNEL, repo_type="kernel")
     acknowledged: dict[str, bytes] = {}
     stop = threading.Event()
 
-    def go_on(number: int) -> None:
+    def publish_until_stopped(number: int) -> None:
         step = 0
         while not stop.is_set():
             step += 1
@@ -183,7 +183,7 @@ def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
             except (requests.RequestException, AssertionError):
                 time.sleep(0.05)
 
-    threads = [threading.Thread(target=go_on, args=(number,)) for number in range(3)]
+    threads = [threading.Thread(target=publish_until_stopped, args=(number,)) for number in range(3)]
     for thread in threads:
         thread.start()
     for _ in range(3):
@@ -208,7 +208,7 @@ def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
 
 
 def _send(url: str, path: str, data: bytes) -> None:
-    """Publish one large file, as the client does, without its retries."""
+    """Publish one large file as the client does, but without retries."""
     sha256 = hashlib.sha256(data).hexdigest()
     headers = {"Authorization": "Bearer any"}
     batch = requests.post(
@@ -227,7 +227,7 @@ def _send(url: str, path: str, data: bytes) -> None:
     requests.post(f"{url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=10).raise_for_status()
 
 
-def test_check_mends_what_was_left_and_names_what_was_lost(
+def test_check_mends_traces_of_crashes_and_reports_damage(
     hub: RunningHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = publish(hub, write_kernel(tmp_path / "one"))
@@ -239,9 +239,9 @@ def test_check_mends_what_was_left_and_names_what_was_lost(
     orphan = hub.root / "large" / "00" / "00" / ("0" * 64)
     orphan.parent.mkdir(parents=True)
     orphan.touch()
-    # A lock that a killed server left is in nobody's way.
+    # A git lock that a killed server left does not block a commit.
     assert publish(hub, write_kernel(tmp_path / "two", factor=5)) != commit
-    assert not list(mend.check(Hub(Settings(hub.root))))  # too new: a server may be at it
+    assert not list(mend.check(Hub(Settings(hub.root))))  # too new: a server may be using them
     (repository / "refs/heads/v1.lock").touch()
     checked = Hub(Settings(hub.root))
     found = list(mend.check(checked, now=time.time() + 3600))
@@ -250,7 +250,7 @@ def test_check_mends_what_was_left_and_names_what_was_lost(
     )
     assert not list(mend.check(checked, now=time.time() + 3600))
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
-    with checked.storing():  # an upload that takes long
+    with checked.storing():  # a long upload
         assert ["run this again" in item.what for item in mend.check(checked)] == [True]
 
     table = next(path for path in (hub.root / "large").rglob("*") if path.is_file() and path.stat().st_size > 1000)
@@ -268,7 +268,7 @@ def test_check_mends_what_was_left_and_names_what_was_lost(
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 4 MB."""
+    """A file system of 4 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
@@ -278,7 +278,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
-def test_a_full_disk_is_a_clear_error_and_the_hub_goes_on(
+def test_a_full_disk_is_a_clear_error_and_the_hub_keeps_running(
     start_hub: Callable[..., RunningHub], small_disk: Path, tmp_path: Path
 ) -> None:
     hub = start_hub(root=small_disk / "hub")
@@ -287,7 +287,7 @@ def test_a_full_disk_is_a_clear_error_and_the_hub_goes_on(
     large = os.urandom(6_000_000)
     with pytest.raises(HfHubHTTPError, match="no space left"):
         api.create_commit(KERNEL, [CommitOperationAdd("x.so", large)], commit_message="large", repo_type="kernel")
-    with pytest.raises(requests.HTTPError, match="507"):  # the disk is full while the file comes
+    with pytest.raises(requests.HTTPError, match="507"):  # the disk becomes full during the upload
         _send(hub.url, "x.so", large)
     assert not list((hub.root / "incoming").iterdir())
     api.create_commit(KERNEL, [CommitOperationAdd("small", b"fits")], commit_message="fits", repo_type="kernel")
@@ -297,7 +297,7 @@ def test_a_full_disk_is_a_clear_error_and_the_hub_goes_on(
 
 
 def test_large_files_in_an_object_store(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    """S3's protocol, by a server of its own."""
+    """Two Hubs share an S3 bucket, served by moto."""
     boto = pytest.importorskip("botocore.session")
     server = pytest.importorskip("moto.server")
     endpoint = server.ThreadedMotoServer(port=0, ip_address="127.0.0.1")
@@ -325,7 +325,7 @@ def test_large_files_in_an_object_store(start_hub: Callable[..., RunningHub], tm
         endpoint.stop()
 
 
-# Into and out of an air gap
+# Export and import
 
 
 def test_export_and_import(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:

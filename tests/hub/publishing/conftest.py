@@ -1,4 +1,4 @@
-"""Projects with packages, built once and copied."""
+"""Projects with packages that are built once and copied for each test."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture
 def scale(_built: Callable[..., Path], tmp_path: Path) -> Path:
-    """A compiled project with a package for the CPU of this machine."""
+    """A compiled project with a package for this machine's CPU."""
     return Path(shutil.copytree(_built("stable-scale", CPU), tmp_path / "stable-scale"))
 
 
 @pytest.fixture
 def doubling(_built: Callable[..., Path], tmp_path: Path) -> Path:
-    """A project in Python with packages for CPU and CUDA."""
+    """A Python project with packages for CPU and CUDA."""
     return Path(shutil.copytree(_built("python-only"), tmp_path / "python-only"))
 
 
 @pytest.fixture
 def no_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No identity provider, though this may be continuous integration."""
+    """Hide the identity provider of continuous integration."""
     for name in [name for name in os.environ if name.startswith(("GITHUB_", "ACTIONS_", "GITLAB_", "CI"))]:
         monkeypatch.delenv(name)
 
 
 @pytest.fixture
 def sigstore(no_identity: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[sigstore_instance.Running]:
-    """An instance, whose roots of trust take the place of the public one's."""
+    """A running Sigstore, whose roots of trust replace the public ones."""
     with sigstore_instance.running() as instance:
         ours = classmethod(lambda cls, offline=False: cls.from_json(instance.trust))
         monkeypatch.setattr(ClientTrustConfig, "production", ours)
@@ -69,7 +69,7 @@ def sigstore(no_identity: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[sig
 
 
 def edit(package: Path, name: str, before: str, after: str) -> None:
-    """Change a file of a package, and bring its digest up to date."""
+    """Change a file of a package, and update the digest in its metadata."""
     file = package / name
     text = file.read_text()
     assert before in text
@@ -81,11 +81,11 @@ def edit(package: Path, name: str, before: str, after: str) -> None:
 
 
 def tree(hub: RunningHub, repo_id: str, revision: str) -> dict[str, str]:
-    """Path -> content's hash, of every file of a revision, as the public client lists them."""
+    """Return path -> hash of every file of a revision, as the public client lists them."""
     entries = hub.api().list_repo_tree(repo_id, recursive=True, revision=revision, repo_type="kernel")
     return {e.path: e.lfs.sha256 if e.lfs else e.blob_id for e in entries if hasattr(e, "blob_id")}
 
 
 def commits(hub: RunningHub, repo_id: str, revision: str) -> int:
-    """How many commits a branch has."""
+    """Return the number of commits of a branch."""
     return len(hub.api().list_repo_commits(repo_id, repo_type="kernel", revision=revision))

@@ -1,8 +1,8 @@
-"""A Sigstore of the tests' own: a certificate authority, the two logs, and the roots of trust that name them.
+"""A Sigstore instance for tests: a certificate authority, the two logs, and the roots of trust that name them.
 
-It speaks what `sigstore` speaks to the public one, and signs as that does: certificates for the identity in a token,
-with a timestamp of the certificates' log; entries of the signatures' log with a promise, a proof and a checkpoint.
-Unlike the public one it believes any token.
+It speaks the protocol of the public instance and signs in the same way: certificates for the identity in a token, with
+a timestamp of the certificate log, and entries of the signature log with a promise, a proof and a checkpoint. Unlike
+the public instance it accepts any token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TIMESTAMPS = ObjectIdentifier("1.3.6.1.4.1.11129.2.4.2")
 
 
 def token(repository: str, workflow: str) -> str:
-    """What GitHub would give a workflow's job; nobody has signed it."""
+    """Return an unsigned identity token like the one that GitHub gives to a workflow's job."""
     claims = {"iss": GITHUB, "aud": "sigstore", "sub": workflow, "repository": repository, "job_workflow_ref": workflow}
     now = int(time.time())
     parts = ({"alg": "RS256", "typ": "JWT"}, {**claims, "iat": now, "nbf": now - 60, "exp": now + 600})
@@ -47,13 +47,13 @@ def _public(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _text(value: str) -> bytes:
-    """A UTF8String in DER, shorter than 256 bytes."""
+    """Encode a text of less than 256 bytes as a DER UTF8String."""
     data = value.encode()
     return (b"\x0c" + (bytes([len(data)]) if len(data) < 128 else b"\x81" + bytes([len(data)]))) + data
 
 
 class Instance:
-    """The keys, and what is signed with them."""
+    """The keys of the instance, and the answers that are signed with them."""
 
     def __init__(self) -> None:
         self._authority, self._certificates, self._signatures = (ec.generate_private_key(ec.SECP256R1()) for _ in "123")
@@ -86,7 +86,7 @@ class Instance:
         )
 
     def certificate(self, request: dict[str, Any], sent: str) -> dict[str, Any]:
-        """What Fulcio answers."""
+        """Return Fulcio's answer to a certificate request."""
         part = sent.split(".")[1]
         claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
         workflow = f"https://github.com/{claims['job_workflow_ref']}"
@@ -116,7 +116,7 @@ class Instance:
         return {"signedCertificateEmbeddedSct": {"chain": {"certificates": chain}}}
 
     def _timestamp(self, certificate: bytes) -> bytes:
-        """The certificates' log's signed timestamp (RFC 6962, 3.2), as the list that a certificate embeds."""
+        """Return the certificate log's signed timestamp (RFC 6962, 3.2), as the list that a certificate embeds."""
         now = int(time.time() * 1000)
         issuer = hashlib.sha256(_public(self._authority)).digest()
         entry = issuer + len(certificate).to_bytes(3, "big") + certificate
@@ -127,7 +127,7 @@ class Instance:
         return b"\x04" + (b"\x81" if len(listed) > 127 else b"") + bytes([len(listed)]) + listed
 
     def entry(self, proposed: dict[str, Any]) -> dict[str, Any]:
-        """What Rekor answers. Every entry is the only one of a tree of its own."""
+        """Return Rekor's answer to a new entry. Every entry is the only one of its tree."""
         body = json.dumps(proposed, sort_keys=True, separators=(",", ":")).encode()
         log = hashlib.sha256(_public(self._signatures)).hexdigest()
         entry = {
@@ -153,7 +153,7 @@ class Instance:
         return {root.hexdigest(): {**entry, "verification": verification}}
 
     def trust(self, url: str) -> dict[str, Any]:
-        """The roots of trust, and where the parts are, as `sigstore` reads a client's trust configuration."""
+        """Return the trust configuration for `sigstore`: the roots of trust and the addresses of the services."""
         since = {"start": (datetime.now(timezone.utc) - timedelta(hours=1)).isoformat().replace("+00:00", "Z")}
 
         def log(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
@@ -200,9 +200,10 @@ class Instance:
 
 @dataclass(frozen=True)
 class Running:
-    """An instance that listens.
+    """A running instance.
 
     Attributes:
+        url: Its address.
         trust: Its trust configuration, as JSON.
     """
 
@@ -210,7 +211,7 @@ class Running:
     trust: str
 
     def job_of(self, repository: str, workflow: str) -> dict[str, str]:
-        """What the environment of a GitHub job tells of where it gets its identity."""
+        """Return the environment variables by which a GitHub job gets its identity."""
         asked = urlencode({"repository": repository, "workflow": workflow})
         return {
             "GITHUB_ACTIONS": "true",
@@ -221,7 +222,7 @@ class Running:
 
 @contextmanager
 def running() -> Iterator[Running]:
-    """An instance that listens in the context."""
+    """Run an instance in the context."""
     instance = Instance()
 
     class Handler(BaseHTTPRequestHandler):

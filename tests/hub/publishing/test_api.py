@@ -1,4 +1,4 @@
-"""What a package offers its users, read from its files and told by the module itself."""
+"""The API of a package, read from its files and inspected in the loaded module."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def package(root: Path, ops: str = OPS, module: str = MODULE) -> Path:
     return root
 
 
-def test_names_and_how_they_are_called(tmp_path: Path) -> None:
+def test_names_and_their_parameters(tmp_path: Path) -> None:
     read = package_api.read(package(tmp_path / "torch-cuda"))
     calls = {name: (member.kind, member.call) for name, member in read.members.items()}
     assert calls == {
@@ -90,7 +90,7 @@ def test_names_and_how_they_are_called(tmp_path: Path) -> None:
         ("*more: int, ", "*, ", None),
     ],
 )
-def test_differences_are_what_a_caller_can_tell(
+def test_differences_are_those_that_callers_notice(
     tmp_path: Path, before: str, after: str, told: list[str] | None
 ) -> None:
     older = package_api.read(package(tmp_path / "older"))
@@ -100,13 +100,13 @@ def test_differences_are_what_a_caller_can_tell(
     assert not older.differences(older)
 
 
-def test_a_name_that_goes_and_one_that_comes(tmp_path: Path) -> None:
+def test_removed_and_new_names(tmp_path: Path) -> None:
     older = package_api.read(package(tmp_path / "older"))
     newer = package_api.read(package(tmp_path / "newer", module=MODULE.replace('"EPSILON"', '"EPS"')))
     assert set(older.differences(newer)) == {"attribute EPS is new", "attribute EPSILON is gone"}
 
 
-def test_packages_of_older_builders_have_a_directory_with_everything(tmp_path: Path) -> None:
+def test_packages_of_older_builders_have_an_inner_directory(tmp_path: Path) -> None:
     flat = package_api.read(package(tmp_path / "flat" / "torch-cuda"))
     nested = tmp_path / "nested" / "torch-cuda"
     package(nested / "my_kernel")
@@ -138,7 +138,7 @@ def _schemed(x):
 """
 
 
-def test_operators_that_are_defined_in_python(tmp_path: Path) -> None:
+def test_operators_defined_in_python(tmp_path: Path) -> None:
     older = package_api.read(package(tmp_path / "older", ops=OPS + IN_PYTHON))
     assert older.ops == {
         "scaled": "scaled(Tensor x, float factor=2.) -> Tensor",
@@ -155,7 +155,7 @@ def test_operators_that_are_defined_in_python(tmp_path: Path) -> None:
     )
 
 
-def test_the_files_tell_what_the_loaded_module_tells(scale: Path) -> None:
+def test_the_files_and_the_loaded_module_have_the_same_api(scale: Path) -> None:
     (built,) = (scale / "build").iterdir()
     read, loaded = package_api.read(built), package_api.loaded(built)
     assert loaded is not None

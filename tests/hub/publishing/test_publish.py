@@ -32,19 +32,19 @@ BUILDER = str(Path(sys.executable).with_name("kernel-builder"))
 
 
 def put(hub: RunningHub, project: Path, repo_id: str = DOUBLING, **options: object) -> Published:
-    """Publish packages that need not be loaded again."""
+    """Publish a project without loading its packages."""
     given = {"repo_id": repo_id, "endpoint": hub.url, "token": "any", "load": False, **options}
     return publish(PublishRequest(project, **given))  # type: ignore[arg-type]
 
 
 @pytest.fixture
 def quick(doubling: Path) -> Path:
-    """A project with a single package, which this machine cannot load."""
+    """A project with one package, which this machine cannot load."""
     shutil.rmtree(doubling / "build" / CPU)
     return doubling
 
 
-def test_what_is_published_is_what_the_client_loads(hub: RunningHub, scale: Path) -> None:
+def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> None:
     (scale / "CARD.md").write_text("---\nlibrary_name: kernels\nwidget: kept\n---\n\n# Scale\n\nMy own words.\n")
     results, docs = scale.parent / "benchmarks/results", scale.parent / "docs/kernels"
     for directory in (results, docs, scale.parent / ".git"):
@@ -89,10 +89,10 @@ def test_what_is_published_is_what_the_client_loads(hub: RunningHub, scale: Path
     (scale / "README.md").write_text(card)
     again = put(hub, scale, REPO)
     assert again.builds.sent == () and again.main and again.main.sent == () and not again.main.removed
-    assert commits(hub, REPO, "v1") == 2  # the Hub's own, and ours
+    assert commits(hub, REPO, "v1") == 2  # the Hub's first commit, and the publication
 
 
-def test_built_and_published_at_once(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
+def test_build_and_upload(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:
     shutil.rmtree(doubling / "build")
     command = [BUILDER, "build-and-upload", doubling, "--repo-id", "org/", "--no-load", "--json"]
     environment = {**hub.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")}
@@ -112,7 +112,7 @@ def test_variants_are_kept_or_pruned(hub: RunningHub, doubling: Path, tmp_path: 
     shutil.move(cuda, doubling / "build" / CUDA)
 
 
-def test_no_variant_is_left_with_another_api(hub: RunningHub, doubling: Path) -> None:
+def test_no_variant_keeps_another_api(hub: RunningHub, doubling: Path) -> None:
     put(hub, doubling)
     before = tree(hub, DOUBLING, "v1")
     for name in (CPU, CUDA):
@@ -128,7 +128,7 @@ def test_no_variant_is_left_with_another_api(hub: RunningHub, doubling: Path) ->
     assert put(hub, doubling).api_changes == ("doubled(x) becomes doubled(y)",)
 
 
-def test_packages_of_another_tool_count(hub: RunningHub, quick: Path) -> None:
+def test_packages_of_other_tools_are_compared(hub: RunningHub, quick: Path) -> None:
     put(hub, quick)
     older = {"build/torch-rocm/python_only/__init__.py": (quick / "build" / CUDA / "__init__.py").read_bytes()}
 
@@ -145,14 +145,14 @@ def test_packages_of_another_tool_count(hub: RunningHub, quick: Path) -> None:
         put(hub, quick)
 
 
-def test_packages_of_two_apis_are_not_published(hub: RunningHub, quick: Path) -> None:
+def test_packages_with_different_apis_are_not_published(hub: RunningHub, quick: Path) -> None:
     shutil.copytree(quick / "build" / CUDA, quick / "build" / "torch-xpu")
     edit(quick / "build/torch-xpu", "metadata.json", '"cuda"', '"xpu"')
     with pytest.raises(KernelBuilderError, match=r"fail their checks|differs from that of"):
         put(hub, quick)
 
 
-def test_two_publishers_at_once_both_end_up_on_the_branch(hub: RunningHub, doubling: Path) -> None:
+def test_two_concurrent_publishers_both_succeed(hub: RunningHub, doubling: Path) -> None:
     other = Path(shutil.copytree(doubling, doubling.with_name("other")))
     shutil.rmtree(doubling / "build" / CUDA)
     shutil.rmtree(other / "build" / CPU)
@@ -162,7 +162,7 @@ def test_two_publishers_at_once_both_end_up_on_the_branch(hub: RunningHub, doubl
     assert {path.split("/")[1] for path in tree(hub, DOUBLING, "v1") if path.startswith("build/")} == {CPU, CUDA}
 
 
-def test_pull_requests_leave_the_branches_alone(hub: RunningHub, quick: Path) -> None:
+def test_pull_requests_do_not_change_the_branches(hub: RunningHub, quick: Path) -> None:
     put(hub, quick)
     before = tree(hub, DOUBLING, "v1"), tree(hub, DOUBLING, "main")
     edit(quick / "build" / CUDA, "__init__.py", "Doubling in Python", "Doubling")
@@ -192,7 +192,7 @@ def test_versions_and_other_branches(hub: RunningHub, quick: Path) -> None:
     assert not {path for path in tree(hub, DOUBLING, "v2") if not path.startswith((".", "build/"))}
 
 
-def test_a_signature_stays_while_what_it_signs_does(hub: RunningHub, quick: Path) -> None:
+def test_a_signature_is_kept_while_its_metadata_is_unchanged(hub: RunningHub, quick: Path) -> None:
     put(hub, quick)
     path = f"build/{CUDA}/metadata.json.sigstore"
     hub.api().create_commit(
@@ -230,7 +230,7 @@ def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
         ({"repo_id": None}, ConfigError, "there is no repository to publish to"),
     ],
 )
-def test_what_is_asked_for_is_checked_first(
+def test_wrong_requests_are_refused(
     hub: RunningHub, quick: Path, options: dict[str, Any], error: type[KernelBuilderError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -252,7 +252,9 @@ def test_a_package_of_another_version_is_not_published(hub: RunningHub, quick: P
         put(hub, quick)
 
 
-def test_who_may_not_write_is_told_so(start_hub: Callable[..., RunningHub], quick: Path, tmp_path: Path) -> None:
+def test_missing_write_permission_is_reported(
+    start_hub: Callable[..., RunningHub], quick: Path, tmp_path: Path
+) -> None:
     tokens = tmp_path / "tokens.json"
 
     def token(scope: str, organisation: str) -> str:
@@ -273,7 +275,7 @@ def test_who_may_not_write_is_told_so(start_hub: Callable[..., RunningHub], quic
 
 
 class Cable:
-    """A connection to a Hub that is cut for good after some bytes from the client."""
+    """A proxy to a Hub that closes all connections after a number of bytes from the client."""
 
     def __init__(self, hub: RunningHub, limit: int | None) -> None:
         self.port = int(hub.url.rpartition(":")[2])
@@ -305,11 +307,13 @@ class Cable:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def test_cut_at_every_tenth_it_ends_the_same(
+def test_a_repeated_upload_after_a_cut_at_every_tenth_completes_it(
     start_hub: Callable[..., RunningHub], quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
-    monkeypatch.setattr("huggingface_hub.utils._http.time.sleep", lambda seconds: None)  # before the client tries again
+    monkeypatch.setattr(
+        "huggingface_hub.utils._http.time.sleep", lambda seconds: None
+    )  # the client's wait before a retry
     large = quick / "build" / CUDA / "table.py"
     large.write_text("".join(f"# {number:0100}\n" for number in range(15_000)))
     edit(quick / "build" / CUDA, "table.py", "#", "#")
@@ -327,7 +331,7 @@ def test_cut_at_every_tenth_it_ends_the_same(
         assert tree(hub, f"org/cut-{tenth}", "v1") == wanted[0]
 
 
-def test_killed_at_any_moment_it_ends_the_same(hub: RunningHub, quick: Path) -> None:
+def test_a_repeated_upload_after_a_kill_completes_it(hub: RunningHub, quick: Path) -> None:
     def start(repo_id: str) -> subprocess.Popen[bytes]:
         command = [BUILDER, "upload", quick, "--repo-id", repo_id, "--no-load", "--quiet"]
         return subprocess.Popen(command, env=hub.environment)
@@ -335,7 +339,7 @@ def test_killed_at_any_moment_it_ends_the_same(hub: RunningHub, quick: Path) -> 
     began = time.monotonic()
     assert start("org/whole").wait() == 0
     seconds = time.monotonic() - began
-    for part in range(4, 8):  # before that it only reads
+    for part in range(4, 8):  # the first half of the time it only reads
         running = start("org/killed")
         time.sleep(seconds * part / 8)
         running.kill()
@@ -346,7 +350,7 @@ def test_killed_at_any_moment_it_ends_the_same(hub: RunningHub, quick: Path) -> 
     assert commits(hub, "org/killed", "v1") == 2
 
 
-def test_equal_binaries_are_sent_once(hub: RunningHub, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_files_are_sent_once(hub: RunningHub, quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", True)
     package = quick / "build" / CUDA
     for name in ("one.py", "two.py"):
@@ -357,14 +361,14 @@ def test_equal_binaries_are_sent_once(hub: RunningHub, quick: Path, monkeypatch:
     assert sum(request.get("method") == "PUT" for request in requests) == 1
 
 
-def test_a_hub_that_is_not_there(quick: Path) -> None:
+def test_an_unreachable_hub(quick: Path) -> None:
     with pytest.raises(HubError, match="cannot look at the repository") as raised:
         publish(PublishRequest(quick, repo_id=DOUBLING, endpoint="http://127.0.0.1:9", token="any", load=False))
     assert raised.value.hint and "same command again" in raised.value.hint
 
 
-def test_a_name_that_another_type_of_repository_has(quick: Path) -> None:
-    """As a Hub of all types answers; ours has kernels only."""
+def test_a_name_taken_by_another_type_of_repository(quick: Path) -> None:
+    """The stub answers as huggingface.co does; the project's own Hub has kernels only."""
 
     class Models(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

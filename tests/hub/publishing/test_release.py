@@ -1,4 +1,4 @@
-"""The workflows: valid, careful, and rehearsed against our own Hub, step by step as they stand."""
+"""The GitHub workflows: valid, safe, and run step by step against a local Hub."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ def run(*command: str | Path, **options: Any) -> str:
     return done.stdout
 
 
-def test_workflows_and_actions_are_what_github_reads() -> None:
+def test_workflows_and_actions_match_githubs_schemas() -> None:
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-workflows", *WORKFLOWS)
     run(BIN / "check-jsonschema", "--builtin-schema", "vendor.github-actions", *ACTIONS)
 
 
-def test_workflows_are_careful() -> None:
-    """Actions pinned by hash, no more permissions than needed, nothing of the outside in a command."""
+def test_workflows_are_safe() -> None:
+    """Actions are pinned by hash, permissions are minimal, and no untrusted text is part of a command."""
     run(BIN / "zizmor", "--offline", "--quiet", ROOT / ".github")
     for file in [*WORKFLOWS, *ACTIONS]:
         for used, comment in re.findall(r"uses: (\S+)(.*)", file.read_text()):

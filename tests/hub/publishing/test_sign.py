@@ -1,4 +1,4 @@
-"""Signatures: made with `sigstore`, read by the unmodified client, both at an instance of the tests' own."""
+"""Signatures made with `sigstore` and read by the unmodified client, both with a local Sigstore."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ TRUSTED = (
 OURS = ("org/kernels", "org/kernels/.github/workflows/release.yml@refs/tags/v1.0")
 
 
-def the_client(hub: RunningHub, trust: str) -> tuple[int, str]:
-    """What `kernels verify-signature` says, which is told nothing but the roots of trust."""
+def client_verdict(hub: RunningHub, trust: str) -> tuple[int, str]:
+    """Return the exit status and output of `kernels verify-signature` with the given roots of trust."""
     code = f"""
 import sys
 from sigstore.models import ClientTrustConfig
@@ -44,7 +44,7 @@ main()
     return done.returncode, done.stdout + done.stderr
 
 
-def test_what_is_signed_in_continuous_integration_is_what_the_client_accepts(
+def test_the_client_accepts_signatures_of_continuous_integration(
     hub: RunningHub, doubling: Path, sigstore: sigstore_instance.Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packages = sorted((doubling / "build").iterdir())
@@ -61,14 +61,14 @@ def test_what_is_signed_in_continuous_integration_is_what_the_client_accepts(
     assert not strangers.ok and "policies" in strangers.variants[0].signature
 
 
-def test_a_signature_of_another_workflow_or_of_other_bytes_is_none(
+def test_signatures_of_other_workflows_or_other_bytes_are_rejected(
     hub: RunningHub, doubling: Path, sigstore: sigstore_instance.Running
 ) -> None:
     packages = sorted((doubling / "build").iterdir())
     sign(packages, identity_token=sigstore_instance.token(*OURS))
     signature = (packages[1] / "metadata.json.sigstore").read_bytes()
     put(hub, doubling, REPO)
-    assert not verify(REPO, endpoint=hub.url).ok  # nobody that the client trusts
+    assert not verify(REPO, endpoint=hub.url).ok  # the client does not trust this workflow
     signer = f"https://github.com/{OURS[1]}"
     assert verify(REPO, endpoint=hub.url, signers=[signer]).ok
     status, said = the_client(hub, sigstore.trust)
@@ -94,7 +94,7 @@ def test_without_an_identity_provider_nothing_is_signed(no_identity: None, doubl
         sign(packages)
 
 
-def test_a_package_that_is_signed_keeps_its_signature(doubling: Path) -> None:
+def test_a_signed_package_keeps_its_signature(doubling: Path) -> None:
     packages = sorted((doubling / "build").iterdir())
     for package in packages:
         digest = base64.b64encode(hashlib.sha256((package / "metadata.json").read_bytes()).digest()).decode()

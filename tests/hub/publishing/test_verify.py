@@ -1,4 +1,4 @@
-"""Published kernels that are, and are not, what they say."""
+"""Verification of published kernels, intact and changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .test_publish import CUDA, DOUBLING, put
 
 
 def fresh(cache: Path) -> Toolchains:
-    """Toolchains that are fetched already, and nothing built."""
+    """Return the fetched toolchains with an empty build cache."""
     cache.mkdir(parents=True)
     (cache / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
     return Toolchains(cache=cache)
