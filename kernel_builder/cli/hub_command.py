@@ -151,7 +151,7 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
     """
     _require_server_packages()
     from kernel_builder.server.hub_service import Hub
-    from kernel_builder.server.mend import check as look
+    from kernel_builder.server.mend import find_defects
     from kernel_builder.server.settings import Settings
 
     if not (root / "repositories").is_dir():
@@ -159,14 +159,14 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
             "this directory is not a Hub", where=str(root), hint="`kernel-builder hub serve --root ROOT` creates one"
         )
     found = []
-    for finding in look(Hub(Settings(root.resolve(), large_files)), digests=digests, mend=not dry_run):
-        found.append(finding)
+    for defect in find_defects(Hub(Settings(root.resolve(), large_files)), digests=digests, mend=not dry_run):
+        found.append(defect)
         if not as_json:
-            click.echo(f"{finding.where}: {finding.what}", nl=False)
-            click.secho("  (mended)" if finding.mended else "", fg="green")
+            click.echo(f"{defect.where}: {defect.what}", nl=False)
+            click.secho("  (mended)" if defect.mended else "", fg="green")
     if as_json:
-        click.echo(json.dumps([asdict(finding) for finding in found], indent=2))
-    lost = sum(not finding.mended for finding in found)
+        click.echo(json.dumps([asdict(defect) for defect in found], indent=2))
+    lost = sum(not defect.mended for defect in found)
     if not as_json:
         click.echo(f"{len(found)} found, {len(found) - lost} mended")
     if lost:

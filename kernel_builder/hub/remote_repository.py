@@ -211,21 +211,11 @@ class RemoteRepository:
         Raises:
             Conflict: If `parent` is no longer the head of the branch.
         """
-        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+        from huggingface_hub import CommitOperationDelete
 
         with self._answers(f"commit to {branch}"):
             self._choose_transfer()
-            additions = [
-                CommitOperationAdd(path, content.source if isinstance(content.source, bytes) else str(content.source))
-                for path, content in sorted(add.items())
-            ]
-            for addition in additions:
-                if addition.upload_info.sha256.hex() != add[addition.path_in_repo].sha256:
-                    raise HubError(
-                        "has changed since it was checked; nothing has been published",
-                        where=str(add[addition.path_in_repo].source),
-                        hint="a build may be running; run the same command again when it has ended",
-                    )
+            additions = _additions(add)
             self.api.preupload_lfs_files(
                 self.repo_id,
                 _one_of_each(additions),
@@ -296,6 +286,28 @@ class RemoteRepository:
                 where=where,
                 hint="run the same command again: uploaded files are kept, and nothing is published partially",
             ) from error
+
+
+def _additions(add: Mapping[str, Content]) -> list[CommitOperationAdd]:
+    """Return the client's operations that write files. The client hashes each file again.
+
+    Raises:
+        HubError: If a file has changed since it was hashed.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    additions = []
+    for path, content in sorted(add.items()):
+        source = content.source if isinstance(content.source, bytes) else str(content.source)
+        addition = CommitOperationAdd(path, source)
+        if addition.upload_info.sha256.hex() != content.sha256:
+            raise HubError(
+                "has changed since it was checked; nothing has been published",
+                where=str(content.source),
+                hint="a build may be running; run the same command again when it has ended",
+            )
+        additions.append(addition)
+    return additions
 
 
 def _one_of_each(additions: Sequence[CommitOperationAdd]) -> list[CommitOperationAdd]:

@@ -38,7 +38,7 @@ class Defect:
     mended: bool
 
 
-def check(hub: Hub, *, digests: bool = False, mend: bool = True, now: float | None = None) -> Iterator[Defect]:
+def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: float | None = None) -> Iterator[Defect]:
     """Check everything that the Hub holds, and mend what can be mended.
 
     Args:

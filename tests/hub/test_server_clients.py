@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
 from tests.hub.conftest import RunningHub
@@ -151,11 +151,24 @@ print(api.repo_exists("kernels-community/old", repo_type="kernel"))
     assert python(hub, load, tmp_path / "another-home", PYTHONPATH=str(older_client)) == "2.0\n"
 
 
-def test_commits_branches_tags_and_pull_requests(hub: RunningHub, tmp_path: Path) -> None:
+ON_V1 = {"repo_id": KERNEL, "repo_type": "kernel", "revision": "v1"}
+
+
+@pytest.fixture
+def api(hub: RunningHub) -> HfApi:
+    """The client of a Hub with an empty kernel and its branch v1."""
     api = hub.api()
     api.create_repo(KERNEL, repo_type="kernel")
     api.create_branch(KERNEL, branch="v1", repo_type="kernel")
-    kind = {"repo_id": KERNEL, "repo_type": "kernel", "revision": "v1"}
+    return api
+
+
+def put(api: HfApi, path: str, content: bytes, **options: object) -> CommitInfo:
+    """Commit one file to v1."""
+    return api.create_commit(operations=[CommitOperationAdd(path, content)], commit_message=path, **ON_V1, **options)
+
+
+def test_commits(api: HfApi, tmp_path: Path) -> None:
     large = os.urandom(2_000_000)
     first = api.create_commit(
         operations=[
@@ -165,17 +178,14 @@ def test_commits_branches_tags_and_pull_requests(hub: RunningHub, tmp_path: Path
             CommitOperationAdd("empty", b""),
         ],
         commit_message="first",
-        **kind,
+        **ON_V1,
     )
-    files = {item.path: item for item in api.list_repo_tree(recursive=True, expand=True, **kind)}
+    files = {item.path: item for item in api.list_repo_tree(recursive=True, expand=True, **ON_V1)}
     assert files["build/a/x.so"].lfs.sha256 == files["build/b/x.so"].lfs.sha256
     assert files["build/a/π=1 %2F#?.py"].last_commit.oid == first.oid
-    got = api.hf_hub_download(filename="build/a/π=1 %2F#?.py", cache_dir=tmp_path / "cache", **kind)
-    assert Path(got).read_bytes() == b"pi = 3\n"
-    assert (
-        Path(api.hf_hub_download(filename="build/b/x.so", cache_dir=tmp_path / "cache", **kind)).read_bytes() == large
-    )
-
+    for path, content in (("build/a/π=1 %2F#?.py", b"pi = 3\n"), ("build/b/x.so", large)):
+        got = api.hf_hub_download(filename=path, cache_dir=tmp_path / "cache", **ON_V1)
+        assert Path(got).read_bytes() == content
     api.create_commit(
         operations=[
             CommitOperationCopy("build/a/x.so", "build/c/x.so"),
@@ -184,20 +194,17 @@ def test_commits_branches_tags_and_pull_requests(hub: RunningHub, tmp_path: Path
         ],
         commit_message="second",
         parent_commit=first.oid,
-        **kind,
+        **ON_V1,
     )
-    assert {item.path for item in api.get_paths_info(paths=["build/a", "build/c", "empty", "nothing"], **kind)} == {
-        "build/c"
-    }
-    assert [commit.title for commit in api.list_repo_commits(**kind)] == ["second", "first", "initial commit"]
+    paths = ["build/a", "build/c", "empty", "nothing"]
+    assert {item.path for item in api.get_paths_info(paths=paths, **ON_V1)} == {"build/c"}
+    assert [commit.title for commit in api.list_repo_commits(**ON_V1)] == ["second", "first", "initial commit"]
     with pytest.raises(HfHubHTTPError, match="another commit came first"):
-        api.create_commit(
-            operations=[CommitOperationAdd("late", b"late")], commit_message="late", parent_commit=first.oid, **kind
-        )
+        put(api, "late", b"late", parent_commit=first.oid)
 
-    wanted = api.create_commit(
-        operations=[CommitOperationAdd("wish", b"wish")], commit_message="wish", create_pr=True, **kind
-    )
+
+def test_pull_requests(hub: RunningHub, api: HfApi, tmp_path: Path) -> None:
+    wanted = put(api, "wish", b"wish", create_pr=True)
     assert wanted.pr_revision == "refs/pr/1"
     assert api.file_exists(KERNEL, "wish", repo_type="kernel", revision="refs/pr/1")
     assert not api.file_exists(KERNEL, "wish", repo_type="kernel", revision="v1")
@@ -205,19 +212,21 @@ def test_commits_branches_tags_and_pull_requests(hub: RunningHub, tmp_path: Path
     assert [ref.ref for ref in refs.pull_requests] == ["refs/pr/1"]
     assert "A</code> wish" in requests.get(wanted.pr_url).text
     code = f"import sys; sys.argv[1:] = ['hub', 'merge', '{KERNEL}', '1']; from kernel_builder.cli import main; main()"
-    api.create_commit(operations=[CommitOperationAdd("other", b"")], commit_message="other", **kind)
+    put(api, "other", b"")
     assert "is merged" in python(hub, code, tmp_path / "home")
     assert api.file_exists(KERNEL, "wish", repo_type="kernel", revision="v1")
     assert api.file_exists(KERNEL, "other", repo_type="kernel", revision="v1")
     assert "merged" in requests.get(wanted.pr_url).text
-    again = api.create_commit(
-        operations=[CommitOperationAdd("other", b"one")], commit_message="one", create_pr=True, **kind
-    )
-    api.create_commit(operations=[CommitOperationAdd("other", b"two")], commit_message="two", **kind)
+    again = put(api, "other", b"one", create_pr=True)
+    put(api, "other", b"two")
     with pytest.raises(AssertionError, match="other changed on v1 as well"):
         python(hub, code.replace("'1'", f"'{again.pr_num}'"), tmp_path / "home")
     assert "M</code> other" in requests.get(again.commit_url, headers={"Accept": "text/html"}).text
 
+
+def test_tags_branches_and_repositories(api: HfApi) -> None:
+    first = put(api, "first", b"1")
+    put(api, "second", b"2")
     api.create_tag(KERNEL, tag="v1.0", revision=first.oid, tag_message="the first", repo_type="kernel")
     assert api.repo_info(KERNEL, revision="v1.0", repo_type="kernel").sha == first.oid
     api.delete_tag(KERNEL, tag="v1.0", repo_type="kernel")

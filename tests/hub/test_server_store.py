@@ -201,9 +201,9 @@ def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
         assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/{path}").content == data
     hub.stop()
     checked = Hub(Settings(hub.root))
-    found = list(mend.check(checked, digests=True, now=time.time() + 3600))
+    found = list(mend.find_defects(checked, digests=True, now=time.time() + 3600))
     assert all(item.mended for item in found), found
-    assert not list(mend.check(checked, digests=True, now=time.time() + 3600))
+    assert not list(mend.find_defects(checked, digests=True, now=time.time() + 3600))
     assert not list((hub.root / "incoming").iterdir())
 
 
@@ -241,17 +241,17 @@ def test_check_mends_traces_of_crashes_and_reports_damage(
     orphan.touch()
     # A git lock that a killed server left does not block a commit.
     assert publish(hub, write_kernel(tmp_path / "two", factor=5)) != commit
-    assert not list(mend.check(Hub(Settings(hub.root))))  # too new: a server may be using them
+    assert not list(mend.find_defects(Hub(Settings(hub.root))))  # too new: a server may be using them
     (repository / "refs/heads/v1.lock").touch()
     checked = Hub(Settings(hub.root))
-    found = list(mend.check(checked, now=time.time() + 3600))
+    found = list(mend.find_defects(checked, now=time.time() + 3600))
     assert sorted(item.where.rpartition("/")[2] for item in found) == sorted(
         ["half", ".new-1", "tmp_object_git2_a1b2c3", "v1.lock", f"large file {'0' * 64}"]
     )
-    assert not list(mend.check(checked, now=time.time() + 3600))
+    assert not list(mend.find_defects(checked, now=time.time() + 3600))
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
     with checked.storing():  # a long upload
-        assert ["run this again" in item.what for item in mend.check(checked)] == [True]
+        assert ["run this again" in item.what for item in mend.find_defects(checked)] == [True]
 
     table = next(path for path in (hub.root / "large").rglob("*") if path.is_file() and path.stat().st_size > 1000)
     with table.open("r+b") as file:

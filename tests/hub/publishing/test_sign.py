@@ -55,7 +55,7 @@ def test_the_client_accepts_signatures_of_continuous_integration(
     put(hub, doubling, REPO)
     found = verify(REPO, endpoint=hub.url, require_signature=True)
     assert [(verdict.signature, verdict.ok) for verdict in found.variants] == [("valid", True)] * 2
-    status, said = the_client(hub, sigstore.trust)
+    status, said = client_verdict(hub, sigstore.trust)
     assert status == 0 and said.count("kernel metadata is correctly signed") == 2, said
     strangers = verify(REPO, endpoint=hub.url, signers=[f"https://github.com/{OURS[1]}"])
     assert not strangers.ok and "policies" in strangers.variants[0].signature
@@ -71,7 +71,7 @@ def test_signatures_of_other_workflows_or_other_bytes_are_rejected(
     assert not verify(REPO, endpoint=hub.url).ok  # the client does not trust this workflow
     signer = f"https://github.com/{OURS[1]}"
     assert verify(REPO, endpoint=hub.url, signers=[signer]).ok
-    status, said = the_client(hub, sigstore.trust)
+    status, said = client_verdict(hub, sigstore.trust)
     assert status == 1 and said.count("metadata signature verification failed") == 2, said
 
     edit(packages[1], "__init__.py", "Doubling", "Tripling")
