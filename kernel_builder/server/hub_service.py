@@ -8,7 +8,6 @@ import hmac
 import secrets
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 from kernel_builder.files import locked, write_atomically
@@ -16,7 +15,7 @@ from kernel_builder.server import names
 from kernel_builder.server.blobs import Blobs, sync_directory
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.large_files import IncomingFile, LargeFiles
-from kernel_builder.server.locks import store_lock
+from kernel_builder.server.locks import StoreLock
 from kernel_builder.server.refusals import Refusal, no_repository, read_only, wrong_token
 from kernel_builder.server.repository_store import RepositoryStore
 from kernel_builder.server.settings import Settings
@@ -45,6 +44,7 @@ class Hub:
         self.large_files = LargeFiles(Blobs(large, incoming))
         self.xorbs = Blobs(f"{large}-xorbs", incoming)
         self._tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
+        self.store_lock = StoreLock(self.root / "lock")
         self._secret = _secret(self.root / "secret")
 
     def caller(self, authorization: str | None) -> Caller:
@@ -108,17 +108,9 @@ class Hub:
                 continue
         return found
 
-    def storing(self) -> AbstractContextManager[None]:
-        """Hold the store's lock, shared, while large files enter it and are recorded as a repository's own."""
-        return store_lock(self.root / "lock", "the store of large files", shared=True)
-
-    def collecting(self) -> AbstractContextManager[None]:
-        """Hold the store's lock, alone, while large files that no repository owns are deleted."""
-        return store_lock(self.root / "lock", "the store of large files", shared=False)
-
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably."""
-        with self.storing():
+        with self.store_lock.storing():
             self.large_files.adopt(incoming)
             repository.owned.add(file.sha256 for file in incoming)
 

@@ -78,7 +78,7 @@ def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: flo
 def _unowned(hub: Hub, referenced: set[str], mend: bool, now: float) -> list[Defect]:
     """Find large files that no repository owns or refers to. No upload can finish meanwhile."""
     found = []
-    with hub.collecting():
+    with hub.store_lock.collecting():
         wanted = referenced | {path.name for path in hub.repositories.root.glob("*/*.git/large/*")}
         for sha256, changed in list(hub.large_files):
             if sha256 not in wanted and now - changed > LEFT_OVER_SECONDS:

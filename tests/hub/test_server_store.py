@@ -250,7 +250,7 @@ def test_check_mends_traces_of_crashes_and_reports_damage(
     )
     assert not list(mend.find_defects(checked, now=time.time() + 3600))
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
-    with checked.storing():  # a long upload
+    with checked.store_lock.storing():  # a long upload
         assert ["run this again" in item.what for item in mend.find_defects(checked)] == [True]
 
     table = next(path for path in (hub.root / "large").rglob("*") if path.is_file() and path.stat().st_size > 1000)

@@ -148,7 +148,7 @@ def duplicate_large_files(repo_id: RepoId, body: Duplicate, hub: TheHub, caller:
     kernels_only(body.target.type)
     target = hub.to_write(checked_repo_id(body.target.name), caller)
     known = [file.sha256 for file in body.files if file.sha256 in source.owned]
-    with hub.storing():
+    with hub.store_lock.storing():
         target.owned.add(known)
     failed = [
         {"sha256": file.sha256, "error": f"{repo_id} has no such large file"}
