@@ -117,7 +117,7 @@ class HubPackage:
 
     @cached_property
     def compiler(self) -> str | None:
-        """What the host compiler calls itself in the binary."""
+        """The name and version of the host compiler, from the binary's `.comment` section."""
         for binary in sorted(self.directory.rglob("*.so")):
             with suppress(elf.Unreadable):
                 for text in elf.compilers(binary):

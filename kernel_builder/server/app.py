@@ -35,7 +35,7 @@ def create_app(settings: Settings) -> FastAPI:
     app = FastAPI(
         title="A Hub for kernels",
         version=__version__,
-        description="What `huggingface_hub` and `kernels` use of a Hub, for repositories of type `kernel`.",
+        description="The part of the Hub's API that `huggingface_hub` and `kernels` use for kernels.",
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

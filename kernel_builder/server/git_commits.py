@@ -29,7 +29,7 @@ class GitCommits:
         return str(self._git.create_blob(data))
 
     def create_first(self, author: str) -> None:
-        """Create `main` with its first commit. Nobody else knows of the repository yet, so no lock is held."""
+        """Create `main` with its first commit. No lock is needed, since the repository is not visible yet."""
         builder = self._git.TreeBuilder()
         builder.insert(".gitattributes", self._git.create_blob(_ATTRIBUTES), FileMode.BLOB)
         self._refs.move("refs/heads/main", write_commit(self._git, [], builder.write(), "initial commit", author))

@@ -46,7 +46,7 @@ class GitRepository:
 
     @classmethod
     def create(cls, repo_id: str, path: Path, *, private: bool, author: str) -> GitRepository:
-        """Create a repository with its first commit at a path that nobody else knows of yet."""
+        """Create a repository with its first commit at a staging path, which other callers cannot see."""
         pygit2.init_repository(str(path), bare=True, initial_head="main")
         (path / "large").mkdir()
         repository = cls(repo_id, path)

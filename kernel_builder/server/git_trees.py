@@ -62,7 +62,7 @@ class GitTrees:
 
 @lru_cache(maxsize=128)
 def _entries(path: str, tree: str, recursive: bool) -> tuple[TreeEntry, ...]:
-    """List a tree. The result can be cached for ever, since a tree's id is a hash of its content."""
+    """List a tree. The result never becomes stale, since a tree's id is a hash of its content."""
     git = pygit2.Repository(path, pygit2.enums.RepositoryOpenFlag.BARE)
     found: list[TreeEntry] = []
 

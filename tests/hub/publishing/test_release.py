@@ -112,7 +112,7 @@ class Rehearsal:
         return bool(eval(expression, {"__builtins__": {}})) and ("cancelled()" in str(job.get("if")) or not failed)
 
     def job(self, name: str, matrix: Mapping[str, str] | None = None, *, only: str = "") -> dict[str, str]:
-        """Runs the commands of a job, or of one step, and returns what they have put out."""
+        """Run the commands of a job, or of one step, and return their outputs."""
         job = self.workflow["jobs"][name]
         output = self.checkout.parent / f"output-{name}"
         output.write_text("")
