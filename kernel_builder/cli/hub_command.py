@@ -67,7 +67,9 @@ def _require_server_packages() -> None:
 
 @click.group()
 def hub() -> None:
-    """Serve your own Hub for kernels, which the public clients use like huggingface.co.
+    """Serve your own Hub, and copy kernels between Hubs.
+
+    `huggingface_hub` and `kernels` use it for kernels as they use huggingface.co.
 
     \b
     kernel-builder hub serve --port 8000 --trust my-org
@@ -119,6 +121,10 @@ def serve(
 
     Without --token-file any token may write, and only this machine can connect. When the Hub listens, its address is
     printed on stdout; the log goes to stderr.
+
+    \b
+    kernel-builder hub serve --port 8000 --trust my-org
+    kernel-builder hub serve --host 0.0.0.0 --port 8000 --token-file tokens.json
     """
     _require_server_packages()
     from kernel_builder.server.serve import serve as run
@@ -145,9 +151,13 @@ def serve(
 @click.option("--dry-run", is_flag=True, help="Only print what would be mended.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
-    """Mend the traces of crashes in ROOT, and report damaged and missing files.
+    """Mend the traces of crashes, and report damage.
 
-    Servers may run meanwhile. The exit code is 0 if everything found was mended, else 9.
+    Servers of ROOT may run meanwhile. The exit code is 0 if everything found was mended, else 9.
+
+    \b
+    kernel-builder hub check --root hub --dry-run
+    kernel-builder hub check --root hub --digests
     """
     _require_server_packages()
     from kernel_builder.server.hub_service import Hub
@@ -180,9 +190,13 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
 @click.option("--endpoint", metavar="URL", help="The Hub to read from.  [default: $HF_ENDPOINT, or the public Hub]")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
-    """Write the kernel REPO to the file ARCHIVE, for import into a Hub that cannot reach this one.
+    """Write a kernel of a Hub to one file.
 
-    Every file is compared with the Hub's listing, and every variant with its digest.
+    Every file of REPO is compared with the Hub's listing, and every variant with its digest. `hub import` publishes
+    ARCHIVE to a Hub that cannot reach this one.
+
+    \b
+    kernel-builder hub export kernels-community/rmsnorm rmsnorm.tar
     """
     from kernel_builder.hub.transfer import export_kernel
 
@@ -200,10 +214,14 @@ def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str
 def import_(
     source: str, origin: str | None, endpoint: str | None, repo_id: str | None, private: bool, as_json: bool
 ) -> None:
-    """Publish an exported kernel, or the kernel REPO of another Hub, to the Hub at --endpoint.
+    """Publish an exported kernel, or one of another Hub.
 
-    All digests are compared before anything is sent. Each branch that differs gets one commit. REPO is downloaded
-    without a token; if it needs one, export it first.
+    It goes to the Hub at --endpoint. All digests are compared before anything is sent. Each branch that differs gets
+    one commit. REPO is downloaded without a token; if it needs one, export it first.
+
+    \b
+    kernel-builder hub import rmsnorm.tar --endpoint http://127.0.0.1:8000
+    kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
     """
     import tempfile
 
@@ -232,7 +250,11 @@ def import_(
 @click.option("--endpoint", metavar="URL", help="The Hub.  [default: $HF_ENDPOINT, or the public Hub]")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> None:
-    """Merge the pull request NUMBER of the kernel REPO into its branch."""
+    """Merge a pull request into its branch.
+
+    \b
+    kernel-builder hub merge my-org/my-kernel 1
+    """
     from kernel_builder.hub.merge import merge_pull_request
 
     commit = merge_pull_request(repo_id, number, endpoint=endpoint)
@@ -255,7 +277,10 @@ def _token_file(path: Path | None) -> Path:
 
 @hub.group()
 def token() -> None:
-    """Manage the tokens that may read and write. The token file holds only their hashes."""
+    """Manage the tokens that may read and write.
+
+    The token file holds only their hashes.
+    """
 
 
 @token.command()
@@ -265,7 +290,13 @@ def token() -> None:
 @TOKEN_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def add(name: str, read: tuple[str, ...], write: tuple[str, ...], token_file: Path | None, as_json: bool) -> None:
-    """Create a token and print it. It cannot be shown again."""
+    """Create a token and print it.
+
+    It cannot be shown again: the token file holds only its hash.
+
+    \b
+    kernel-builder hub token add ci --write my-org --token-file tokens.json
+    """
     _require_server_packages()
     from kernel_builder.server import tokens
 

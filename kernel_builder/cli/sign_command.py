@@ -18,11 +18,14 @@ import click
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def sign(directory: Path, identity_token: str | None, as_json: bool) -> None:
-    """Sign the packages under DIR/build, in the format that `kernels verify-signature` reads.
+    """Sign the packages under DIR/build.
 
-    Sigstore signs for an identity, without keys to keep; in continuous integration that is the workflow's. Each package
-    gets a metadata.json.sigstore, unless it has one for its current metadata. Signatures are public: Sigstore keeps a
-    permanent public log of them.
+    The signatures are those that `kernels verify-signature` reads. Sigstore signs for an identity, without keys to
+    keep; in continuous integration that is the workflow's. Each package gets a metadata.json.sigstore, unless it has
+    one for its current metadata. Signatures are public: Sigstore keeps a permanent public log of them.
+
+    \b
+    kernel-builder sign kernels/rmsnorm
     """
     from kernel_builder.cli.check_command import packages_of
     from kernel_builder.hub.signing import sign as write_signatures

@@ -41,11 +41,11 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 @click.command()
 @_options
 def upload(directory: Path, quiet: bool, as_json: bool, **options: Any) -> None:
-    """Publish the packages of the project in DIR (default: here) to a repository on a Hub.
+    """Publish the packages of a project to a Hub.
 
-    All checks run first. The packages become one commit on the branch of their version, the sources and the card one
-    commit on main. Variants on the branch that are not in DIR/build are kept. Files that the Hub has already are not
-    sent again, so the same command completes an interrupted upload.
+    DIR is the project (default: here). All checks run first. The packages become one commit on the branch of their
+    version, the sources and the card one commit on main. Variants on the branch that are not in DIR/build are kept.
+    Files that the Hub has already are not sent again, so the same command completes an interrupted upload.
 
     The Hub is $HF_ENDPOINT, or else huggingface.co. The token is $HF_TOKEN, or else that of `hf auth login`.
 
@@ -75,9 +75,13 @@ def build_and_upload(
     jobs: int | None,
     **options: Any,
 ) -> None:
-    """Build the project in DIR (default: here) as `build` does, then publish it as `upload` does.
+    """Run `build`, then `upload`.
 
-    Other packages in DIR/build, such as the variants of another machine, are published too.
+    DIR is the project (default: here). Other packages in DIR/build, such as the variants of another machine, are
+    published too.
+
+    \b
+    kernel-builder build-and-upload kernels/rmsnorm --backend cuda
     """
     from kernel_builder import pipeline
     from kernel_builder.cli.build_command import print_summary, run

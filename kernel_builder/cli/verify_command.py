@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 @click.option("--require-signature", is_flag=True, help="Fail if a variant has no signature.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def verify(name: str, source: Path | None, signers: tuple[str, ...], require_signature: bool, as_json: bool) -> None:
-    """Download a published kernel and verify it.
+    """Check a published kernel.
 
-    Every file is compared with the digest in the metadata, the signature is checked as the public client does, and the
-    provenance is shown. With --source, each variant that this machine can build is built again at the commit that it
-    names, with an empty cache, and compared byte by byte.
+    The packages are downloaded. Every file is compared with the digest in the metadata, the signature is checked as
+    the public client does, and the provenance is shown. With --source, each variant that this machine can build is
+    built again at the commit that it names, with an empty cache, and compared byte by byte.
 
     \b
     kernel-builder verify kernels-community/rmsnorm@v1
