@@ -95,7 +95,7 @@ def _variants(packages: Mapping[str, HubPackage]) -> str:
     rows = ["| variant | Torch | CUDA | capabilities | size |", "| --- | --- | --- | --- | --- |"]
     for name, package in sorted(packages.items()):
         torch, cuda = _needs(name)
-        archs = ", ".join(package.archs) or "-"
+        archs = ", ".join(package.metadata.archs) or "-"
         rows.append(f"| `{name}` | {torch} | {cuda} | {archs} | {package.size / 1024:.0f} KiB |")
     return "## Variants\n\n" + "\n".join(rows)
 
@@ -143,7 +143,7 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
         "| --- | --- | --- | --- |",
         *(f"| {_list(names)} | {' | '.join(origin)} |" for origin, names in builds.items()),
     ]
-    dirty = [name for name, package in sorted(packages.items()) if package.is_dirty]
+    dirty = [name for name, package in sorted(packages.items()) if package.metadata.is_dirty]
     if dirty:
         lines += ["", f"The sources or the builder had uncommitted changes: {_list(dirty)}."]
     if note and (sentence := " ".join(note.split())):
@@ -162,8 +162,8 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
 
 def _origin(package: HubPackage) -> tuple[str, str]:
     """Return the commit of a package's sources, and its builder."""
-    builder = package.origin("kernel-builder")
-    return _commit(package.origin("kernel")) or "-", _commit(builder) or builder.get("version") or "-"
+    builder = package.metadata.origin("kernel-builder")
+    return _commit(package.metadata.origin("kernel")) or "-", _commit(builder) or builder.get("version") or "-"
 
 
 def _commit(state: Mapping[str, Any]) -> str:
@@ -173,12 +173,12 @@ def _commit(state: Mapping[str, Any]) -> str:
 
 
 def _origin_commands(project: Project, packages: Mapping[str, HubPackage]) -> Iterator[str]:
-    commits = {package.origin("kernel").get("commit") for package in packages.values()} - {None}
+    commits = {package.metadata.origin("kernel").get("commit") for package in packages.values()} - {None}
     if project.source:
         yield f"git clone {project.source} {project.name} && cd {project.name}"
     if len(commits) == 1:
         yield f"git checkout {commits.pop()}"
-    origins = [package.origin("kernel-builder") for package in packages.values()]
+    origins = [package.metadata.origin("kernel-builder") for package in packages.values()]
     builders = {(origin.get("version"), origin.get("commit")) for origin in origins}
     if len(builders) == 1:
         version, commit = builders.pop()

@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from kernel_builder import checks, elf
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import CheckError, PackageError
 from kernel_builder.hub import package_api
+from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.progress import Progress
-
-_COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
-_VERSION = re.compile(r"[\w.+!-]{1,80}")
-
-
-def table(value: object) -> Mapping[str, Any]:
-    """Return a table of untrusted metadata, or an empty one if the value is not a table."""
-    return value if isinstance(value, dict) else {}
-
-
-def origin(metadata: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """Return the provenance of a part in untrusted metadata: `version`, `commit`, and whether it was `dirty`.
-
-    Malformed versions and commits are left out, since they are printed on terminals and passed to git.
-    """
-    recorded = table(table(metadata.get("provenance")).get(part))
-    known = {"version": _VERSION, "commit": _COMMIT}
-    told = {
-        key: value
-        for key, form in known.items()
-        if isinstance(value := recorded.get(key), str) and form.fullmatch(value)
-    }
-    return {**told, "dirty": bool(recorded.get("dirty"))} if recorded else {}
 
 
 @dataclass(frozen=True)
@@ -66,33 +41,15 @@ class HubPackage:
         return {f"build/{self.variant}/{path.relative_to(self.directory).as_posix()}": path for path in found}
 
     @cached_property
-    def metadata(self) -> Mapping[str, Any]:
+    def metadata(self) -> PackageMetadata:
         """The content of `metadata.json`; empty if the package has none, as packages of older tools do."""
-        try:
-            return table(json.loads((self.directory / "metadata.json").read_bytes()))
-        except (OSError, ValueError, RecursionError):
-            return {}
+        return PackageMetadata.read(self.directory) or PackageMetadata()
 
     @property
     def backend(self) -> str:
         """The backend of the variant."""
-        named = table(self.metadata.get("backend")).get("type")
-        return str(named or next((part for part in self.variant.split("-") if part in BACKENDS), "cuda"))
-
-    @property
-    def archs(self) -> list[str]:
-        """The capabilities that the package was compiled for."""
-        archs = table(self.metadata.get("backend")).get("archs")
-        return [str(arch) for arch in archs] if isinstance(archs, list) else []
-
-    def origin(self, part: str) -> Mapping[str, Any]:
-        """Return the recorded provenance of the sources (`kernel`) or of the builder (`kernel-builder`)."""
-        return origin(self.metadata, part)
-
-    @property
-    def is_dirty(self) -> bool:
-        """Whether the sources or the builder had uncommitted changes."""
-        return any(self.origin(part).get("dirty") for part in ("kernel", "kernel-builder"))
+        named = (part for part in self.variant.split("-") if part in BACKENDS)
+        return self.metadata.backend or next(named, "cuda")
 
     @property
     def size(self) -> int:
@@ -176,9 +133,9 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
     first = next(iter(packages.values()))
     for package in packages.values():
         for key, expected in (("name", project.name), ("version", project.version), ("license", project.license)):
-            if package.metadata[key] != expected:
+            if (found := getattr(package.metadata, key)) != expected:
                 raise PackageError(
-                    f"`{key}` is {package.metadata[key]!r}, in build.toml it is {expected!r}",
+                    f"`{key}` is {found!r}, in build.toml it is {expected!r}",
                     where=str(package.directory / "metadata.json"),
                     hint=again,
                 )

@@ -18,8 +18,8 @@ from kernel_builder.config import offered
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import HubError, KernelBuilderError, VerificationError
-from kernel_builder.hub.packages import origin, table
 from kernel_builder.hub.remote_repository import RemoteRepository
+from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.package.tree_digest import SIGNATURE, hash_tree
 
 if TYPE_CHECKING:
@@ -140,19 +140,12 @@ def _commit(repository: RemoteRepository, revision: str | None) -> str:
 def _verdict(package: Path, signers: Sequence[str], require_signature: bool) -> Verdict:
     report = checks.run(package, only=("digest",))
     wrong = tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
-    metadata = _metadata(package)
-    recorded = {part: origin(metadata, part) for part in ("kernel", "kernel-builder")}
+    metadata = PackageMetadata.read(package) or PackageMetadata()
+    recorded = {part: metadata.origin(part) for part in ("kernel", "kernel-builder")}
     signature = _signature(package, signers)
     if signature == "none" and require_signature:
         signature = "missing, but required"
     return Verdict(package.name, wrong, signature, recorded)
-
-
-def _metadata(package: Path) -> Mapping[str, Any]:
-    try:
-        return table(json.loads((package / "metadata.json").read_bytes()))
-    except (OSError, ValueError, RecursionError):
-        return {}
 
 
 _SIGNER = re.compile(r"https://github\.com/(?P<repository>[^/]+/[^/]+)/\.github/workflows/[^@]+@.+")
@@ -283,8 +276,15 @@ def _compared(verdict: Verdict, published: Path, built: Path) -> Verdict:
     """Compare two packages. The provenance in the metadata may differ, since it names the builder."""
     first, second = hash_tree(published).files, hash_tree(built).files
     differing = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]
-    if "metadata.json" in differing:
-        one, other = ({**_metadata(path), "provenance": None} for path in (published, built))
-        if one == other:
-            differing.remove("metadata.json")
+    if "metadata.json" in differing and _without_provenance(published) == _without_provenance(built):
+        differing.remove("metadata.json")
     return replace(verdict, rebuilt="differs" if differing else "equal", differing=tuple(differing))
+
+
+def _without_provenance(package: Path) -> object:
+    """Return the JSON of a package's metadata without its provenance. Unknown keys are kept, so they are compared."""
+    try:
+        described = json.loads((package / "metadata.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return {**described, "provenance": None} if isinstance(described, dict) else described

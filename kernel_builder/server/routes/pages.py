@@ -75,7 +75,7 @@ class KernelRow:
 @router.get("/")
 def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "") -> Response:
     """List the kernels that the caller may see."""
-    kernels = [_listed(item) for item in hub.visible(caller) if search.lower() in item.repo_id.lower()]
+    kernels = [_kernel_row(item) for item in hub.visible(caller) if search.lower() in item.repo_id.lower()]
     return _page(
         request,
         "kernels.html",
@@ -188,7 +188,7 @@ def _versions(repository: GitRepository) -> tuple[str, ...]:
     return tuple(sorted((name for name in branches if re.fullmatch(r"v\d{1,9}", name)), key=lambda name: int(name[1:])))
 
 
-def _listed(repository: GitRepository) -> KernelRow:
+def _kernel_row(repository: GitRepository) -> KernelRow:
     main = repository.refs.resolve("main")
     versions = _versions(repository)
     newest = repository.refs.resolve(versions[-1]) if versions else main
@@ -272,7 +272,9 @@ def _variants(repository: GitRepository, commit: str) -> list[VariantRow]:
         sizes[parts[1]] = sizes.get(parts[1], 0) + entry.content_size
         if parts[2:] == ["metadata.json"] and not entry.large and entry.size <= METADATA_BYTES:
             described[parts[1]] = entry
-    return [_fit(name, size, _metadata(repository, described.get(name))) for name, size in sorted(sizes.items())]
+    return [
+        _variant_row(name, size, _metadata(repository, described.get(name))) for name, size in sorted(sizes.items())
+    ]
 
 
 def _metadata(repository: GitRepository, entry: TreeEntry | None) -> PackageMetadata:
@@ -282,7 +284,7 @@ def _metadata(repository: GitRepository, entry: TreeEntry | None) -> PackageMeta
         return PackageMetadata()
 
 
-def _fit(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
+def _variant_row(name: str, size: int, metadata: PackageMetadata) -> VariantRow:
     capabilities, dirty = ", ".join(metadata.archs), metadata.is_dirty
     try:
         variant = Variant.parse(name)
