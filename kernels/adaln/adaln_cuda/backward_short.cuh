@@ -1,314 +1,394 @@
-// Backward of modulated norms of short rows, of a single row, and of rows that each have a modulation of their own, on
-// CUDA: where all rows consist of whole vectors, and a row is not too long for a vector in each thread.
+// Backward of modulated norms of short rows, of a single row, and of rows with a modulation each. Rows are aligned, and
+// a thread has one vector of a row.
 //
-// Reads:    grad, x, grad_sum and the branch, and modulations of rows, each once from memory.
+// Reads:    grad, x, grad_sum and the branch, and modulations of rows, each once.
 // Writes:   what backward.cu says.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// A row has a group of threads, up to a warp of them or several warps, and a block several groups, which stay for all
-// of its rows. A thread finds the vectors of its next rows in shared memory, where nobody else looks at them, and adds
-// up the sums of its columns.
+// A row has a group of threads, up to a warp or several warps, and a block has several groups and stays for all of its
+// rows. Each thread has a ring buffer in shared memory, of its own vectors of the next rows, and sums its columns in
+// registers.
 //
 // Included by backward.cu.
 #pragma once
 
-#include "adaln_cuda/device.cuh"
+#include "adaln_cuda/device_limits.cuh"
+#include "adaln_cuda/group_sums.cuh"
+#include "adaln_cuda/strided_rows.cuh"
+#include "adaln_cuda/vectors.cuh"
 
 namespace adaln {
 namespace {
 
-constexpr int kShortThreads = 512;           // of a block, of which a processor has one
-constexpr size_t kShortOwnBytes = 2 * 1024;  // of shared memory, at most, besides the dynamic
+constexpr size_t kShortStaticBytes = 2 * 1024;  // of shared memory, at most
 
-// What a thread has a vector of for each row.
-enum Stream : int { kOfX, kOfGrad, kOfScale, kOfGradSum, kOfGate, kOfBranch, kStreams };
+// What a thread reads a vector of for each row.
+enum Stream : int { kStreamX, kStreamGrad, kStreamScale, kStreamGradSum, kStreamGate, kStreamBranch, kStreams };
 
-struct Short {
-  Lines lines[kStreams];  // data null where there is none; of modulations, where every row has its own
-  Lines scale, gate;      // of groups
+struct ShortBackward {
+  StridedRows streams[kStreams];  // data null where there is none; modulations: where every row has its own
+  StridedRows scale, gate;        // of groups
   const void *weight, *bias;
-  Kind kinds_of[kStreams], scale_kind, gate_kind, weight_kind, bias_kind;
-  void *grad_x, *grad_branch, *grad_scale, *grad_gate, *grad_weight, *grad_bias;  // null: not written here
+  DynamicType stream_types[kStreams], scale_type, gate_type, weight_type, bias_type;
+  void *grad_x, *grad_branch, *grad_scale, *grad_gate, *grad_weight, *grad_bias;  // null: not written by this kernel
   float* partial;
-  int kinds;                  // of sums
+  int sum_count;
   uint32_t rows, parts;       // of a group
-  int hidden, words, stages;  // words of a thread, of all streams
+  int hidden, words, stages;  // words of a row and thread, of all streams
   Average average;
   float eps;
   bool centered;
 };
 
-constexpr int kShortStages = 4;  // rows that wait, or are on their way
+// A thread's columns of the rows of its group, and the ring through which they come.
+template <int kRow>
+struct ShortRows {
+  static constexpr ShortConfig kConfig = kShortTable[kRow];
+  static constexpr int kWidth = kDynamicWidth;
 
-// kPlain: what comes by rows is bfloat16.
-template <bool kPlain>
-__device__ __forceinline__ void short_rows(const Short& problem) {
-  constexpr int kWidth = kAnyWidth, kQuads = kWidth / 4, kKinds = 3;
-  extern __shared__ float4 memory[];  // [stages][streams][threads], and at the end sums
-  __shared__ float4 of_warps[2][kShortThreads / kWarp];
-  const int group = blockDim.x, threads = blockDim.x * blockDim.y, number = threadIdx.y * group + threadIdx.x;
-  const int hidden = problem.hidden, column = threadIdx.x * kWidth;
-  const bool inside = column < hidden;
-  const uint32_t rows_group = blockIdx.x / problem.parts, part = blockIdx.x - rows_group * problem.parts;
-  const uint32_t first_row = part * blockDim.y + threadIdx.y, stride = problem.parts * blockDim.y;
-  const uint32_t own = shared_address(memory) + number * kVectorBytes, of_slot = threads * kVectorBytes;
-  const uint32_t of_stage = problem.words * of_slot, end = own + problem.stages * of_stage;
-  const auto kind_of_stream = [&](int k) { return kPlain ? Kind{false, false} : problem.kinds_of[k]; };
-  const auto has = [&](int k) { return k < kOfScale || problem.lines[k].data != nullptr; };
-  const auto address_of = [&](int k, uint32_t row) {
-    const Lines& lines = problem.lines[k];
-    return static_cast<const char*>(lines.data) +
-           (rows_group * lines.span_stride + row * lines.row_stride) * kind_of_stream(k).bytes();
-  };
-  if (threadIdx.x == 0 && first_row < problem.rows) {
+  const ShortBackward& problem;
+  int hidden, column;
+  bool in_row;
+  uint32_t rows_group, first_row, stride;            // rows_group: the group of rows, as of a span
+  uint32_t ring, ring_end, slot_bytes, stage_bytes;  // of the thread; [stages][streams][threads]
+  uint32_t next_row, next_slot;                      // that are fetched next
+
+  __device__ __forceinline__ ShortRows(const ShortBackward& problem, uint32_t memory)
+      : problem(problem), hidden(problem.hidden) {
+    const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
+    column = threadIdx.x * kWidth;
+    in_row = column < hidden;
+    rows_group = blockIdx.x / problem.parts;
+    const uint32_t part = blockIdx.x - rows_group * problem.parts;
+    first_row = part * blockDim.y + threadIdx.y;
+    stride = problem.parts * blockDim.y;
+    ring = memory + thread * kVectorBytes;
+    slot_bytes = threads * kVectorBytes;
+    stage_bytes = problem.words * slot_bytes;
+    ring_end = ring + problem.stages * stage_bytes;
+    next_row = first_row;
+    next_slot = ring;
+  }
+
+  __device__ __forceinline__ DynamicType type_of(int stream) const {
+    return kConfig.bfloat16_only ? DynamicType{false, false} : problem.stream_types[stream];
+  }
+  __device__ __forceinline__ bool has(int stream) const {
+    return stream < kStreamScale || problem.streams[stream].data != nullptr;
+  }
+  __device__ __forceinline__ const char* address_of(int stream, uint32_t row) const {
+    const StridedRows& rows = problem.streams[stream];
+    return static_cast<const char*>(rows.data) +
+           (rows_group * rows.span_stride + row * rows.row_stride) * type_of(stream).element_bytes();
+  }
+
+  // Prefetches the first row into L2, by one thread.
+  __device__ __forceinline__ void prefetch() const {
+    if (threadIdx.x == 0 && first_row < problem.rows) {
 #pragma unroll
-    for (int k = 0; k < kStreams; ++k) {
-      if (has(k)) {
-        prefetch_to_l2(address_of(k, first_row), static_cast<uint32_t>(hidden) * kind_of_stream(k).bytes());
+      for (int k = 0; k < kStreams; ++k) {
+        if (has(k)) {
+          prefetch_to_l2(address_of(k, first_row), static_cast<uint32_t>(hidden) * type_of(k).element_bytes());
+        }
       }
     }
   }
-  grid_wait();
-  trigger_next_grid();
 
-  uint32_t next_row = first_row, next_slot = own;
-  const auto fetch = [&] {
-    if (inside && next_row < problem.rows) {
+  __device__ __forceinline__ uint32_t slot_after(uint32_t slot) const {
+    return slot + stage_bytes < ring_end ? slot + stage_bytes : ring;
+  }
+
+  // Starts the copies of the next row.
+  __device__ __forceinline__ void fetch() {
+    if (in_row && next_row < problem.rows) {
       uint32_t to = next_slot;
 #pragma unroll
       for (int k = 0; k < kStreams; ++k) {
         if (has(k)) {
-          const char* const from = address_of(k, next_row) + column * kind_of_stream(k).bytes();
+          const char* const from = address_of(k, next_row) + column * type_of(k).element_bytes();
           cp_async<uint4>(to, from);
-          if (kind_of_stream(k).wide) cp_async<uint4>(to += of_slot, from + kVectorBytes);
-          to += of_slot;
+          if (type_of(k).is_float32) cp_async<uint4>(to += slot_bytes, from + kVectorBytes);
+          to += slot_bytes;
         }
       }
     }
     cp_async_commit();
     next_row += stride;
-    next_slot = next_slot + of_stage < end ? next_slot + of_stage : own;
-  };
-  if (!inside) {
-#pragma unroll 1
-    for (int i = 0; i < problem.stages * problem.words; ++i) store_shared(own + i * of_slot, uint4{});
+    next_slot = slot_after(next_slot);
   }
-#pragma unroll 1
-  for (int stage = 1; stage < kShortStages; ++stage) fetch();
 
+  __device__ __forceinline__ void fill_ring() {
+    if (!in_row) {
+#pragma unroll 1
+      for (int i = 0; i < problem.stages * problem.words; ++i) store_shared(ring + i * slot_bytes, uint4{});
+    }
+#pragma unroll 1
+    for (int stage = 1; stage < kConfig.stages; ++stage) fetch();
+  }
+
+  // Reads a vector of a stream from its slot, and moves on to the next stream.
+  __device__ __forceinline__ void read(uint32_t& slot, Stream stream, float (&values)[kWidth]) const {
+    const DynamicType type = type_of(stream);
+    read_shared(slot, slot_bytes, type, values);
+    slot += slot_bytes * type.words();
+  }
+
+  // Loads what rows of the group share: factor, (1 + scale) * weight, and the gate.
+  __device__ __forceinline__ void load_factors(float (&factor)[kWidth], float (&gate)[kWidth]) const {
+#pragma unroll
+    for (float& value : factor) value = 0.0f;
+    if (in_row) {
+      if (problem.scale.data != nullptr) {
+        load_words(problem.scale.data, rows_group * problem.scale.span_stride + column, problem.scale_type, factor);
+      }
+#pragma unroll
+      for (float& value : factor) value += 1.0f;
+      if (problem.weight != nullptr) {
+        float weight[kWidth];
+        load_words(problem.weight, column, problem.weight_type, weight);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) factor[j] *= weight[j];
+      }
+      if (problem.gate.data != nullptr) {
+        load_words(problem.gate.data, rows_group * problem.gate.span_stride + column, problem.gate_type, gate);
+      }
+    }
+  }
+};
+
+// What is computed from a row's sums.
+struct RowMoments {
+  float mean, rstd, along, mean_slope;  // along: the share of the normed row in its gradient, times rstd
+};
+
+// Finds the moments of a row. x is counted from its mean where the row is far from zero.
+template <int kWidth, typename Scratch>
+__device__ __forceinline__ RowMoments find_moments(const ShortBackward& problem, bool in_row, float (&x)[kWidth],
+                                                   const float (&slope)[kWidth], Scratch (&scratch)[2], int& half) {
+  float mean, variance, totals[4];
+  bool far = false;
+#pragma unroll 1
+  for (bool again = false;; again = true) {
+#pragma unroll
+    for (float& total : totals) total = 0.0f;  // of x, its squares, slopes, and their products with x
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      totals[0] += x[j];
+      totals[1] += x[j] * x[j];
+      totals[2] += slope[j];
+      totals[3] += slope[j] * x[j];
+    }
+    sum_over_group(totals, scratch[half]);
+    half ^= 1;  // a slow warp may still read the one half while the next sums are written
+    mean = problem.centered ? problem.average(totals[0]) : 0.0f;
+    variance = problem.average(totals[1]) - mean * mean;
+    if (again) break;
+    // The squares of a row far from zero have lost digits: its sums are taken again, of differences from the mean.
+    far = problem.centered && !(4.0f * mean * mean <= variance);
+    if (!(blockDim.x > kWarp ? far : __any_sync(kAllLanes, far))) break;
+    const float pivot = far && in_row ? mean : 0.0f;
+#pragma unroll
+    for (float& value : x) value -= pivot;
+  }
+  const float rstd = rsqrtf(variance + problem.eps);
+  return {mean, rstd, rstd * rstd * problem.average(totals[3] - totals[2] * mean),
+          problem.centered ? problem.average(totals[2]) : 0.0f};
+}
+
+// Writes the gradients of a row and adds to the sums over rows. `slot` is that of the streams after grad; x and slope
+// are those the moments were found from.
+template <int kRow, int kWidth>
+__device__ __forceinline__ void finish_row(const ShortRows<kRow>& rows, uint32_t slot, uint32_t row,
+                                           const RowMoments& moments, const float (&factor)[kWidth],
+                                           float (&gate)[kWidth], float (&x)[kWidth], float (&grad)[kWidth],
+                                           float (&slope)[kWidth], float (&sums)[3][kWidth]) {
+  const ShortBackward& problem = rows.problem;
+  const bool written = rows.in_row && row < problem.rows;
+  const int64_t index = (static_cast<int64_t>(rows.rows_group) * problem.rows + row) * rows.hidden + rows.column;
+  float values[kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    x[j] -= moments.mean;
+    slope[j] = moments.rstd * (slope[j] - moments.mean_slope - x[j] * moments.along);
+    x[j] *= moments.rstd;
+  }
+  if (rows.has(kStreamScale)) {
+    rows.read(slot, kStreamScale, values);
+    if (problem.grad_scale != nullptr && written) {
+      float grad_scale[kWidth] = {};
+      if (problem.bias != nullptr) load_words(problem.bias, rows.column, problem.bias_type, grad_scale);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) grad_scale[j] = grad[j] * (x[j] * factor[j] + grad_scale[j]);
+      store_words(problem.grad_scale, index, rows.type_of(kStreamScale), grad_scale);
+    }
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) grad[j] *= 1.0f + values[j];
+  }
+  if (rows.has(kStreamGradSum)) {
+    rows.read(slot, kStreamGradSum, values);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) slope[j] += values[j];
+  }
+  if (written) store_words(problem.grad_x, index, rows.type_of(kStreamX), slope);
+  if (row < problem.rows) {
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      sums[kSlope][j] += grad[j];
+      sums[kSlopeTimesNormed][j] += grad[j] * x[j];
+    }
+  }
+  if (problem.grad_branch != nullptr) {
+    if (rows.has(kStreamGate)) rows.read(slot, kStreamGate, gate);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) values[j] = slope[j] * gate[j];
+    if (written) store_words(problem.grad_branch, index, rows.type_of(kStreamX), values);
+    if (rows.has(kStreamBranch)) {
+      rows.read(slot, kStreamBranch, values);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) values[j] *= slope[j];
+      if (problem.grad_gate != nullptr && written) {
+        store_words(problem.grad_gate, index, rows.type_of(kStreamGate), values);
+      }
+      if (row < problem.rows) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sums[kGate][j] += values[j];
+      }
+    }
+  }
+}
+
+// Writes the gradients of weight and bias of a single row.
+template <int kRow, int kWidth>
+__device__ __forceinline__ void write_parameters(const ShortRows<kRow>& rows, const float (&sums)[3][kWidth]) {
+  const ShortBackward& problem = rows.problem;
+  if (rows.in_row && threadIdx.y == 0 && problem.grad_weight != nullptr) {
+    store_words(problem.grad_weight, rows.column, problem.weight_type, sums[kSlopeTimesNormed]);
+  }
+  if (rows.in_row && threadIdx.y == 0 && problem.grad_bias != nullptr) {
+    store_words(problem.grad_bias, rows.column, problem.bias_type, sums[kSlope]);
+  }
+}
+
+template <int kRow>
+__global__ void __launch_bounds__(kShortTable[kRow].max_threads)
+    backward_short_kernel(const __grid_constant__ ShortBackward problem) {
+  if constexpr (!kInThisCode<kShortTable, kRow>) return;
+  constexpr ShortConfig kConfig = kShortTable[kRow];
+  constexpr int kWidth = kDynamicWidth, kQuads = kWidth / 4, kSums = 3;
+  extern __shared__ float4 memory[];  // the rings, and at the end sums
+  __shared__ float4 scratch[2][kConfig.max_threads / kWarp];
+  ShortRows<kRow> rows(problem, shared_address(memory));
+  rows.prefetch();
+  grid_wait();
+  trigger_next_grid();
+  rows.fill_ring();
   float factor[kWidth], gate[kWidth];
-#pragma unroll
-  for (float& value : factor) value = 0.0f;
-  if (inside) {
-    if (problem.scale.data != nullptr) {
-      load_words(problem.scale.data, rows_group * problem.scale.span_stride + column, problem.scale_kind, factor);
-    }
-#pragma unroll
-    for (float& value : factor) value += 1.0f;
-    if (problem.weight != nullptr) {
-      float weight[kWidth];
-      load_words(problem.weight, column, problem.weight_kind, weight);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) factor[j] *= weight[j];
-    }
-    if (problem.gate.data != nullptr) {
-      load_words(problem.gate.data, rows_group * problem.gate.span_stride + column, problem.gate_kind, gate);
-    }
-  }
-
-  float sums[kKinds][kWidth] = {};
+  rows.load_factors(factor, gate);
+  float sums[kSums][kWidth] = {};
   int half = 0;
-  uint32_t slot = own;
+  uint32_t stage = rows.ring;
 #pragma unroll 1
-  for (uint32_t turn = part * blockDim.y; turn < problem.rows; turn += stride) {
-    const uint32_t row = turn + threadIdx.y;
-    const bool written = inside && row < problem.rows;
-    cp_async_wait<kShortStages - 2>();
-    if (problem.stages > 1) fetch();
-    float x[kWidth], grad[kWidth], slope[kWidth], more[kWidth];
-    uint32_t stream = slot;  // the next one
-    const auto read = [&](Stream k, float (&values)[kWidth]) {
-      const Kind kind = kind_of_stream(k);
-      read_words(stream, of_slot, kind, values);
-      stream += of_slot * kind.words();
-    };
-    read(kOfX, x);
-    read(kOfGrad, grad);
-    const uint32_t others = stream;
+  for (uint32_t block_row = rows.first_row - threadIdx.y; block_row < problem.rows; block_row += rows.stride) {
+    cp_async_wait<kConfig.stages - 2>();
+    if (problem.stages > 1) rows.fetch();
+    float x[kWidth], grad[kWidth], slope[kWidth];
+    uint32_t slot = stage;
+    rows.read(slot, kStreamX, x);
+    rows.read(slot, kStreamGrad, grad);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) slope[j] = factor[j];
-    if (has(kOfScale)) {
-      read(kOfScale, more);
-      stream = others;  // it is read again
+    if (rows.has(kStreamScale)) {
+      float scale[kWidth];
+      uint32_t scale_slot = slot;  // read again by finish_row
+      rows.read(scale_slot, kStreamScale, scale);
 #pragma unroll
-      for (int j = 0; j < kWidth; ++j) slope[j] *= 1.0f + more[j];
+      for (int j = 0; j < kWidth; ++j) slope[j] *= 1.0f + scale[j];
     }
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) slope[j] = __fmul_rn(grad[j], slope[j]);
-    float mean, variance, totals[4];
-    bool far = false;
-#pragma unroll 1
-    for (bool again = false;; again = true) {
-#pragma unroll
-      for (float& total : totals) total = 0.0f;  // of x, its squares, slopes, and their products with x
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        totals[0] += x[j];
-        totals[1] += x[j] * x[j];
-        totals[2] += slope[j];
-        totals[3] += slope[j] * x[j];
-      }
-      sum_over_group(totals, of_warps[half]);
-      half ^= 1;  // a slow warp may still read the one half while the next sums are written
-      mean = problem.centered ? problem.average(totals[0]) : 0.0f;
-      variance = problem.average(totals[1]) - mean * mean;
-      if (again) break;
-      // A row far from zero has lost digits: its sums are taken again, of what it is beside its mean.
-      far = problem.centered && !(4.0f * mean * mean <= variance);
-      if (!(group > kWarp ? far : __any_sync(kAllLanes, far))) break;
-      const float pivot = far && inside ? mean : 0.0f;
-#pragma unroll
-      for (float& value : x) value -= pivot;
-    }
-    const float rstd = rsqrtf(variance + problem.eps);
-    const float along = rstd * rstd * problem.average(totals[3] - totals[2] * mean);
-    const float mean_slope = problem.centered ? problem.average(totals[2]) : 0.0f;
-    const int64_t index = (static_cast<int64_t>(rows_group) * problem.rows + row) * hidden + column;
-#pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      x[j] -= mean;
-      slope[j] = rstd * (slope[j] - mean_slope - x[j] * along);
-      x[j] *= rstd;
-    }
-    if (has(kOfScale)) {
-      read(kOfScale, more);
-      if (problem.grad_scale != nullptr && written) {
-        float values[kWidth] = {};
-        if (problem.bias != nullptr) load_words(problem.bias, column, problem.bias_kind, values);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) values[j] = grad[j] * (x[j] * factor[j] + values[j]);
-        store_words(problem.grad_scale, index, kind_of_stream(kOfScale), values);
-      }
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) grad[j] *= 1.0f + more[j];
-    }
-    if (has(kOfGradSum)) {
-      read(kOfGradSum, more);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) slope[j] += more[j];
-    }
-    if (written) store_words(problem.grad_x, index, kind_of_stream(kOfX), slope);
-    if (row < problem.rows) {
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) {
-        sums[kSlope][j] += grad[j];
-        sums[kSlopeTimesNormed][j] += grad[j] * x[j];
-      }
-    }
-    if (problem.grad_branch != nullptr) {
-      if (has(kOfGate)) read(kOfGate, gate);
-#pragma unroll
-      for (int j = 0; j < kWidth; ++j) more[j] = slope[j] * gate[j];
-      if (written) store_words(problem.grad_branch, index, kind_of_stream(kOfX), more);
-      if (has(kOfBranch)) {
-        read(kOfBranch, more);
-#pragma unroll
-        for (int j = 0; j < kWidth; ++j) more[j] *= slope[j];
-        if (problem.grad_gate != nullptr && written) {
-          store_words(problem.grad_gate, index, kind_of_stream(kOfGate), more);
-        }
-        if (row < problem.rows) {
-#pragma unroll
-          for (int j = 0; j < kWidth; ++j) sums[kGate][j] += more[j];
-        }
-      }
-    }
-    slot = slot + of_stage < end ? slot + of_stage : own;
+    const RowMoments moments = find_moments(problem, rows.in_row, x, slope, scratch, half);
+    finish_row(rows, slot, block_row + threadIdx.y, moments, factor, gate, x, grad, slope, sums);
+    stage = rows.slot_after(stage);
   }
-
-  if (problem.partial == nullptr) {
-    if (inside && threadIdx.y == 0 && problem.grad_weight != nullptr) {
-      store_words(problem.grad_weight, column, problem.weight_kind, sums[kSlopeTimesNormed]);
-    }
-    if (inside && threadIdx.y == 0 && problem.grad_bias != nullptr) {
-      store_words(problem.grad_bias, column, problem.bias_kind, sums[kSlope]);
-    }
-    return;
-  }
+  if (problem.partial == nullptr) return write_parameters(rows, sums);
   cp_async_wait<0>();
   __syncthreads();
+  const int threads = blockDim.x * blockDim.y, thread = threadIdx.y * blockDim.x + threadIdx.x;
 #pragma unroll
-  for (int k = 0; k < kKinds; ++k) {
+  for (int k = 0; k < kSums; ++k) {
 #pragma unroll
     for (int j = 0; j < kWidth; j += 4) {
-      memory[(k * kQuads + j / 4) * threads + number] =
+      memory[(k * kQuads + j / 4) * threads + thread] =
           make_float4(sums[k][j], sums[k][j + 1], sums[k][j + 2], sums[k][j + 3]);
     }
   }
-  store_sums<kQuads>(memory, 1, problem.kinds, hidden,
-                     problem.partial + static_cast<int64_t>(blockIdx.x) * problem.kinds * hidden);
+  store_partial_sums<kQuads>(memory, 1, problem.sum_count, rows.hidden,
+                             problem.partial + static_cast<int64_t>(blockIdx.x) * problem.sum_count * rows.hidden);
 }
 
-template <bool kPlain>
-__global__ void __launch_bounds__(kShortThreads) backward_short_kernel(const __grid_constant__ Short problem) {
-  if constexpr (kPlain || kAllKernels) short_rows<kPlain>(problem);
-}
-
-// How many threads a row has, and how many rows a block; none where a row is too long.
-struct ShortShape {
-  int group, rows;
+// How rows are laid over blocks; no rows where the kernel does not take the problem.
+struct ShortLayout {
+  int row;          // of kShortTable
+  int group, rows;  // threads of a row; rows of a block
 };
 
-inline int short_words(const Backward& problem) {  // of a thread, for each row
-  const auto words = [](bool has, Type type) { return has ? kind_of(type).words() : 0; };
-  const bool own = problem.span == 1;
+// Words of a thread for each row.
+inline int short_words(const Backward& problem) {
+  const auto words = [](bool has, Type type) { return has ? dynamic_type(type).words() : 0; };
+  const bool per_row = problem.span == 1;
   return words(true, problem.type) * (2 + (problem.grad_sum.data != nullptr) + (problem.grad_gate != nullptr)) +
-         words(own && problem.scale.rows.data != nullptr, problem.scale.type) +
-         words(own && problem.grad_branch != nullptr, problem.gate.type);
+         words(per_row && problem.scale.rows.data != nullptr, problem.scale.type) +
+         words(per_row && problem.grad_branch != nullptr, problem.gate.type);
 }
 
-inline bool short_plain(const Backward& problem) {
-  const auto plain = [](const void* data, Type type) { return data == nullptr || type == Type::bfloat16; };
-  return problem.type == Type::bfloat16 && (problem.span > 1 || (plain(problem.scale.rows.data, problem.scale.type) &&
-                                                                 plain(problem.gate.rows.data, problem.gate.type)));
+// Whether all that is read by rows is bfloat16.
+inline bool reads_bfloat16_only(const Backward& problem) {
+  const auto bfloat16 = [](const Modulation& one) { return one.rows.data == nullptr || one.type == Type::bfloat16; };
+  return problem.type == Type::bfloat16 && (problem.span > 1 || (bfloat16(problem.scale) && bfloat16(problem.gate)));
 }
 
-inline ShortShape short_shape(const Backward& problem) {
-  const void* const all = reinterpret_cast<const void*>(backward_short_kernel<false>);
-  if (!short_plain(problem) && !has_all_kernels(all)) return {0, 0};
-  const int64_t vectors = problem.hidden / kAnyWidth;
-  if (problem.hidden % kAnyWidth != 0 || vectors > kShortThreads) return {0, 0};
-  ShortShape shape{1, 1};
-  int step = 1;
+inline ShortLayout short_layout(const Backward& problem) {
+  const int capability = compiled_capability(reinterpret_cast<const void*>(backward_short_kernel<0>));
+  const bool bfloat16_only = reads_bfloat16_only(problem);
+  const int row =
+      find_row(kShortTable, capability, [&](const ShortConfig& one) { return one.bfloat16_only == bfloat16_only; });
+  if (row < 0) return {};
+  const ShortConfig& config = kShortTable[row];
+  const int64_t vectors = problem.hidden / kDynamicWidth;
+  if (problem.hidden % kDynamicWidth != 0 || vectors > config.max_threads) return {};
+  ShortLayout layout{row, 1, 1};
+  int step = 1;  // rows of a warp
   if (vectors <= kWarp) {
-    while (shape.group < vectors) shape.group *= 2;
-    step = kWarp / shape.group;
+    while (layout.group < vectors) layout.group *= 2;
+    step = kWarp / layout.group;
   } else {
-    shape.group = static_cast<int>((vectors + kWarp - 1) / kWarp * kWarp);
+    layout.group = static_cast<int>((vectors + kWarp - 1) / kWarp * kWarp);
   }
-  int processors = 1;
-  sm_count(&processors);
-  const int64_t blocks = std::max<int64_t>(1, processors / problem.sums.groups);
-  const int64_t useful = (problem.rows / problem.sums.groups + blocks - 1) / blocks;  // if there are few
-  shape.rows = static_cast<int>(std::min<int64_t>(kShortThreads / shape.group, (useful + step - 1) / step * step));
-  const auto most = static_cast<int>(most_shared_bytes() - kShortOwnBytes);
-  const int of_thread = short_words(problem) * kShortStages * kVectorBytes;
-  while (shape.rows > 0 && shape.rows * shape.group * of_thread > most) shape.rows -= step;
-  return shape;
+  int sms = 1;
+  sm_count(&sms);
+  const int64_t blocks = std::max<int64_t>(1, sms / problem.sums.groups);
+  const int64_t useful = (problem.rows / problem.sums.groups + blocks - 1) / blocks;  // rows, where there are few
+  layout.rows =
+      static_cast<int>(std::min<int64_t>(config.max_threads / layout.group, (useful + step - 1) / step * step));
+  const auto max_bytes = static_cast<int>(max_shared_bytes_per_block() - kShortStaticBytes);
+  const int thread_bytes = short_words(problem) * config.stages * kVectorBytes;
+  while (layout.rows > 0 && layout.rows * layout.group * thread_bytes > max_bytes) layout.rows -= step;
+  return layout;
 }
 
-inline cudaError_t launch_short(const Backward& problem, Short& of_rows, const ShortShape& shape, cudaStream_t stream) {
-  of_rows.words = short_words(problem);
-  of_rows.stages = of_rows.rows <= of_rows.parts * shape.rows ? 1 : kShortStages;
-  constexpr int kOfSums = 3 * kAnyWidth * static_cast<int>(sizeof(float));
-  const int bytes = shape.group * shape.rows * std::max(of_rows.words * of_rows.stages * kVectorBytes, kOfSums);
-  const auto kernel = short_plain(problem) ? backward_short_kernel<true> : backward_short_kernel<false>;
-  if (bytes + kShortOwnBytes > kUsualBytes) {
-    const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+inline cudaError_t launch_short(const Backward& problem, ShortBackward& rows, const ShortLayout& layout,
+                                cudaStream_t stream) {
+  rows.words = short_words(problem);
+  rows.stages = rows.rows <= rows.parts * layout.rows ? 1 : kShortTable[layout.row].stages;
+  constexpr int kSumBytes = 3 * kDynamicWidth * static_cast<int>(sizeof(float));
+  const int bytes = layout.group * layout.rows * std::max(rows.words * rows.stages * kVectorBytes, kSumBytes);
+  return with_row(kShortTable, layout.row, [&](auto row) {
+    const auto kernel = backward_short_kernel<decltype(row)::value>;
+    const cudaError_t error = allow_shared_bytes(kernel, bytes, kShortStaticBytes);
     if (error != cudaSuccess) return error;
-  }
-  return launch_with_pdl(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
-                         dim3(shape.group, shape.rows), bytes, stream, of_rows);
+    return launch_with_pdl(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),
+                           dim3(layout.group, layout.rows), bytes, stream, rows);
+  });
 }
 
 }  // namespace

@@ -1,4 +1,7 @@
-// The second stage of sums over rows: from partial sums to the gradients of what several rows share.
+// The second stage of sums over rows: from partial sums to the gradients of modulations and parameters.
+//
+// Reads:    nothing by itself.
+// Must not: depend on how the first stage divides the rows.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,7 +10,7 @@
 
 namespace adaln {
 
-// One of the sums, for each column times a factor.
+// One of the sums, multiplied column by column.
 struct Term {
   int sum;
   Parameter factor;  // data null: 1
@@ -17,29 +20,29 @@ struct Term {
 struct Total {
   void* data;
   Type type;
-  bool of_all_groups;  // each group's sums times 1 + its scale; else one gradient for each group
+  bool over_groups;  // summed over the groups, each times 1 + its scale; else a row for each group
   int count;
   Term terms[2];
 };
 
-constexpr int kMostTotals = 5;
+constexpr int kMaxTotals = 5;
 
 struct Reduction {
   int64_t hidden;
   Sums sums;
   Modulation scale;  // data null: there is none, or it is in the sums already
   int count = 0;
-  Total totals[kMostTotals];
+  Total totals[kMaxTotals];
 
-  void add(void* data, Type type, bool of_all_groups, Term first) {
-    if (data != nullptr) totals[count++] = {data, type, of_all_groups, 1, {first, {}}};
+  void add(void* data, Type type, bool over_groups, Term first) {
+    if (data != nullptr) totals[count++] = {data, type, over_groups, 1, {first, {}}};
   }
-  void add(void* data, Type type, bool of_all_groups, Term first, Term second) {
-    if (data != nullptr) totals[count++] = {data, type, of_all_groups, 2, {first, second}};
+  void add(void* data, Type type, bool over_groups, Term first, Term second) {
+    if (data != nullptr) totals[count++] = {data, type, over_groups, 2, {first, second}};
   }
 };
 
-// Right after the kernel that writes the partial sums, on the same stream.
+// Launches the second stage. The kernel that writes the partial sums is the preceding one on the stream.
 cudaError_t reduce(const Reduction& reduction, cudaStream_t stream);
 
 }  // namespace adaln

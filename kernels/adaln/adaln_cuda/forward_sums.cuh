@@ -1,25 +1,14 @@
-// What the kernels of modulated norms share: sums over the threads of a row; and where rows go that registers do not
-// hold.
+// Sums over the threads of a row, for forward norms.
+//
+// Reads:    what the threads of the block have in registers.
+// Must not: use atomics; the order of every sum is fixed.
 #pragma once
 
-#include "adaln_cuda/device.cuh"
+#include "adaln_cuda/vectors.cuh"
 
 namespace adaln {
 
-constexpr int kMostThreads = 512, kBlocks = 2;  // of a block, and of a processor
-constexpr int kMostWarps = kMostThreads / kWarp;
-
-template <typename T>
-using VectorOf = Vector<T, kVectorBytes / static_cast<int>(sizeof(T))>;
-
-template <typename T>
-__device__ __forceinline__ VectorOf<T> vector_of(uint4 word) {
-  VectorOf<T> vector;
-  memcpy(&vector, &word, sizeof(vector));
-  return vector;
-}
-
-// Sums of differences from `pivot`, and of their squares.
+// Adds differences from `pivot` and their squares.
 template <int kWidth>
 __device__ __forceinline__ void add_differences(const float (&x)[kWidth], bool has, float pivot, float& sum,
                                                 float& sum_of_squares) {
@@ -34,7 +23,7 @@ __device__ __forceinline__ void add_differences(const float (&x)[kWidth], bool h
   sum_of_squares += has ? squares : 0.0f;
 }
 
-// Sums of several values over groups of so many lanes, each of which gets them.
+// Sums values over groups of kLanes lanes; each lane gets the totals.
 template <int kLanes, int kValues>
 __device__ __forceinline__ void sum_over_lanes(float (&values)[kValues]) {
 #pragma unroll
@@ -44,9 +33,9 @@ __device__ __forceinline__ void sum_over_lanes(float (&values)[kValues]) {
   }
 }
 
-// Over a block of whole warps. All threads get the same.
-template <int kSums>
-__device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scratch)[kMostWarps][kSums]) {
+// Sums over a block of whole warps; each thread gets the totals.
+template <int kSums, int kMaxWarps>
+__device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scratch)[kMaxWarps][kSums]) {
   static_assert(kSums == 2 || kSums == 4);
   using Part = typename Word<kSums * sizeof(float)>::Type;
   sum_over_lanes<kWarp>(sums);
@@ -65,16 +54,16 @@ __device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scr
   }
 }
 
-// Averages of differences from one of a row's elements, and of their squares, are not far larger than of those from its
-// mean, so that a row far from zero keeps its digits.
+// The variance from the averages of differences from one of the row's elements and of their squares. These are not much
+// larger than those of differences from the mean, so a row far from zero keeps its digits.
 __device__ __forceinline__ float variance_of(float difference, float square) {
   const float variance = square - difference * difference;
-  return variance < 0.0f ? 0.0f : variance;  // what is not a number stays so
+  return variance < 0.0f ? 0.0f : variance;  // NaN stays NaN
 }
 
-// Threads, whole warps of them, that hold so many vectors.
-constexpr int threads_for(int64_t vectors, int loads) {
-  return static_cast<int>((vectors + loads * kWarp - 1) / (loads * kWarp) * kWarp);
+// Threads, in whole warps, that hold a row of so many vectors.
+constexpr int threads_for(int64_t vectors, int vectors_per_thread) {
+  return static_cast<int>((vectors + vectors_per_thread * kWarp - 1) / (vectors_per_thread * kWarp) * kWarp);
 }
 
 }  // namespace adaln

@@ -1,0 +1,651 @@
+// Backward of modulated norms of rows that fit in shared memory: the fast path.
+//
+// Reads:    grad, x, grad_sum and the branch, each once, through a ring buffer in shared memory. The norm is computed
+//           again, from x.
+// Writes:   `grad_x` and `grad_branch`, with streaming stores, and `partial` when sums are asked for.
+// Must not: allocate, synchronize, use atomics, or use another stream than the one given.
+//
+// Each part of a group of rows is a block, which stays for all of its rows and sums their columns in registers. A block
+// has several rows in work at a time, each with threads and a ring of its own, through which its next rows come. The
+// first rows are prefetched into L2 while the preceding kernel still runs. The order of all sums is fixed.
+//
+// Included by backward.cu.
+#pragma once
+
+#include "adaln_cuda/device_limits.cuh"
+#include "adaln_cuda/strided_rows.cuh"
+#include "adaln_cuda/vectors.cuh"
+#include "kit/unaligned_rows.cuh"
+
+namespace adaln {
+namespace {
+
+constexpr int kMaxRows = 15;                   // of a block: named barriers 1 to 15
+constexpr size_t kRingStaticBytes = 2 * 1024;  // of shared memory, at most
+
+// Elements of bfloat16 in a 32-byte sector. The threads of an unaligned row begin at a multiple of them.
+constexpr int kSectorWidth = 16;
+
+enum RingTensor : int { kRingX, kRingGrad, kRingGradSum, kRingBranch, kRingTensors };
+
+struct RingBackward {
+  StridedRows rows[kRingTensors];  // data null where there is none
+  int64_t steps[kRingTensors];     // from a row of a thread to its next one, in bytes
+  StridedRows scale, gate;
+  const void* weight;
+  Type scale_type, gate_type, weight_type;
+  void *grad_x, *grad_branch;
+  float* partial;
+  int sum_count;
+  uint32_t group_rows, parts;  // of a group
+  int hidden;
+  uint32_t stages;
+  Average average;
+  float eps;
+  bool centered;
+};
+
+// Synchronizes the threads of one row. All rows of a block execute the same number of these barriers: compute-sanitizer
+// counts them when it looks for races on the shared memory that all threads use at the end.
+__device__ __forceinline__ void synchronize_row(int row, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
+}
+
+// What follows from a row of the table. The kernel for unaligned rows takes problems with and without a branch.
+template <typename T, int kRow, bool kBranch>
+struct RingTypes {
+  static constexpr RingKernelConfig kConfig = kRingKernelTable[kRow];
+  static constexpr bool kUnaligned = kConfig.start == RowStart::unaligned;
+  static constexpr int kWidth = kConfig.vector_bytes / static_cast<int>(sizeof(T)), kVectors = kConfig.vectors;
+  static constexpr int kLast = kVectors - 1, kQuads = kVectors * kWidth / 4;
+  static constexpr int kTensors = kBranch ? 4 : 2, kSums = kBranch ? 3 : 2;
+  static constexpr int kMaxWarps = kConfig.max_threads / kWarp;
+  using Slot = typename Word<sizeof(T) * kWidth>::Type;
+  // Sums of warps, in two halves that rows alternate between. A row's warps are padded to a multiple of four.
+  using Scratch = float4[2][4 * kMaxWarps];
+  using Elements = float[kVectors][kWidth];
+  using Sums = float[kSums][kVectors][kWidth];
+};
+
+// Where a thread's part of its rows lies. Blocks are (threads of a row, rows).
+//
+// Unaligned rows begin and end within a vector, all rows of a block at the same offset. Elements outside the row count
+// as zero and are not written.
+template <typename T, int kRow, bool kBranch>
+struct RingPosition : RingTypes<T, kRow, kBranch> {
+  using Types = RingTypes<T, kRow, kBranch>;
+  using Types::kUnaligned, Types::kWidth, Types::kLast, Types::kVectors, Types::kTensors, Types::kQuads;
+  using Slot = typename Types::Slot;
+
+  int hidden, group, threads, thread, lane;
+  int padded_warps;               // of a row, a multiple of four
+  int misalignment;               // elements of the first vector before the row
+  int first_column, column_step;  // of the first vector; to the next one
+  bool whole;                     // the last vector lies in the row; else it is zero, and is not written
+  uint32_t rows_group, part;      // rows_group: the group of rows, as of a span
+  int left;                       // columns for the last vector
+  bool begins, ends;              // the first vector begins before an unaligned row; the last one ends behind it
+  uint32_t last_row;              // the row whose last vector ends behind the tensors
+  uint32_t first_row, stride;
+  // Shared memory: [quads of a thread][threads of a row] of factors, twice with a branch; the rings,
+  // [rows][stages][tensors][vectors of a thread][threads of a row].
+  uint32_t slot_bytes, stage_bytes, factors, factor_bytes, ring;
+
+  __device__ __forceinline__ RingPosition(const RingBackward& problem, uint32_t memory) {
+    hidden = problem.hidden;
+    group = blockDim.x;
+    threads = blockDim.x * blockDim.y;
+    thread = threadIdx.y * blockDim.x + threadIdx.x;
+    lane = threadIdx.x % kWarp;
+    padded_warps = (group / kWarp + 3) / 4 * 4;
+    rows_group = blockIdx.x / problem.parts;
+    part = blockIdx.x - rows_group * problem.parts;
+    misalignment =
+        kUnaligned ? static_cast<int>((rows_group * problem.group_rows + part) * problem.hidden % kSectorWidth) : 0;
+    first_column = threadIdx.x * kWidth - misalignment;
+    column_step = group * kWidth;
+    whole = first_column + kLast * column_step < hidden;
+    left = hidden - first_column - kLast * column_step;
+    begins = kUnaligned && first_column < 0;
+    ends = kUnaligned && whole && left < kWidth;
+    last_row = ends && blockIdx.x + problem.parts >= gridDim.x ? problem.group_rows - 1 : UINT32_MAX;
+    first_row = part + threadIdx.y * problem.parts;
+    stride = problem.parts * blockDim.y;
+    slot_bytes = group * sizeof(Slot);
+    stage_bytes = kTensors * kVectors * slot_bytes;
+    factors = memory + threadIdx.x * sizeof(float4);
+    factor_bytes = kQuads * group * sizeof(float4);
+    ring = memory + (kBranch ? 2 : 1) * factor_bytes + threadIdx.y * problem.stages * stage_bytes +
+           threadIdx.x * sizeof(Slot);
+  }
+
+  __device__ __forceinline__ bool in_row(int vector) const { return vector < kLast || whole; }
+};
+
+// Whether there is such a tensor. There always are x and grad.
+__device__ __forceinline__ bool has(const RingBackward& problem, int tensor) {
+  return tensor < kRingGradSum || problem.rows[tensor].data != nullptr;
+}
+
+template <typename T>
+__device__ __forceinline__ int64_t size_of(Type type) {
+  return type == Type::float32 ? sizeof(float) : sizeof(T);
+}
+
+// Prefetches modulations, the weight, and the rows that the ring takes first.
+template <typename T, int kRow, bool kBranch>
+__device__ __forceinline__ void prefetch_first(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at) {
+  using Types = RingTypes<T, kRow, kBranch>;
+  if (threadIdx.x != 0) return;
+  if (!Types::kUnaligned && threadIdx.y == 0) {
+    const auto prefetch = [&](const void* data, Type type, int64_t begin) {
+      if (data == nullptr) return;
+      prefetch_row_to_l2(static_cast<const char*>(data) + begin * size_of<T>(type), at.hidden * size_of<T>(type));
+    };
+    prefetch(problem.scale.data, problem.scale_type, at.rows_group * problem.scale.span_stride);
+    prefetch(problem.weight, problem.weight_type, 0);
+    if (kBranch) prefetch(problem.gate.data, problem.gate_type, at.rows_group * problem.gate.span_stride);
+  }
+  uint32_t row = at.first_row;
+  for (uint32_t stage = 1; stage < problem.stages && row < problem.group_rows; row += at.stride, ++stage) {
+#pragma unroll
+    for (int k = 0; k < Types::kTensors; ++k) {
+      if (has(problem, k)) prefetch_row_to_l2(problem.rows[k].template at<T>(at.rows_group, row), at.hidden);
+    }
+  }
+}
+
+// Brings rows into the ring.
+template <typename T, int kRow, bool kBranch>
+struct RingLoader : RingTypes<T, kRow, kBranch> {
+  using Types = RingTypes<T, kRow, kBranch>;
+  using Types::kTensors, Types::kVectors, Types::kLast, Types::kConfig;
+  using Slot = typename Types::Slot;
+
+  const RingBackward& problem;
+  const RingPosition<T, kRow, kBranch>& at;
+  const char* (&next)[kTensors];  // a reference: with the array in the struct, nvcc 13.0 unrolls no other loops
+  uint32_t next_row;
+
+  __device__ __forceinline__ RingLoader(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
+                                        const char* (&next)[kTensors])
+      : problem(problem), at(at), next(next), next_row(at.first_row) {
+#pragma unroll
+    for (int k = 0; k < kTensors; ++k) {
+      next[k] =
+          reinterpret_cast<const char*>(problem.rows[k].template at<T>(at.rows_group, at.first_row) + at.first_column);
+    }
+  }
+
+  // Starts the copies of the next row. A last vector that ends behind the tensors is left to fetch_tail.
+  __device__ __forceinline__ void fetch(uint32_t to) {
+#pragma unroll
+    for (int k = 0; k < kTensors; ++k) {
+      if (next_row < problem.group_rows && has(problem, k)) {
+#pragma unroll
+        for (int i = 0; i < kVectors; ++i) {
+          if (Types::kUnaligned && i == kLast && next_row == at.last_row) continue;
+          if (at.in_row(i)) cp_async<Slot>(to + (k * kVectors + i) * at.slot_bytes, next[k] + i * at.slot_bytes);
+        }
+      }
+      next[k] += problem.steps[k];
+    }
+    next_row += at.stride;
+    cp_async_commit();
+  }
+
+  __device__ __forceinline__ void fetch_first() {
+    for (uint32_t stage = 1; stage < problem.stages; ++stage) fetch(at.ring + (stage - 1) * at.stage_bytes);
+  }
+
+  __device__ __forceinline__ void fetch_tail(uint32_t slot, uint32_t row) const {
+    if constexpr (Types::kUnaligned) {
+      if (row != at.last_row) return;
+#pragma unroll 1
+      for (int k = 0; k < kTensors; ++k) {
+        const T* const from = problem.rows[k].template at<T>(at.rows_group, row) + at.hidden - at.left;
+        if (has(problem, k)) {
+          copy_zero_filled<Slot>(slot + (k * kVectors + kLast) * at.slot_bytes, from,
+                                 at.left * static_cast<int>(sizeof(T)));
+        }
+      }
+    }
+  }
+
+  // Waits for the oldest row in flight.
+  __device__ __forceinline__ void wait() const {
+    if (problem.stages == kConfig.stages) {
+      cp_async_wait<kConfig.stages - 1>();
+    } else {
+      cp_async_wait<kConfig.max_stages - 1>();
+    }
+  }
+};
+
+// Computes factors, (1 + scale) * weight and the gate, of unaligned rows.
+template <typename T, int kRow, bool kBranch>
+__device__ __forceinline__ void load_factors_unaligned(const RingBackward& problem,
+                                                       const RingPosition<T, kRow, kBranch>& at, float4* memory) {
+  using Types = RingTypes<T, kRow, kBranch>;
+  constexpr int kWidth = Types::kWidth;
+#pragma unroll 1
+  for (int i = threadIdx.y; i < Types::kVectors; i += blockDim.y) {
+    float factor[kWidth];
+#pragma unroll
+    for (float& value : factor) value = 1.0f;
+#pragma unroll 1
+    for (int k = 0; k < 3; ++k) {
+      const void* const data = k == 0 ? problem.scale.data : k == 1 ? problem.weight : problem.gate.data;
+      const Type type = k == 0 ? problem.scale_type : k == 1 ? problem.weight_type : problem.gate_type;
+      const int64_t begin = k == 0 ? problem.scale.span_stride : k == 1 ? 0 : problem.gate.span_stride;
+      if (data != nullptr) {
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) {
+          const int column = min(max(at.first_column + i * at.column_step + j, 0), at.hidden - 1);
+          float value[1];
+          load_mixed<T>(data, type, at.rows_group * begin + column, value);
+          factor[j] = k == 0 ? 1.0f + value[0] : k == 1 ? factor[j] * value[0] : value[0];
+        }
+      }
+      if (k == 0) continue;
+#pragma unroll
+      for (int j = 0; j < kWidth; j += 4) {
+        memory[((k - 1) * Types::kQuads + (i * kWidth + j) / 4) * at.group + threadIdx.x] =
+            make_float4(factor[j], factor[j + 1], factor[j + 2], factor[j + 3]);
+      }
+    }
+  }
+}
+
+// Factors of aligned rows. What they are computed from is copied to shared memory before the rows, all of it together,
+// four columns at a time: scale and gate to where the factors will be, the weight to the stage that is still free.
+template <typename T, int kRow, bool kBranch>
+struct RingFactors : RingTypes<T, kRow, kBranch> {
+  using Types = RingTypes<T, kRow, kBranch>;
+  using Types::kQuads;
+
+  const RingBackward& problem;
+  const RingPosition<T, kRow, kBranch>& at;
+  uint32_t quad_bytes, weights;
+
+  __device__ __forceinline__ RingFactors(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at)
+      : problem(problem), at(at), quad_bytes(at.group * sizeof(float4)) {
+    weights = at.ring + (problem.stages - 1) * at.stage_bytes +
+              threadIdx.x * static_cast<uint32_t>(sizeof(float4) - sizeof(typename Types::Slot));
+  }
+
+  static __device__ __forceinline__ bool is_mixed(Type type) {
+    return sizeof(T) != sizeof(float) && type == Type::float32;
+  }
+  static __device__ __forceinline__ void copy(uint32_t to, const void* data, Type type, int64_t index) {
+    using Four = typename Word<4 * sizeof(T)>::Type;
+    if (data == nullptr) return;
+    if (is_mixed(type)) {
+      cp_async<float4>(to, static_cast<const float*>(data) + index);
+    } else {
+      cp_async<Four>(to, static_cast<const T*>(data) + index);
+    }
+  }
+  static __device__ __forceinline__ void read(uint32_t from, Type type, float (&values)[4]) {
+    if (is_mixed(type)) {
+      decode_shared<float>(from, values);
+    } else {
+      decode_shared<T>(from, values);
+    }
+  }
+
+  __device__ __forceinline__ void fetch() const {
+    constexpr int kQuadsOfVector = Types::kWidth / 4;
+#pragma unroll 1
+    for (int quad = threadIdx.y; quad < kQuads; quad += blockDim.y) {
+      const int i = quad / kQuadsOfVector;
+      const int column = at.in_row(i) ? at.first_column + i * at.column_step + quad % kQuadsOfVector * 4 : 0;
+      copy(at.factors + quad * quad_bytes, problem.scale.data, problem.scale_type,
+           at.rows_group * problem.scale.span_stride + column);
+      copy(weights + quad * quad_bytes, problem.weight, problem.weight_type, column);
+      if constexpr (kBranch) {
+        copy(at.factors + at.factor_bytes + quad * quad_bytes, problem.gate.data, problem.gate_type,
+             at.rows_group * problem.gate.span_stride + column);
+      }
+    }
+    cp_async_commit();
+  }
+
+  __device__ __forceinline__ void compute(float4* memory) const {
+#pragma unroll 1
+    for (int quad = threadIdx.y; quad < kQuads; quad += blockDim.y) {
+      float factor[4] = {}, weight[4] = {1.0f, 1.0f, 1.0f, 1.0f};
+      if (problem.scale.data != nullptr) read(at.factors + quad * quad_bytes, problem.scale_type, factor);
+      if (problem.weight != nullptr) read(weights + quad * quad_bytes, problem.weight_type, weight);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) factor[j] = (1.0f + factor[j]) * weight[j];
+      memory[quad * at.group + threadIdx.x] = make_float4(factor[0], factor[1], factor[2], factor[3]);
+      if constexpr (kBranch) {
+        read(at.factors + at.factor_bytes + quad * quad_bytes, problem.gate_type, factor);
+        memory[(kQuads + quad) * at.group + threadIdx.x] = make_float4(factor[0], factor[1], factor[2], factor[3]);
+      }
+    }
+  }
+};
+
+// Multiplies a vector by its factors in shared memory.
+template <int kWidth>
+__device__ __forceinline__ void multiply_by_factors(uint32_t from, int group, float (&values)[kWidth]) {
+#pragma unroll
+  for (int j = 0; j < kWidth; j += 4) {
+    float factor[4];
+    decode_shared<float>(from + j / 4 * group * static_cast<int>(sizeof(float4)), factor);
+#pragma unroll
+    for (int k = 0; k < 4; ++k) values[j + k] = __fmul_rn(values[j + k], factor[k]);
+  }
+}
+
+// Sums over the threads of a row.
+struct RowSums {
+  int lane, padded_warps;
+  bool high, odd;             // of the lane's quarter of the warp
+  uint32_t own;               // offset of what the thread writes
+  uint32_t exchange, halves;  // address of the half in use; its difference to the other
+
+  template <typename Scratch>
+  __device__ __forceinline__ RowSums(Scratch& scratch, int lane, int padded_warps)
+      : lane(lane), padded_warps(padded_warps) {
+    high = (lane & 16) != 0;
+    odd = (lane & 8) != 0;
+    own = threadIdx.x / kWarp * sizeof(float4) + lane / 8 * sizeof(float);
+    exchange = shared_address(&scratch[0][threadIdx.y * padded_warps]);
+    halves = exchange ^ (exchange + sizeof(scratch[0]));
+  }
+
+  __device__ __forceinline__ void add(const float (&totals)[4], int group, float (&sums)[4]) {
+    // Each quarter of the lanes keeps one of the four.
+    const float first = (high ? totals[2] : totals[0]) + __shfl_xor_sync(kAllLanes, high ? totals[0] : totals[2], 16);
+    const float second = (high ? totals[3] : totals[1]) + __shfl_xor_sync(kAllLanes, high ? totals[1] : totals[3], 16);
+    float total = (odd ? second : first) + __shfl_xor_sync(kAllLanes, odd ? first : second, 8);
+#pragma unroll
+    for (int distance = 4; distance > 0; distance /= 2) total += __shfl_xor_sync(kAllLanes, total, distance);
+    if (lane % 8 == 0) store_shared(exchange + own, total);
+    synchronize_row(threadIdx.y, group);
+    sums[0] = sums[1] = sums[2] = sums[3] = 0.0f;
+#pragma unroll 1
+    for (int warp = 0; warp < padded_warps; warp += 4) {
+      float four[4][4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) decode_shared<float>(exchange + (warp + i) * sizeof(float4), four[i]);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) sums[k] += (four[0][k] + four[1][k]) + (four[2][k] + four[3][k]);
+    }
+    exchange ^= halves;  // a slow warp may still read the one half while the next sums are written
+  }
+};
+
+// What is computed from a row's sums. The gradient of x is slope * rstd + x * slant + constant, and the normed row is
+// x * rstd - mean_times_rstd.
+struct RingMoments {
+  float rstd, slant, constant, mean_times_rstd;
+};
+
+// Finds the moments of a row. x is counted from its mean where the row is far from zero.
+template <typename T, int kRow, bool kBranch>
+__device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
+                                                    const RingPosition<T, kRow, kBranch>& at, RowSums& row_sums,
+                                                    typename RingTypes<T, kRow, kBranch>::Elements& x,
+                                                    typename RingTypes<T, kRow, kBranch>::Elements& slope) {
+  using Types = RingTypes<T, kRow, kBranch>;
+  constexpr int kVectors = Types::kVectors, kWidth = Types::kWidth, kLast = Types::kLast;
+  float mean, variance, all[4];
+  for (bool again = false;; again = true) {
+    if (Types::kUnaligned && (at.begins || at.ends)) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        if (at.begins && at.first_column + j < 0) x[0][j] = slope[0][j] = 0.0f;
+        if (at.ends && j >= at.left) x[kLast][j] = slope[kLast][j] = 0.0f;
+      }
+    }
+    float totals[4] = {0.0f, 0.0f, 0.0f, 0.0f};  // of x, its squares, slopes, and their products with x
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        totals[0] += x[i][j];
+        totals[1] += x[i][j] * x[i][j];
+        totals[2] += slope[i][j];
+        totals[3] += slope[i][j] * x[i][j];
+      }
+    }
+    row_sums.add(totals, at.group, all);
+    mean = problem.centered ? problem.average(all[0]) : 0.0f;
+    variance = problem.average(all[1]) - mean * mean;
+    if (!problem.centered || again) break;
+    if (4.0f * mean * mean <= variance) {
+      synchronize_row(threadIdx.y, at.group);  // in place of the barrier of other rows' second sums
+      break;
+    }
+    // The squares of a row far from zero have lost digits: its sums are taken again, of differences from the mean.
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) x[i][j] = at.in_row(i) ? x[i][j] - mean : 0.0f;
+    }
+  }
+  const float rstd = rsqrtf(variance + problem.eps);
+  const float slant = -rstd * (rstd * rstd * problem.average(all[3] - all[2] * mean));
+  const float mean_slope = problem.centered ? problem.average(all[2]) : 0.0f;
+  const float constant = -rstd * mean_slope - mean * slant;
+  return {rstd, slant, constant, mean * rstd};
+}
+
+// Writes a vector of a result, `index` elements from its start.
+template <typename T, int kRow, bool kBranch, int kWidth>
+__device__ __forceinline__ void write_vector(const RingPosition<T, kRow, kBranch>& at, void* to, int64_t index, int i,
+                                             const float (&total)[kWidth]) {
+  if constexpr (RingTypes<T, kRow, kBranch>::kUnaligned) {
+    T* const row = static_cast<T*>(to) + index;
+    const auto vector = encode_all<T>(total);
+    if (i == 0 ? at.begins : at.ends) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) {
+        if (i == 0 ? at.first_column + j >= 0 : j < at.left) row[j] = vector.elements[j];
+      }
+    } else if (at.in_row(i)) {
+      store_streaming(row, vector);
+    }
+  } else {
+    if (at.in_row(i)) store_streaming(static_cast<T*>(to) + index, encode_all<T>(total));
+  }
+}
+
+// Writes the gradients of a row, from its stage of the ring, and adds to the sums over rows.
+template <typename T, int kRow, bool kBranch>
+__device__ __forceinline__ void finish_row(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
+                                           uint32_t slot, int64_t offset, const RingMoments& moments,
+                                           const typename RingTypes<T, kRow, kBranch>::Elements& x,
+                                           const typename RingTypes<T, kRow, kBranch>::Elements& slope,
+                                           typename RingTypes<T, kRow, kBranch>::Sums& sums) {
+  using Types = RingTypes<T, kRow, kBranch>;
+  constexpr int kVectors = Types::kVectors, kWidth = Types::kWidth;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    float grad[kWidth], total[kWidth];
+    decode_shared<T>(slot + (kRingGrad * kVectors + i) * at.slot_bytes, grad);
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      total[j] = slope[i][j] * moments.rstd + (x[i][j] * moments.slant + moments.constant);
+      sums[kSlopeTimesNormed][i][j] += grad[j] * (x[i][j] * moments.rstd - moments.mean_times_rstd);
+      sums[kSlope][i][j] += grad[j];
+    }
+    if (kBranch && has(problem, kRingGradSum)) {
+      float grad_sum[kWidth];
+      decode_shared<T>(slot + (kRingGradSum * kVectors + i) * at.slot_bytes, grad_sum);
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) total[j] += grad_sum[j];
+    }
+    const int64_t index = offset + i * at.column_step;
+    write_vector(at, problem.grad_x, index, i, total);
+    if constexpr (kBranch) {
+      if (Types::kUnaligned && problem.grad_branch == nullptr) continue;
+      if (has(problem, kRingBranch)) {
+        float branch[kWidth];
+        decode_shared<T>(slot + (kRingBranch * kVectors + i) * at.slot_bytes, branch);
+#pragma unroll
+        for (int j = 0; j < kWidth; ++j) sums[kGate][i][j] += total[j] * branch[j];
+      }
+      multiply_by_factors(at.factors + at.factor_bytes + i * kWidth / 4 * at.group * static_cast<int>(sizeof(float4)),
+                          at.group, total);
+      write_vector(at, problem.grad_branch, index, i, total);
+    }
+  }
+}
+
+// Puts the sums of all threads into shared memory, [sums][rows][vectors].
+template <typename T, int kRow, bool kBranch>
+__device__ __forceinline__ void share_sums(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
+                                           int vectors, const typename RingTypes<T, kRow, kBranch>::Sums& sums,
+                                           float4* memory) {
+  using Types = RingTypes<T, kRow, kBranch>;
+  const int rows = blockDim.y;
+#pragma unroll
+  for (int k = 0; k < Types::kSums; ++k) {
+#pragma unroll
+    for (int i = 0; i < Types::kVectors; ++i) {
+      if (k < problem.sum_count && at.in_row(i)) {
+#pragma unroll
+        for (int j = 0; j < Types::kWidth; j += 4) {
+          memory[(k * rows + threadIdx.y) * vectors +
+                 (at.misalignment + at.first_column + i * at.column_step + j) / 4] =
+              make_float4(sums[k][i][j], sums[k][i][j + 1], sums[k][i][j + 2], sums[k][i][j + 3]);
+        }
+      }
+    }
+  }
+}
+
+// Adds up the sums of the block's rows and writes them.
+template <bool kUnaligned, typename Position>
+__device__ __forceinline__ void add_shared_sums(const Position& at, int sum_count, int vectors, const float4* memory,
+                                                float* partial) {
+  const int rows = blockDim.y;
+  if constexpr (kUnaligned) {
+    const float* row_sums = reinterpret_cast<const float*>(memory) + at.misalignment;
+#pragma unroll 1
+    for (int k = 0; k < sum_count; ++k, row_sums += rows * 4 * vectors) {
+#pragma unroll 2
+      for (int column = at.thread; column < at.hidden; column += at.threads) {
+        float sum = row_sums[column];
+#pragma unroll 1
+        for (int row = 1; row < rows; ++row) sum += row_sums[row * 4 * vectors + column];
+        partial[k * at.hidden + column] = sum;
+      }
+    }
+  } else {
+#pragma unroll 1
+    for (int vector = at.thread; vector < vectors * sum_count; vector += at.threads) {
+      const float4* const row_sums = memory + vector + vector / vectors * (rows - 1) * vectors;
+      float4 sum = row_sums[0];
+#pragma unroll 4
+      for (int row = 1; row < rows; ++row) {
+        const float4 other = row_sums[row * vectors];
+        sum.x += other.x;
+        sum.y += other.y;
+        sum.z += other.z;
+        sum.w += other.w;
+      }
+      reinterpret_cast<float4*>(partial)[vector] = sum;
+    }
+  }
+}
+
+// Writes the block's partial sums. `missed`: the thread's row had no row in the block's last iteration.
+template <typename T, int kRow, bool kBranch>
+__device__ __forceinline__ void store_sums(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
+                                           bool missed, const typename RingTypes<T, kRow, kBranch>::Sums& sums,
+                                           float4* memory) {
+  using Types = RingTypes<T, kRow, kBranch>;
+  constexpr int kWidth = Types::kWidth;
+  float* const partial = problem.partial + static_cast<int64_t>(blockIdx.x) * problem.sum_count * at.hidden;
+  if (!Types::kUnaligned && blockDim.y == 1) {
+#pragma unroll
+    for (int k = 0; k < Types::kSums; ++k) {
+#pragma unroll
+      for (int i = 0; i < Types::kVectors; ++i) {
+        if (k < problem.sum_count && at.in_row(i)) {
+          store_floats(partial + k * at.hidden + at.first_column + i * at.column_step, sums[k][i]);
+        }
+      }
+    }
+    return;
+  }
+  const int vectors =
+      Types::kUnaligned ? (at.misalignment + at.hidden + kWidth - 1) / kWidth * (kWidth / 4) : at.hidden / 4;
+  if (missed) {  // its barriers
+    synchronize_row(threadIdx.y, at.group);
+    if (problem.centered) synchronize_row(threadIdx.y, at.group);
+  }
+  __syncthreads();
+  share_sums<T, kRow, kBranch>(problem, at, vectors, sums, memory);
+  __syncthreads();
+  add_shared_sums<Types::kUnaligned>(at, problem.sum_count, vectors, memory, partial);
+}
+
+template <typename T, int kRow, bool kBranch>
+__global__ void __launch_bounds__(kRingKernelTable[kRow].max_threads)
+    backward_ring_kernel(const __grid_constant__ RingBackward problem) {
+  if constexpr (!kInThisCode<kRingKernelTable, kRow>) return;
+  using Types = RingTypes<T, kRow, kBranch>;
+  constexpr int kVectors = Types::kVectors, kWidth = Types::kWidth, kTensors = Types::kTensors;
+  extern __shared__ float4 memory[];
+  __shared__ typename Types::Scratch scratch;
+  const RingPosition<T, kRow, kBranch> at(problem, shared_address(memory));
+  prefetch_first(problem, at);
+  for (int i = at.thread; i < 8 * Types::kMaxWarps; i += at.threads) scratch[0][i] = float4{};
+  grid_wait();
+  trigger_next_grid();
+  const char* next[kTensors];
+  RingLoader<T, kRow, kBranch> loader(problem, at, next);
+  if constexpr (Types::kUnaligned) {
+    loader.fetch_first();
+    load_factors_unaligned(problem, at, memory);
+  } else {
+    const RingFactors<T, kRow, kBranch> factors(problem, at);
+    factors.fetch();
+    loader.fetch_first();
+    loader.wait();
+    factors.compute(memory);
+  }
+  __syncthreads();
+  if (!at.whole) {
+    for (uint32_t i = 0; i < problem.stages * kTensors; ++i) {
+      store_shared(at.ring + (i * kVectors + Types::kLast) * at.slot_bytes, typename Types::Slot{});
+    }
+  }
+  RowSums row_sums(scratch, at.lane, at.padded_warps);
+  typename Types::Sums sums = {};
+  int64_t offset =
+      (static_cast<int64_t>(at.rows_group) * problem.group_rows + at.first_row) * at.hidden + at.first_column;
+  const uint32_t end = at.ring + problem.stages * at.stage_bytes;
+  uint32_t slot = at.ring, free_slot = end - at.stage_bytes;
+  for (uint32_t row = at.first_row; row < problem.group_rows; row += at.stride) {
+    loader.fetch(free_slot);
+    free_slot = slot;
+    loader.fetch_tail(slot, row);
+    loader.wait();
+    typename Types::Elements x, slope;  // slope: the gradient of the normed row
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      decode_shared<T>(slot + i * at.slot_bytes, x[i]);
+      decode_shared<T>(slot + (kVectors + i) * at.slot_bytes, slope[i]);
+      multiply_by_factors(at.factors + i * kWidth / 4 * at.group * static_cast<int>(sizeof(float4)), at.group,
+                          slope[i]);
+    }
+    const RingMoments moments = find_moments(problem, at, row_sums, x, slope);
+    finish_row(problem, at, slot, offset, moments, x, slope, sums);
+    offset += static_cast<int64_t>(at.stride) * at.hidden;
+    slot = slot + at.stage_bytes < end ? slot + at.stage_bytes : at.ring;
+  }
+  if (problem.partial == nullptr) return;
+  const uint32_t fetched = loader.next_row - (problem.stages - 1) * at.stride;
+  store_sums(problem, at, fetched - at.first_row + at.part < problem.group_rows, sums, memory);
+}
+
+}  // namespace
+}  // namespace adaln

@@ -1,0 +1,524 @@
+// Modulated norms of rows that fit in registers, with and without a gated branch that is added before.
+//
+// Reads:    x and the branch, each once; scale, shift, weight and bias through shared memory; the gate.
+// Writes:   `normed`, and `sum` when there is a branch, with streaming stores.
+// Must not: allocate, synchronize, or use another stream than the one given.
+//
+// A group of threads has a tile of one or two neighbouring rows of a span. Elements stay encoded, in half the
+// registers, and are decoded again for each use. One pass sums differences from an element of the row and their
+// squares. Rare combinations of options have code of their own, apart from the rest. Blocks prefetch the rows of later
+// blocks into L2, and those of the first ones while the preceding kernel still runs.
+//
+// Included by forward.cu.
+#pragma once
+
+#include "adaln_cuda/device_limits.cuh"
+#include "adaln_cuda/forward_sums.cuh"
+#include "adaln_cuda/strided_rows.cuh"
+
+namespace adaln {
+namespace {
+
+// A modulation or parameter.
+struct Shared {
+  const void* data;
+  int64_t stride;  // from one span to the next; 0 for parameters
+};
+
+enum SharedRow : int { kScale, kShift, kWeight, kBias, kSharedRows };
+
+// Tiles of rows that registers hold. Each tile lies within a span.
+struct alignas(64) TiledForward {
+  StridedRows x;
+  void* normed = nullptr;
+  uint32_t tiles = 0, tiles_per_span = 0, span = 0;
+  Divider spans{1};  // of tiles
+  Average average;
+  int hidden = 0;
+  float eps = 0.0f;
+  uint32_t prefetch_distance = 0;  // in tiles, of a block each; 0: no prefetch
+  bool centered = false, stepwise = false;
+  bool float32_shared = false;  // modulations and parameters are float32, rows are not
+  bool simple = false;          // scale and shift, perhaps a weight, in the rows' dtype, and not stepwise
+  uint8_t staged = 0;           // modulations and parameters there are, without the gate
+  int8_t slots[kSharedRows] = {-1, -1, -1, -1};  // index of each in `shared`; negative: there is none
+  Shared shared[kSharedRows] = {};
+  void* sum = nullptr;  // null, like the branch, where there is no branch
+  StridedRows branch;
+  Shared gate{};
+
+  explicit TiledForward(int64_t hidden) : average(hidden) {}
+};
+
+// Makes the compiler forget what it has decoded of a word, so that it decodes the word again instead of keeping twice
+// the registers.
+__device__ __forceinline__ void forget(uint4& word) {
+  asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
+}
+
+// Replaces each pair of elements by `change(index of the pair, pair)`. Pairs keep few float32 values in registers.
+template <typename T, typename Change>
+__device__ __forceinline__ void change_pairs(uint4& word, Change&& change) {
+  auto vector = vector_of<T>(word);
+#pragma unroll
+  for (int pair = 0; pair < kVectorBytes / static_cast<int>(2 * sizeof(T)); ++pair) {
+    float values[2];
+    decode_all(&vector.elements[2 * pair], values);
+    const float2 changed = change(pair, make_float2(values[0], values[1]));
+    values[0] = changed.x;
+    values[1] = changed.y;
+    const auto encoded = encode_all<T>(values);
+    memcpy(&vector.elements[2 * pair], &encoded, sizeof(encoded));
+  }
+  memcpy(&word, &vector, sizeof(word));
+}
+
+template <typename T>
+__device__ __forceinline__ float2 pair_of(uint4 word, int pair) {
+  const auto vector = vector_of<T>(word);
+  float values[2];
+  decode_all(&vector.elements[2 * pair], values);
+  return make_float2(values[0], values[1]);
+}
+
+template <typename T>
+__device__ __forceinline__ float2 round_pair(float2 pair) {
+  float values[2] = {pair.x, pair.y};
+  round_to<T>(values);
+  return make_float2(values[0], values[1]);
+}
+
+__device__ __forceinline__ float2 multiply_add(float2 a, float2 b, float2 c) {
+  return make_float2(fmaf(a.x, b.x, c.x), fmaf(a.y, b.y, c.y));
+}
+__device__ __forceinline__ float2 multiply(float2 a, float2 b) { return make_float2(a.x * b.x, a.y * b.y); }
+__device__ __forceinline__ float2 add(float2 a, float2 b) { return make_float2(a.x + b.x, a.y + b.y); }
+
+// Prefetches a tile. One thread of a block calls it with a uniform address, for which there are cheaper instructions.
+template <typename T, int kRow>
+__device__ __forceinline__ void prefetch_tile(const TiledForward& problem, int hidden, uint32_t tile) {
+  constexpr ForwardConfig kConfig = kForwardTable[kRow];
+  if (threadIdx.x != 0 || tile >= problem.tiles) return;
+  const int64_t index = static_cast<int64_t>(tile) * (kConfig.rows * hidden);
+  prefetch_row_to_l2(static_cast<const T*>(problem.x.data) + index, kConfig.rows * hidden);
+  if (kConfig.branch) {
+    prefetch_row_to_l2(static_cast<const T*>(problem.branch.data) + index, kConfig.rows * hidden);
+  }
+}
+
+// Prefetches the row of a modulation for the span with the index of the block.
+template <typename T>
+__device__ __forceinline__ void prefetch_shared(const Shared& shared, int hidden, int64_t bytes) {
+  prefetch_row_to_l2(static_cast<const char*>(shared.data) + blockIdx.x * shared.stride * bytes, hidden * bytes);
+}
+
+// What follows from a row of the table.
+template <typename T, int kRow>
+struct ForwardTypes {
+  static constexpr ForwardConfig kConfig = kForwardTable[kRow];
+  static constexpr int kRows = kConfig.rows, kVectors = kConfig.vectors, kWidth = kVectorWidth<T>;
+  static constexpr bool kTwoByte = sizeof(T) < sizeof(float);
+  using Words = uint4[kRows][kVectors];
+  using Scratch = float[kConfig.max_threads / kWarp][2 * kRows];
+};
+
+// Where a thread's part of its tile lies.
+template <typename T, int kRow>
+struct TilePosition : ForwardTypes<T, kRow> {
+  using Types = ForwardTypes<T, kRow>;
+  using typename Types::Words;
+  using Types::kRows, Types::kVectors, Types::kWidth;
+
+  int hidden;
+  uint32_t span, first_row;  // row: within the span
+  bool in_problem, has_second_row;
+  int column, step;  // of the first vector; to the next one
+  int64_t result;    // index of the first element that is written
+
+  __device__ __forceinline__ TilePosition(const TiledForward& problem, int hidden, int group) : hidden(hidden) {
+    // Threads without a tile take part in the sums of their warp, with the last tile, which they do not write.
+    const uint32_t own_tile = blockIdx.x * blockDim.y + threadIdx.y, tile = min(own_tile, problem.tiles - 1);
+    span = problem.spans(tile);
+    first_row = (tile - span * problem.tiles_per_span) * kRows;
+    // The second row of a tile may lie past its span. It is the first one again then, and is not written.
+    in_problem = own_tile < problem.tiles;
+    has_second_row = kRows == 2 && first_row + 1 < problem.span;
+    column = static_cast<int>(threadIdx.x) * kWidth;
+    step = group * kWidth;
+    result = static_cast<int64_t>(span * problem.span + first_row) * hidden + column;
+  }
+
+  __device__ __forceinline__ bool has(int vector) const { return column + vector * step < hidden; }
+
+  // Loads zeros past the row's end. Loads whole words: a vector would be assembled as soon as it arrives.
+  __device__ __forceinline__ void load_rows(const StridedRows& rows, Words& words) const {
+    const T* from = rows.at<T>(span, first_row) + column;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+#pragma unroll
+      for (int i = 0; i < kVectors; ++i) {
+        words[r][i] = make_uint4(0, 0, 0, 0);
+        if (has(i)) words[r][i] = load_word(reinterpret_cast<const uint4*>(from + i * step));
+      }
+      if (has_second_row) from += rows.row_stride;
+    }
+  }
+
+  // Loads the first element of each row. They are decoded only when they are used, so that nothing waits for them.
+  __device__ __forceinline__ void load_first(const StridedRows& rows, T (&elements)[kRows]) const {
+    const T* from = rows.at<T>(span, first_row);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) elements[r] = from[has_second_row ? r * rows.row_stride : 0];
+  }
+
+  __device__ __forceinline__ void write(void* to, int r, int i, uint4 word) const {
+    if (in_problem && (r == 0 || has_second_row) && has(i)) {
+      store_word_streaming(reinterpret_cast<uint4*>(static_cast<T*>(to) + result + (r * hidden + i * step)), word);
+    }
+  }
+};
+
+// Modulations and parameters, staged in shared memory: in registers they would limit the rows that an SM has in flight.
+// Each thread reads only what it has copied itself.
+template <typename T, int kRow>
+struct StagedRows : ForwardTypes<T, kRow> {
+  using Types = ForwardTypes<T, kRow>;
+  using Types::kVectors, Types::kTwoByte;
+
+  const TiledForward& problem;
+  const TilePosition<T, kRow>& position;
+  uint4* memory;  // [modulations and parameters][vectors][words of a vector][threads]
+  int threads, thread, words_per_vector;
+
+  __device__ __forceinline__ StagedRows(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                        uint4* memory)
+      : problem(problem), position(position), memory(memory) {
+    threads = blockDim.x * blockDim.y;
+    thread = threadIdx.y * blockDim.x + threadIdx.x;
+    words_per_vector = kTwoByte && problem.float32_shared ? 2 : 1;
+  }
+
+  __device__ __forceinline__ uint4* slot_of(int k, int i) const {
+    return memory + (k * kVectors + i) * words_per_vector * threads + thread;
+  }
+  __device__ __forceinline__ uint4* simple_slot_of(int k, int i) const {  // of one word
+    return memory + (k * kVectors + i) * threads + thread;
+  }
+
+  __device__ __forceinline__ void stage_simple(int k) const {
+    const T* from =
+        static_cast<const T*>(problem.shared[k].data) + (position.span * problem.shared[k].stride + position.column);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      if (position.has(i)) cp_async<true>(simple_slot_of(k, i), from + i * position.step);
+    }
+  }
+
+  __device__ __forceinline__ void stage_general(int k) const {
+    const int64_t bytes = kTwoByte && !problem.float32_shared ? sizeof(T) : sizeof(float);
+    const Shared& shared = problem.shared[k];
+    const char* from =
+        static_cast<const char*>(shared.data) + (position.span * shared.stride + position.column) * bytes;
+#pragma unroll 1
+    for (int i = 0; i < kVectors; ++i) {
+      for (int word = 0; word < words_per_vector && position.has(i); ++word) {
+        cp_async<true>(slot_of(k, i) + word * threads, from + i * position.step * bytes + word * kVectorBytes);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void stage_all() const {
+    __syncwarp();  // the loads of the rows go first
+    if (problem.simple) {
+      stage_simple(0);
+      stage_simple(1);
+      if (problem.staged > 2) stage_simple(2);
+    } else {
+#pragma unroll 1
+      for (int k = 0; k < problem.staged; ++k) stage_general(k);
+    }
+    cp_async_commit();
+  }
+
+  __device__ __forceinline__ float2 pair(int k, int i, int pair) const {
+    const uint4* slot = slot_of(k, i);
+    if (!kTwoByte || !problem.float32_shared) return pair_of<T>(*slot, pair);
+    return reinterpret_cast<const float2*>(slot + pair / 2 * threads)[pair % 2];
+  }
+};
+
+// Adds branch * gate to `words` and writes the sum.
+template <typename T, int kRow, bool kFloat32Gate, bool kStepwise>
+__device__ __forceinline__ void add_branch(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                           const uint4 (&branch)[kForwardTable[kRow].rows][kForwardTable[kRow].vectors],
+                                           const uint4 (&gates)[kForwardTable[kRow].vectors], const float* float32_gate,
+                                           uint4 (&words)[kForwardTable[kRow].rows][kForwardTable[kRow].vectors]) {
+  constexpr ForwardConfig kConfig = kForwardTable[kRow];
+#pragma unroll
+  for (int i = 0; i < kConfig.vectors; ++i) {
+    if (!position.has(i)) continue;
+#pragma unroll
+    for (int r = 0; r < kConfig.rows; ++r) {
+      change_pairs<T>(words[r][i], [&](int pair, float2 x) {
+        float2 factors;
+        if constexpr (kFloat32Gate) {
+          factors = reinterpret_cast<const float2*>(float32_gate + position.column + i * position.step)[pair];
+        } else {
+          factors = pair_of<T>(gates[i], pair);
+        }
+        const float2 product = pair_of<T>(branch[r][i], pair);
+        if constexpr (!kStepwise) return multiply_add(product, factors, x);
+        return add(x, round_pair<T>(multiply(product, factors)));
+      });
+      position.write(problem.sum, r, i, words[r][i]);
+    }
+  }
+}
+
+// The first elements of a tile's rows, from which differences are taken.
+template <typename T, int kRow>
+struct FirstElements {
+  T x[kForwardTable[kRow].rows], branch[kForwardTable[kRow].rows], gate;
+  float float32_gate;
+};
+
+// Loads the branch and its gate, stages the modulations, and adds the gated branch to `words`.
+template <typename T, int kRow>
+__device__ __forceinline__ void load_and_add_branch(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                                    const StagedRows<T, kRow>& staged, FirstElements<T, kRow>& first,
+                                                    typename ForwardTypes<T, kRow>::Words& words) {
+  constexpr ForwardConfig kConfig = kForwardTable[kRow];
+  constexpr bool kTwoByte = sizeof(T) < sizeof(float);
+  const int64_t gate_row = position.span * problem.gate.stride;
+  typename ForwardTypes<T, kRow>::Words branch;
+  position.load_rows(problem.branch, branch);
+  const T* gate = static_cast<const T*>(problem.gate.data) + gate_row;
+  const float* float32_gate = static_cast<const float*>(problem.gate.data) + gate_row;
+  uint4 gates[kConfig.vectors];
+  if (!kTwoByte || !problem.float32_shared) {
+#pragma unroll
+    for (int i = 0; i < kConfig.vectors; ++i) {
+      if (position.has(i)) {
+        gates[i] = load_word_nc(reinterpret_cast<const uint4*>(gate + position.column + i * position.step));
+      }
+    }
+  }
+  if (problem.centered) {
+    if (kTwoByte && problem.float32_shared) {
+      first.float32_gate = *float32_gate;
+    } else {
+      first.gate = *gate;
+    }
+    position.load_first(problem.branch, first.branch);
+  }
+  staged.stage_all();
+  if (problem.prefetch_distance > 0)
+    prefetch_tile<T, kRow>(problem, position.hidden, blockIdx.x + problem.prefetch_distance);
+  if (kTwoByte && problem.float32_shared) {
+    add_branch<T, kRow, true, false>(problem, position, branch, gates, float32_gate, words);
+  } else if (kTwoByte && problem.stepwise) {
+    add_branch<T, kRow, false, true>(problem, position, branch, gates, float32_gate, words);
+  } else {
+    add_branch<T, kRow, false, false>(problem, position, branch, gates, float32_gate, words);
+  }
+}
+
+// Replaces each sum over the thread by the average over its row.
+template <int kSums, int kMaxWarps>
+__device__ __forceinline__ void average_over_row(const Average& average, float (&sums)[kSums],
+                                                 float (&scratch)[kMaxWarps][kSums]) {
+  const int group = blockDim.x;
+  if (group > kWarp) {
+    sum_over_block(sums, scratch);
+  } else {
+#pragma unroll 1
+    for (int distance = group / 2; distance > 0; distance /= 2) {
+#pragma unroll
+      for (int k = 0; k < kSums; ++k) sums[k] += __shfl_xor_sync(kAllLanes, sums[k], distance);
+    }
+  }
+#pragma unroll
+  for (int k = 0; k < kSums; ++k) sums[k] = average(sums[k]);
+}
+
+// Calls `use` with each decoded vector of a tile.
+template <typename T, int kRow, typename Use>
+__device__ __forceinline__ void for_each_vector(const TilePosition<T, kRow>& position,
+                                                typename ForwardTypes<T, kRow>::Words& words, Use&& use) {
+#pragma unroll
+  for (int r = 0; r < kForwardTable[kRow].rows; ++r) {
+#pragma unroll
+    for (int i = 0; i < kForwardTable[kRow].vectors; ++i) {
+      float x[kVectorWidth<T>];
+      decode_all(vector_of<T>(words[r][i]).elements, x);
+      use(r, x, position.has(i));
+      forget(words[r][i]);
+    }
+  }
+}
+
+// Finds the mean (0 unless centered) and the reciprocal standard deviation of each row.
+template <typename T, int kRow, int kRows, typename Scratch>
+__device__ __forceinline__ void find_moments(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                             const FirstElements<T, kRow>& first,
+                                             typename ForwardTypes<T, kRow>::Words& words, Scratch (&scratch)[2],
+                                             float (&means)[kRows], float (&rstds)[kRows]) {
+  constexpr int kWidth = kVectorWidth<T>;
+  constexpr bool kTwoByte = sizeof(T) < sizeof(float);
+  float sums[2 * kRows] = {}, pivots[kRows];
+  const auto add_differences_from = [&](const float (&from)[kRows]) {
+    for_each_vector(position, words, [&](int r, const float (&x)[kWidth], bool has) {
+      add_differences(x, has, from[r], sums[2 * r], sums[2 * r + 1]);
+    });
+  };
+  if (problem.centered) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      pivots[r] = decode(first.x[r]);
+      if constexpr (kForwardTable[kRow].branch) {
+        const float factor = kTwoByte && problem.float32_shared ? first.float32_gate : decode(first.gate);
+        pivots[r] += decode(first.branch[r]) * factor;
+      }
+    }
+    add_differences_from(pivots);
+  } else {
+    for_each_vector(position, words, [&](int r, const float (&x)[kWidth], bool) {
+#pragma unroll
+      for (int j = 0; j < kWidth; ++j) sums[2 * r + 1] += x[j] * x[j];
+    });
+  }
+  average_over_row(problem.average, sums, scratch[0]);
+  if (problem.centered) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) means[r] = pivots[r] + sums[2 * r];
+    if constexpr (!kTwoByte) {  // all digits of a float32 mean need a second pass of differences from the mean
+#pragma unroll
+      for (int k = 0; k < 2 * kRows; ++k) sums[k] = 0.0f;
+      add_differences_from(means);
+      average_over_row(problem.average, sums, scratch[1]);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) means[r] += sums[2 * r];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) rstds[r] = rsqrtf(variance_of(sums[2 * r], sums[2 * r + 1]) + problem.eps);
+}
+
+// Normalizes and writes the rows, for the simple combinations of options.
+template <bool kWeighted, typename T, int kRow, int kRows>
+__device__ __forceinline__ void norm_simple(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                            const StagedRows<T, kRow>& staged,
+                                            typename ForwardTypes<T, kRow>::Words& words, const float (&means)[kRows],
+                                            const float (&rstds)[kRows]) {
+#pragma unroll
+  for (int i = 0; i < kForwardTable[kRow].vectors; ++i) {
+    if (!position.has(i)) continue;
+    const uint4 scale = *staged.simple_slot_of(0, i), shift = *staged.simple_slot_of(1, i);
+    uint4 weight;
+    if constexpr (kWeighted) weight = *staged.simple_slot_of(2, i);
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      change_pairs<T>(words[r][i], [&](int pair, float2 x) {
+        const float2 scales = pair_of<T>(scale, pair), rstd = make_float2(rstds[r], rstds[r]);
+        float2 factors;
+        if constexpr (kWeighted) {
+          const float2 weights = pair_of<T>(weight, pair);
+          factors = multiply(multiply_add(scales, weights, weights), rstd);
+        } else {
+          factors = multiply_add(scales, rstd, rstd);
+        }
+        return multiply_add(make_float2(x.x - means[r], x.y - means[r]), factors, pair_of<T>(shift, pair));
+      });
+      position.write(problem.normed, r, i, words[r][i]);
+    }
+  }
+}
+
+template <typename T, int kRow>
+__device__ __forceinline__ float2 norm_pair(const TiledForward& problem, const StagedRows<T, kRow>& staged, int i,
+                                            int pair, float2 x, float mean, float rstd) {
+  float2 normed = make_float2((x.x - mean) * rstd, (x.y - mean) * rstd);
+  if (problem.slots[kWeight] >= 0) normed = multiply(normed, staged.pair(problem.slots[kWeight], i, pair));
+  if (problem.slots[kBias] >= 0) normed = add(normed, staged.pair(problem.slots[kBias], i, pair));
+  if (problem.slots[kScale] < 0) return normed;
+  float2 factors = staged.pair(problem.slots[kScale], i, pair);
+  factors = make_float2(factors.x + 1.0f, factors.y + 1.0f);
+  const float2 offsets = staged.pair(problem.slots[kShift], i, pair);
+  if (sizeof(T) == sizeof(float) || !problem.stepwise) return multiply_add(normed, factors, offsets);
+  normed = round_pair<T>(multiply(round_pair<T>(normed), round_pair<T>(factors)));
+  return add(normed, offsets);
+}
+
+// Normalizes and writes the rows with any options, one vector after the other to keep the code small.
+template <typename T, int kRow, int kRows>
+__device__ __forceinline__ void norm_general(const TiledForward& problem, const TilePosition<T, kRow>& position,
+                                             const StagedRows<T, kRow>& staged,
+                                             const typename ForwardTypes<T, kRow>::Words& words,
+                                             const float (&means)[kRows], const float (&rstds)[kRows]) {
+  constexpr int kVectors = kForwardTable[kRow].vectors;
+#pragma unroll 1
+  for (int k = 0; k < kRows * kVectors; ++k) {
+    const int r = k / kVectors, i = k % kVectors;
+    if (!position.has(i)) continue;
+    uint4 word = words[0][0];
+    float mean = means[0], rstd = rstds[0];
+#pragma unroll
+    for (int other = 1; other < kRows * kVectors; ++other) {
+      if (k != other) continue;
+      word = words[other / kVectors][other % kVectors];
+      mean = means[other / kVectors];
+      rstd = rstds[other / kVectors];
+    }
+    change_pairs<T>(word, [&](int pair, float2 x) { return norm_pair(problem, staged, i, pair, x, mean, rstd); });
+    position.write(problem.normed, r, i, word);
+  }
+}
+
+template <typename T, int kRow>
+__global__ void __launch_bounds__(kForwardTable[kRow].max_threads, kForwardTable[kRow].blocks_per_sm)
+    forward_kernel(const __grid_constant__ TiledForward problem) {
+  if constexpr (!kInThisCode<kForwardTable, kRow>) return;
+  using Types = ForwardTypes<T, kRow>;
+  constexpr int kRows = Types::kRows;
+  extern __shared__ uint4 memory[];
+  __shared__ alignas(16) typename Types::Scratch scratch[2];
+  const int hidden = problem.hidden, group = blockDim.x;
+  if (blockIdx.x < problem.prefetch_distance) prefetch_tile<T, kRow>(problem, hidden, blockIdx.x);
+  if (threadIdx.x == 0 && blockIdx.x < Types::kConfig.prefetch_spans &&
+      static_cast<uint64_t>(blockIdx.x) * problem.tiles_per_span < problem.tiles) {
+    const int64_t bytes = Types::kTwoByte && !problem.float32_shared ? sizeof(T) : sizeof(float);
+    if (Types::kConfig.branch) prefetch_shared<T>(problem.gate, hidden, bytes);
+#pragma unroll 1
+    for (int k = 0; k < problem.staged; ++k) prefetch_shared<T>(problem.shared[k], hidden, bytes);
+  }
+  grid_wait();
+  const TilePosition<T, kRow> position(problem, hidden, group);
+  typename Types::Words words;
+  FirstElements<T, kRow> first;
+  position.load_rows(problem.x, words);
+  if (problem.centered) position.load_first(problem.x, first.x);
+  trigger_next_grid();  // after the first loads, so that the next kernel's do not delay them
+  const StagedRows<T, kRow> staged(problem, position, memory);
+  if constexpr (Types::kConfig.branch) {
+    load_and_add_branch(problem, position, staged, first, words);
+  } else {
+    staged.stage_all();
+    if (problem.prefetch_distance > 0)
+      prefetch_tile<T, kRow>(problem, position.hidden, blockIdx.x + problem.prefetch_distance);
+  }
+  float means[kRows] = {}, rstds[kRows];
+  find_moments(problem, position, first, words, scratch, means, rstds);
+  cp_async_wait<0>();
+  if (problem.simple) {
+    if (problem.staged == 2) {
+      norm_simple<false>(problem, position, staged, words, means, rstds);
+    } else {
+      norm_simple<true>(problem, position, staged, words, means, rstds);
+    }
+    return;
+  }
+  norm_general(problem, position, staged, words, means, rstds);
+}
+
+}  // namespace
+}  // namespace adaln

@@ -1,0 +1,170 @@
+// Selects the launch configuration of the ring kernel for a problem, and launches it.
+//
+// Reads:    attributes of the current device.
+// Must not: allocate, synchronize, or use another stream than the one given.
+//
+// Included by backward.cu.
+#pragma once
+
+#include <algorithm>
+#include <iterator>
+#include <type_traits>
+
+#include "adaln_cuda/backward_ring.cuh"
+
+namespace adaln {
+namespace {
+
+template <typename T>
+constexpr Type kTypeOf = std::is_same_v<T, float>    ? Type::float32
+                         : std::is_same_v<T, __half> ? Type::float16
+                                                     : Type::bfloat16;
+
+// How rows are laid over blocks.
+struct RingLayout {
+  int row;          // of kRingKernelTable
+  int group, rows;  // threads of a row; rows of a block. No rows: the kernel does not take the problem.
+  int stages;
+  bool unaligned;
+  size_t shared_bytes;  // of a block
+};
+
+// The number of rows after which unaligned rows are aligned alike.
+int64_t alignment_period(const Backward& problem) { return kit::alignment_period(problem.hidden, kSectorWidth); }
+
+// Threads of a row for a row of the table, or 0 when the kernel does not take such rows: each thread has at least all
+// but one of its vectors.
+int ring_threads(const RingKernelConfig& config, int64_t hidden, int64_t element) {
+  const int64_t width = config.vector_bytes / element;
+  // An unaligned row counts with what else is in its first and last vector, at most.
+  const int64_t columns = config.start == RowStart::unaligned ? hidden + kSectorWidth + width - 2 : hidden;
+  const int64_t warp_vectors = config.vectors * kWarp;
+  const auto threads = static_cast<int>((columns / width + warp_vectors - 1) / warp_vectors * kWarp);
+  const bool fits = columns <= config.vectors * width * config.max_threads;
+  return fits && hidden / width >= (config.vectors - 1) * threads ? threads : 0;
+}
+
+// Selects a kernel and the threads of a row. Returns false when no kernel takes the problem.
+bool select_ring_kernel(const Backward& problem, RingLayout* layout) {
+  const int capability =
+      compiled_capability(reinterpret_cast<const void*>(backward_ring_kernel<__nv_bfloat16, 0, true>));
+  const int64_t element = bytes_of(problem.type);
+  layout->unaligned = problem.hidden % (kVectorBytes / element) != 0;
+  const RowStart start = layout->unaligned ? RowStart::unaligned : RowStart::aligned;
+  int first_threads = 0;
+  for (int row = 0; row < static_cast<int>(std::size(kRingKernelTable)); ++row) {
+    const RingKernelConfig& config = kRingKernelTable[row];
+    if (!config.capabilities.has(capability) || (config.dtypes & dtype_bit(problem.type)) == 0 ||
+        config.start != start) {
+      continue;
+    }
+    const int threads = ring_threads(config, problem.hidden, element);
+    if (first_threads == 0) {
+      first_threads = threads;
+      if (threads == 0) return false;
+    } else if (threads == 0 || config.of * threads >= config.share * first_threads) {
+      continue;
+    }
+    layout->row = row;
+    layout->group = threads;
+  }
+  return first_threads > 0;
+}
+
+// Shared memory that a row takes.
+struct RingBytes {
+  int factors;    // of a block
+  int row, read;  // of a stage; that are read into it
+  int most;       // that a block has for rings
+};
+
+// Selects rows and stages for a long input: few bytes in flight.
+void fill_for_long_input(const RingScheduleConfig& schedule, const RingKernelConfig& kernel, const RingBytes& bytes,
+                         int most_rows, RingLayout* layout) {
+  const int ring_bytes = std::min(schedule.long_ring_bytes / bytes.read * bytes.row, bytes.most);
+  layout->rows = std::max(1, std::min(ring_bytes / (kernel.stages * bytes.row), most_rows));
+  const int rows = schedule.long_bytes_in_flight / ((kernel.max_stages - 1) * bytes.row);
+  if (schedule.long_bytes_in_flight > 0 && rows * bytes.row >= schedule.long_work_bytes &&
+      kernel.max_stages * rows * bytes.row <= bytes.most) {
+    layout->rows = rows;
+    layout->stages = kernel.max_stages;
+  }
+}
+
+// Selects rows and stages for other inputs.
+void fill_for_short_input(const RingScheduleConfig& schedule, const RingKernelConfig& kernel, const RingBytes& bytes,
+                          int64_t rows_per_sm, RingLayout* layout) {
+  const auto limit_threads = [&](int threads) {
+    if (2 * layout->group <= threads) layout->rows = std::min(layout->rows, threads / layout->group);
+  };
+  if (rows_per_sm < schedule.few_iterations * layout->rows) limit_threads(schedule.few_max_threads);
+  if (rows_per_sm < schedule.fewest_iterations * layout->rows) limit_threads(schedule.fewest_max_threads);
+  if (kernel.max_stages * bytes.row * layout->rows <= bytes.most) layout->stages = kernel.max_stages;
+}
+
+RingLayout ring_layout(const Backward& problem) {
+  RingLayout layout{};
+  if (!select_ring_kernel(problem, &layout)) return layout;
+  const RingKernelConfig& kernel = kRingKernelTable[layout.row];
+  const bool branch = problem.grad_branch != nullptr;
+  const int capability =
+      compiled_capability(reinterpret_cast<const void*>(backward_ring_kernel<__nv_bfloat16, 0, true>));
+  const int schedule_row = find_row(kRingScheduleTable, capability, [&](const RingScheduleConfig& one) {
+    return (one.dtypes & dtype_bit(problem.type)) != 0 && one.start == kernel.start &&
+           one.vector_bytes == kernel.vector_bytes && one.branch == branch;
+  });
+  int sms;
+  if (schedule_row < 0 || sm_count(&sms) != cudaSuccess) return layout;
+  const RingScheduleConfig& schedule = kRingScheduleTable[schedule_row];
+  const int element = static_cast<int>(bytes_of(problem.type));
+  const int columns = layout.group * kernel.vectors * (kernel.vector_bytes / element);
+  RingBytes bytes;
+  bytes.factors = columns * static_cast<int>(sizeof(float)) * (branch || layout.unaligned ? 2 : 1);
+  bytes.read = columns * element * (branch ? 4 : 2);
+  bytes.row = layout.unaligned ? columns * element * 4 : bytes.read;
+  bytes.most = static_cast<int>(max_shared_bytes_per_block() - kRingStaticBytes) - bytes.factors;
+  const int most_rows = std::min(std::max(1, schedule.max_threads / layout.group), kMaxRows);
+  layout.stages = kernel.stages;
+  layout.rows = std::min(bytes.most / (kernel.stages * bytes.row), most_rows);
+  if (layout.rows <= 0) return layout;
+  const int64_t rows_per_sm = (problem.rows + sms - 1) / sms;
+  if (rows_per_sm * bytes.row > schedule.long_bytes_per_sm) {
+    fill_for_long_input(schedule, kernel, bytes, most_rows, &layout);
+  } else {
+    fill_for_short_input(schedule, kernel, bytes, rows_per_sm, &layout);
+  }
+  // At least half of an SM's shared memory: with two blocks on an SM that starts early, another SM would have none.
+  layout.shared_bytes =
+      std::max<size_t>(bytes.factors + bytes.row * layout.stages * layout.rows, shared_bytes_per_sm() / 2);
+  return layout;
+}
+
+template <typename T, int kRow, bool kBranch>
+cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, int64_t blocks, cudaStream_t stream) {
+  const auto kernel = backward_ring_kernel<T, kRow, kBranch>;
+  const cudaError_t error = allow_shared_bytes(kernel, layout.shared_bytes, kRingStaticBytes);
+  if (error != cudaSuccess) return error;
+  return launch_with_pdl(kernel, dim3(static_cast<unsigned>(blocks)), dim3(layout.group, layout.rows),
+                         layout.shared_bytes, stream, problem);
+}
+
+// Launches the kernel of a layout. Only kernels for the dtypes of their row are compiled, and for unaligned rows only
+// the one with a branch, which takes problems without one, too.
+template <typename T>
+cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, bool branch, int64_t blocks,
+                        cudaStream_t stream) {
+  return with_row(kRingKernelTable, layout.row, [&](auto index) {
+    constexpr int kRow = decltype(index)::value;
+    if constexpr ((kRingKernelTable[kRow].dtypes & dtype_bit(kTypeOf<T>)) == 0) {
+      return cudaErrorInvalidConfiguration;
+    } else {
+      if constexpr (kRingKernelTable[kRow].start == RowStart::aligned) {
+        if (!branch) return launch_ring<T, kRow, false>(problem, layout, blocks, stream);
+      }
+      return launch_ring<T, kRow, true>(problem, layout, blocks, stream);
+    }
+  });
+}
+
+}  // namespace
+}  // namespace adaln
