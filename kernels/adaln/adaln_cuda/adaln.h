@@ -1,5 +1,5 @@
-// Modulated norms and gates on CUDA: functions that launch on the current device. They return a cudaError_t, 0 when the
-// launch succeeded.
+// Modulated norms and gates on CUDA: functions that launch kernels on the current device. They return a cudaError_t, 0
+// when the launch succeeded.
 #pragma once
 
 #include "adaln/problem.h"
@@ -10,11 +10,11 @@ int gate(const Gate& problem, void* stream);
 
 int forward(const Forward& problem, void* stream);
 
-// Into how many parts to divide each group of a problem's rows on the current device.
+// Finds the number of parts for each group of a problem's rows on the current device.
 int partial_sums(const Backward& problem, int64_t* parts);
 int partial_sums(const GateBackward& problem, int64_t* parts);
 
-// All gradients that are asked for.
+// Computes all gradients that are asked for.
 int backward(const Backward& problem, void* stream);
 int gate_backward(const GateBackward& problem, void* stream);
 
