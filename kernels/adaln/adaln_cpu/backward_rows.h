@@ -1,0 +1,276 @@
+// Backward on the CPU: gradients of the rows of some parts, their partial sums, and the gradients that these are summed
+// to.
+//
+// Reads:    the rows of a problem, twice, the second time from the cache. Modulations are converted once for all rows
+//           of a span.
+// Writes:   gradients and partial sums.
+// Must not: start threads, or keep state between calls. The order of every sum is fixed.//
+// Included by adaln.cpp.
+#pragma once
+
+#include <vector>
+
+#include "adaln_cpu/chunks.h"
+
+namespace adaln {
+namespace {
+
+struct Range {
+  int64_t begin, end;
+};
+
+// Returns the rows of a part. `part_of_all` counts the parts of all groups.
+template <class Problem>
+INLINE Range rows_of_part(const Problem& problem, int64_t part_of_all) {
+  const Sums& sums = problem.sums;
+  const int64_t group = part_of_all / sums.parts, part = part_of_all % sums.parts;
+  const int64_t rows = problem.rows / sums.groups, share = rows / sums.parts, longer = rows % sums.parts;
+  const int64_t begin = group * rows + part * share + std::min(part, longer);
+  return {begin, begin + share + (part < longer ? 1 : 0)};
+}
+
+template <class T>
+INLINE void run_rows(const GateBackward& problem, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden;
+  std::vector<float> gate(hidden);
+  for (int64_t part = begin; part < end; ++part) {
+    const Range rows = rows_of_part(problem, part);
+    float* sums = problem.sums.partial == nullptr ? nullptr : problem.sums.partial + part * hidden;
+    if (sums != nullptr) std::memset(sums, 0, hidden * sizeof(float));
+    Spans spans(problem.span);
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      if (spans.enter(row)) read<T>(problem.gate, spans.current(), 0, hidden, gate.data());
+      const auto *grad_row = at<T>(problem.grad, row), *branch_row = at<T>(problem.branch, row);
+      auto* grad_branch_row = result_row<T>(problem.grad_branch, row, hidden);
+      for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+        float grad_buffer[kChunk], branch_buffer[kChunk];
+        const auto grad = as_floats<T>(grad_row + start, count, grad_buffer);
+        const float* gates = gate.data() + start;
+        write_each<T>(grad_branch_row + start, count, [=](int64_t i) ALWAYS_INLINE { return grad[i] * gates[i]; });
+        if (problem.grad_gate == nullptr) return;
+        const auto branch = as_floats<T>(branch_row + start, count, branch_buffer);
+        if (sums != nullptr) {
+          add_products(grad, branch, count, sums + start);
+        } else {
+          float products[kChunk];
+#pragma omp simd
+          for (int64_t i = 0; i < count; ++i) products[i] = grad[i] * branch[i];
+          write<T>(products, problem.grad_gate, problem.gate.type, row * hidden + start, count);
+        }
+      });
+    }
+  }
+}
+
+// Rows of float32, of `hidden` elements each, for the rows of a span. factor: of the gradient of the normed row.
+struct BackwardFactors {
+  const float *weight, *bias, *gate, *scale, *factor;
+};
+
+// What the gradients of a row are computed from: rstd * (slope - mean_slope - (x - mean) * along).
+struct BackwardMoments {
+  float mean, rstd, mean_slope, along;
+};
+
+template <class T>
+INLINE BackwardMoments moments_of(const Backward& problem, const typename T::Storage* grad_row,
+                                  const typename T::Storage* x_row, const float* factor) {
+  const int64_t hidden = problem.hidden;
+  float grad_buffer[kChunk], x_buffer[kChunk];
+  Moments moments;
+  double slopes = 0.0, products = 0.0;  // products: of slopes and x
+  for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+    const auto grad = as_floats<T>(grad_row + start, count, grad_buffer);
+    const auto x = as_floats<T>(x_row + start, count, x_buffer);
+    const float* factors = factor + start;
+    const float chunk_mean = problem.centered ? mean_of(x, count) : 0.0f;
+    const Products chunk =
+        products_of(x, [=](int64_t i) ALWAYS_INLINE { return grad[i] * factors[i]; }, chunk_mean, count);
+    moments.add(count, chunk_mean, chunk.squares);
+    slopes += chunk.slopes;
+    products += chunk.products + static_cast<double>(chunk.slopes) * chunk_mean;
+  });
+  products -= slopes * moments.mean();
+  const auto mean = static_cast<float>(moments.mean());
+  const float rstd = moments.reciprocal_norm(problem.eps);
+  const float mean_slope = problem.centered ? static_cast<float>(slopes / static_cast<double>(hidden)) : 0.0f;
+  const float along = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
+  return {mean, rstd, mean_slope, along};
+}
+
+// Adds a chunk of a row to the sums over rows.
+template <class Grad, class X>
+INLINE void add_to_sums(const Backward& problem, Grad grad, X x, const float* scales, const BackwardMoments& moments,
+                        int64_t start, int64_t count, float* partial) {
+  const bool per_row = problem.span == 1;
+  const float mean = moments.mean, rstd = moments.rstd;
+  float* __restrict__ slope_times_normed_sums = partial + kSlopeTimesNormed * problem.hidden + start;
+  float* __restrict__ slope_sums = partial + kSlope * problem.hidden + start;
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    const float summed = per_row ? grad[i] * (1.0f + scales[i]) : grad[i];
+    slope_times_normed_sums[i] += summed * ((x[i] - mean) * rstd);
+    slope_sums[i] += summed;
+  }
+}
+
+// Writes a chunk of the gradient of a scale that every row has of its own.
+template <class T, class Grad, class X>
+INLINE void write_grad_scale(const Backward& problem, int64_t row, Grad grad, X x, const BackwardFactors& factors,
+                             const BackwardMoments& moments, int64_t start, int64_t count) {
+  const float *weights = factors.weight + start, *biases = factors.bias + start;
+  const float mean = moments.mean, rstd = moments.rstd;
+  float values[kChunk];
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) values[i] = grad[i] * ((x[i] - mean) * rstd * weights[i] + biases[i]);
+  write<T>(values, problem.grad_scale, problem.scale.type, row * problem.hidden + start, count);
+}
+
+// Writes a chunk of the gradients of branch and gate, from the gradient of x.
+template <class T>
+INLINE void write_grad_branch(const Backward& problem, int64_t row, const float* total, const float* gates,
+                              int64_t start, int64_t count, float* partial) {
+  auto* grad_branch_row = result_row<T>(problem.grad_branch, row, problem.hidden);
+  write_each<T>(grad_branch_row + start, count, [&](int64_t i) ALWAYS_INLINE { return total[i] * gates[i]; });
+  if (problem.grad_gate == nullptr) return;
+  float branch_buffer[kChunk];
+  const auto branch = as_floats<T>(at<T>(problem.branch, row) + start, count, branch_buffer);
+  if (problem.span == 1) {
+    float values[kChunk];
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) values[i] = total[i] * branch[i];
+    write<T>(values, problem.grad_gate, problem.gate.type, row * problem.hidden + start, count);
+  } else {
+    add_products(total, branch, count, partial + kGate * problem.hidden + start);
+  }
+}
+
+// Writes the gradients of a chunk of a row and adds to the sums over rows.
+template <class T>
+INLINE void finish_chunk(const Backward& problem, int64_t row, const typename T::Storage* grad_row,
+                         const typename T::Storage* x_row, const BackwardFactors& factors,
+                         const BackwardMoments& moments, int64_t start, int64_t count, float* partial) {
+  float grad_buffer[kChunk], x_buffer[kChunk];
+  const auto grad = as_floats<T>(grad_row + start, count, grad_buffer);
+  const auto x = as_floats<T>(x_row + start, count, x_buffer);
+  const float* factor = factors.factor + start;
+  // In a loop of its own, so that it is rounded as it was when it was summed: of a row of one element nothing may be
+  // left.
+  float slope[kChunk];
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) slope[i] = grad[i] * factor[i];
+  const float mean = moments.mean, rstd = moments.rstd, mean_slope = moments.mean_slope, along = moments.along;
+  const auto total_of = [=, &slope](int64_t i)
+                            ALWAYS_INLINE { return rstd * (slope[i] - mean_slope - (x[i] - mean) * along); };
+  if (partial != nullptr) add_to_sums(problem, grad, x, factors.scale + start, moments, start, count, partial);
+  if (problem.span == 1 && problem.grad_scale != nullptr) {
+    write_grad_scale<T>(problem, row, grad, x, factors, moments, start, count);
+  }
+  auto* grad_x_row = result_row<T>(problem.grad_x, row, problem.hidden);
+  if (problem.grad_sum.data == nullptr && problem.grad_branch == nullptr) {
+    return write_each<T>(grad_x_row + start, count, total_of);
+  }
+  float total[kChunk];
+  if (problem.grad_sum.data != nullptr) {
+    float grad_sum_buffer[kChunk];
+    const auto grad_sum = as_floats<T>(at<T>(problem.grad_sum, row) + start, count, grad_sum_buffer);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) total[i] = total_of(i) + grad_sum[i];
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) total[i] = total_of(i);
+  }
+  write_each<T>(grad_x_row + start, count, [&](int64_t i) ALWAYS_INLINE { return total[i]; });
+  if (problem.grad_branch == nullptr) return;
+  write_grad_branch<T>(problem, row, total, factors.gate + start, start, count, partial);
+}
+
+template <class T>
+INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden;
+  const Sums& sums = problem.sums;
+  std::vector<float> buffers(5 * hidden);
+  float* weight = buffers.data();
+  float *bias = weight + hidden, *gate = bias + hidden, *scale = gate + hidden;
+  float* __restrict__ factor = scale + hidden;
+  const BackwardFactors factors{weight, bias, gate, scale, factor};
+  read<T>(problem.weight, 0, hidden, 1.0f, weight);
+  read<T>(problem.bias, 0, hidden, 0.0f, bias);
+  for (int64_t part = begin; part < end; ++part) {
+    const Range rows = rows_of_part(problem, part);
+    float* partial = sums.partial == nullptr ? nullptr : sums.partial + part * sums.count * hidden;
+    if (partial != nullptr) std::memset(partial, 0, sums.count * hidden * sizeof(float));
+    Spans spans(problem.span);
+    for (int64_t row = rows.begin; row < rows.end; ++row) {
+      if (spans.enter(row)) {
+        read<T>(problem.scale, spans.current(), 0, hidden, scale);
+        if (problem.grad_branch != nullptr) read<T>(problem.gate, spans.current(), 0, hidden, gate);
+#pragma omp simd
+        for (int64_t i = 0; i < hidden; ++i) factor[i] = weight[i] * (1.0f + scale[i]);
+      }
+      const auto *grad_row = at<T>(problem.grad, row), *x_row = at<T>(problem.x, row);
+      const BackwardMoments moments = moments_of<T>(problem, grad_row, x_row, factor);
+      for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+        finish_chunk<T>(problem, row, grad_row, x_row, factors, moments, start, count, partial);
+      });
+    }
+  }
+}
+
+// Adds the sums of a group's other parts to those of its first part, and returns these.
+INLINE float* sum_of_parts(const Sums& sums, int64_t group, int64_t hidden, int64_t begin, int64_t end) {
+  float* first = sums.partial + group * sums.parts * sums.count * hidden;
+  for (int64_t part = 1; part < sums.parts; ++part) {
+    for (int k = 0; k < sums.count; ++k) {
+      const float* from = first + (part * sums.count + k) * hidden;
+      float* __restrict__ to = first + k * hidden;
+#pragma omp simd
+      for (int64_t i = begin; i < end; ++i) to[i] += from[i];
+    }
+  }
+  return first;
+}
+
+template <class T>
+INLINE void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
+  const int64_t hidden = problem.hidden, count = end - begin;
+  const bool per_row = problem.span == 1;
+  std::vector<float> buffers(6 * count);
+  float* weight = buffers.data();
+  float *bias = weight + count, *scale = bias + count, *__restrict__ grad_scale = scale + count;
+  float* __restrict__ grad_weight = grad_scale + count, * __restrict__ grad_bias = grad_weight + count;
+  read<T>(problem.weight, begin, count, 1.0f, weight);
+  read<T>(problem.bias, begin, count, 0.0f, bias);
+  for (int64_t group = 0; group < problem.sums.groups; ++group) {
+    const float* sums = sum_of_parts(problem.sums, group, hidden, begin, end);
+    const float* slope = sums + kSlope * hidden + begin;
+    const float* slope_times_normed = sums + kSlopeTimesNormed * hidden + begin;
+    read<T>(per_row ? Modulation{} : problem.scale, group, begin, count, scale);
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      grad_scale[i] = weight[i] * slope_times_normed[i] + bias[i] * slope[i];
+      grad_weight[i] += (1.0f + scale[i]) * slope_times_normed[i];
+      grad_bias[i] += (1.0f + scale[i]) * slope[i];
+    }
+    if (per_row) continue;
+    const int64_t to = group * hidden + begin;
+    if (problem.grad_scale != nullptr) write<T>(grad_scale, problem.grad_scale, problem.scale.type, to, count);
+    if (problem.grad_shift != nullptr) write<T>(slope, problem.grad_shift, problem.scale.type, to, count);
+    if (problem.grad_gate != nullptr) {
+      write<T>(sums + kGate * hidden + begin, problem.grad_gate, problem.gate.type, to, count);
+    }
+  }
+  if (problem.grad_weight != nullptr) write<T>(grad_weight, problem.grad_weight, problem.weight.type, begin, count);
+  if (problem.grad_bias != nullptr) write<T>(grad_bias, problem.grad_bias, problem.bias.type, begin, count);
+}
+
+template <class T>
+INLINE void reduce_columns(const GateBackward& problem, int64_t begin, int64_t end) {
+  for (int64_t group = 0; group < problem.sums.groups; ++group) {
+    const float* sums = sum_of_parts(problem.sums, group, problem.hidden, begin, end);
+    write<T>(sums + begin, problem.grad_gate, problem.gate.type, group * problem.hidden + begin, end - begin);
+  }
+}
+
+}  // namespace
+}  // namespace adaln
