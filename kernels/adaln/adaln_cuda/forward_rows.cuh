@@ -250,9 +250,9 @@ struct StagedRows : ForwardTypes<T, kRow> {
 // Adds branch * gate to `words` and writes the sum.
 template <typename T, int kRow, bool kFloat32Gate, bool kStepwise>
 __device__ __forceinline__ void add_branch(const TiledForward& problem, const TilePosition<T, kRow>& position,
-                                           const uint4 (&branch)[kForwardTable[kRow].rows][kForwardTable[kRow].vectors],
+                                           const typename ForwardTypes<T, kRow>::Words& branch,
                                            const uint4 (&gates)[kForwardTable[kRow].vectors], const float* float32_gate,
-                                           uint4 (&words)[kForwardTable[kRow].rows][kForwardTable[kRow].vectors]) {
+                                           typename ForwardTypes<T, kRow>::Words& words) {
   constexpr ForwardConfig kConfig = kForwardTable[kRow];
 #pragma unroll
   for (int i = 0; i < kConfig.vectors; ++i) {
@@ -312,8 +312,9 @@ __device__ __forceinline__ void load_and_add_branch(const TiledForward& problem,
     position.load_first(problem.branch, first.branch);
   }
   staged.stage_all();
-  if (problem.prefetch_distance > 0)
+  if (problem.prefetch_distance > 0) {
     prefetch_tile<T, kRow>(problem, position.hidden, blockIdx.x + problem.prefetch_distance);
+  }
   if (kTwoByte && problem.float32_shared) {
     add_branch<T, kRow, true, false>(problem, position, branch, gates, float32_gate, words);
   } else if (kTwoByte && problem.stepwise) {
@@ -503,8 +504,9 @@ __global__ void __launch_bounds__(kForwardTable[kRow].max_threads, kForwardTable
     load_and_add_branch(problem, position, staged, first, words);
   } else {
     staged.stage_all();
-    if (problem.prefetch_distance > 0)
+    if (problem.prefetch_distance > 0) {
       prefetch_tile<T, kRow>(problem, position.hidden, blockIdx.x + problem.prefetch_distance);
+    }
   }
   float means[kRows] = {}, rstds[kRows];
   find_moments(problem, position, first, words, scratch, means, rstds);
