@@ -1,4 +1,8 @@
-"""Figures as both pages of them have them: measured one after the other, kept as JSON, shown as a table."""
+"""Measures figures, keeps their values as JSON, and writes a page with a table of them.
+
+A figure's title, target and note are code; the JSON has only what was measured. With `--page-only`, a script writes the
+page from the JSON, so that texts change without a new measurement.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,12 @@ import re
 import resource
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import click
 
@@ -23,48 +27,140 @@ from kernel_builder.build.provenance import git_state
 
 ROOT = Path(__file__).resolve().parent.parent
 
+Values = Mapping[str, Any]
+"""The measured numbers of one figure, as the JSON has them."""
+
+Place = TypeVar("Place")
+"""The argument of a measurement: a workspace, or a directory."""
+
 
 @dataclass(frozen=True)
-class Figure:
-    """One row of the table.
+class Measured:
+    """The result of a measurement.
 
     Attributes:
-        name: What `--only` calls it.
-        target, measured: For people; `met` says whether the one keeps to the other. A target of `-` is none.
-        commands: As they were typed.
-        note: What has to be known to read it.
-        values: The numbers, as measured.
-        date, commit, load: When, with which builder, and how many processes ran on the machine before and after it.
+        commands: The measured commands, as a user types them.
+        values: Whatever the figure's row is computed from; JSON can hold it.
     """
 
-    name: str
+    commands: tuple[str, ...]
+    values: Values
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure's row in the table, computed from its values.
+
+    Attributes:
+        target: Empty if the figure has none.
+        met: Whether the measured values meet the target.
+        note: What a reader needs to interpret the figure; printed below its commands.
+    """
+
     title: str
     target: str
     measured: str
-    met: bool
-    commands: tuple[str, ...]
+    met: bool = True
     note: str = ""
-    values: dict[str, Any] = field(default_factory=dict)
-    date: str = ""
-    commit: str = ""
-    load: tuple[float, ...] = ()
 
     @property
     def verdict(self) -> str:
-        """Whether it keeps to its target, where it has one."""
-        if self.target == "-":
+        """Return `met` or `missed`, or `-` if there is no target."""
+        if not self.target:
             return "-"
         return "met" if self.met else "missed"
 
 
-def builder_commit() -> str:
-    """Which commit of the builder is measured."""
+@dataclass(frozen=True)
+class Figure(Generic[Place]):
+    """How a figure is measured, and how its values become a row of the table."""
+
+    measure: Callable[[Place], Measured]
+    row: Callable[[Values], Row]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A measured figure, as the JSON has it.
+
+    Attributes:
+        name: The figure's name for `--only`.
+        commit: The commit of the measured builder.
+        load: The machine's load average before and after the measurement.
+    """
+
+    name: str
+    commands: tuple[str, ...]
+    values: Values
+    date: str
+    commit: str
+    load: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class FiguresPage:
+    """A page of figures and the script that measures them.
+
+    Attributes:
+        command: Measures all figures and writes the page.
+        figures: Name -> figure, in the order of the table.
+        describe_machine: Describes the machine of a report in one line.
+        introduction: Paragraphs between the table and the figures' commands.
+    """
+
+    title: str
+    command: str
+    figures: Mapping[str, Figure[Any]]
+    describe_machine: Callable[[Mapping[str, Any]], str]
+    introduction: tuple[str, ...] = ()
+
+    def markdown(self, report: Mapping[str, Any]) -> str:
+        """Return the page for a report, the parsed JSON."""
+        measured = _read_records(report)
+        records = [measured[name] for name in self.figures if name in measured]
+        rows = {record.name: self.figures[record.name].row(record.values) for record in records}
+        lines = [
+            f"# {self.title}",
+            "",
+            f"`{self.command.split()[1]}` writes this page; the script defines how each figure is measured.",
+            "",
+            f"    {self.command}",
+            "",
+            "| figure | target | measured | |",
+            "| --- | --- | --- | --- |",
+            *(f"| {row.title} | {row.target or '-'} | {row.measured} | {row.verdict} |" for row in rows.values()),
+            "",
+            self.describe_machine(report["machine"]),
+            "",
+        ]
+        for paragraph in self.introduction:
+            lines += [paragraph, ""]
+        for record in records:
+            lines += _section(record, rows[record.name])
+        return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(record: Record, row: Row) -> Iterator[str]:
+    yield from (f"**{record.name}**: {row.title}", "", *(f"    {command}" for command in record.commands), "")
+    before, after = record.load
+    measured = f"Measured on {record.date[:10]}; load average {before:.1f} before, {after:.1f} after."
+    yield from (f"{row.note} {measured}".strip(), "")
+
+
+def _read_records(report: Mapping[str, Any]) -> dict[str, Record]:
+    names = [field.name for field in fields(Record)]
+    records = (Record(**{name: entry[name] for name in names}) for entry in report["figures"])
+    return {record.name: record for record in records}
+
+
+def describe_commit() -> str:
+    """Return the commit of the builder that is measured, or its version outside a git checkout."""
     state = git_state(ROOT)
     return f"{state.commit}{' with changes' if state.dirty else ''}" if state else kernel_builder.__version__
 
 
 def machine(*packages: str) -> dict[str, Any]:
-    """On what it is measured, and with which of these packages."""
+    """Return the machine's hardware and system, and the versions of Python, the builder and these packages."""
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return {
         "cpu": model[1] if model else platform.machine(),
@@ -78,55 +174,21 @@ def machine(*packages: str) -> dict[str, Any]:
 
 
 def children_cpu_seconds() -> float:
-    """Processor time of all processes that this one has started and waited for."""
+    """Return the CPU time of all processes that this one has started and waited for, user and system."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
-def page(title: str, command: str, figures: Sequence[Figure], measured_on: str, commands: Sequence[str] = ()) -> str:
-    """The table, and after it how each figure was measured.
-
-    Args:
-        title: The page's.
-        command: What writes the page.
-        figures: In the order of the table.
-        measured_on: The machine, in words.
-        commands: Paragraphs that stand before the figures' commands.
-    """
-    lines = [
-        f"# {title}",
-        "",
-        f"Written by `{command.split()[1]}`, which has the exact way each is measured.",
-        "",
-        f"    {command}",
-        "",
-        "| figure | target | measured | |",
-        "| --- | --- | --- | --- |",
-        *(f"| {one.title} | {one.target} | {one.measured} | {one.verdict} |" for one in figures),
-        "",
-        measured_on,
-        "",
-    ]
-    for paragraph in commands:
-        lines += [paragraph, ""]
-    for one in figures:
-        lines += [f"**{one.name}**: {one.title}", "", *(f"    {command}" for command in one.commands), ""]
-        loads = " and ".join(f"{load:.1f}" for load in one.load)
-        lines += [f"{one.note} Measured on {one.date[:10]}, at a load of {loads}.".strip(), ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
 def options(names: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options of a command that measures these figures."""
+    """Return a decorator that adds the options common to all scripts that measure figures."""
 
     def with_options(command: Callable[..., None]) -> Callable[..., None]:
+        path = click.Path(path_type=Path)
         for option in (
-            click.option("--markdown", type=click.Path(path_type=Path), help="Write the table here."),
+            click.option("--page-only", is_flag=True, help="Measure nothing; write --markdown from --json."),
+            click.option("--markdown", type=path, help="Write the page to this file."),
             click.option(
-                "--json",
-                "json_file",
-                type=click.Path(path_type=Path),
-                help="Write all that was measured here; what is there of other figures is kept.",
+                "--json", "json_file", type=path, help="Write results to this file; it keeps figures not measured now."
             ),
             click.option("--only", type=click.Choice(names), multiple=True, help="Only this figure; may be repeated."),
         ):
@@ -136,37 +198,60 @@ def options(names: Sequence[str]) -> Callable[[Callable[..., None]], Callable[..
     return with_options
 
 
+def write_page(page: FiguresPage, json_file: Path | None, markdown: Path | None) -> None:
+    """Write a page from the results in a JSON file, without measuring.
+
+    Raises:
+        click.UsageError: If one of the files is not given.
+    """
+    if json_file is None or markdown is None:
+        raise click.UsageError("--page-only needs --json and --markdown")
+    markdown.write_text(page.markdown(json.loads(json_file.read_text())))
+
+
 def measure(
-    measurements: Mapping[str, Callable[[], Figure]],
+    page: FiguresPage,
     chosen: Sequence[str],
+    measure_one: Callable[[str], Measured],
     measured_on: Mapping[str, Any],
-    as_markdown: Callable[[Sequence[Figure]], str],
     *,
     json_file: Path | None,
     markdown: Path | None,
 ) -> int:
-    """Measure the chosen figures, print them, and write what was asked for; returns the exit status."""
-    commit = builder_commit()
-    figures: dict[str, Figure] = {}
+    """Measure the chosen figures, print them, and write the files; returns the exit status.
+
+    Args:
+        measure_one: Measures the figure of this name.
+        measured_on: The machine.
+    """
+    records: dict[str, Record] = {}
     if json_file and json_file.exists():
-        figures = {one["name"]: Figure(**one) for one in json.loads(json_file.read_text())["figures"]}
+        records = _read_records(json.loads(json_file.read_text()))
     failed: list[str] = []
     for name in chosen:
-        started, load = time.perf_counter(), os.getloadavg()[0]
-        now = datetime.now(timezone.utc).isoformat(timespec="seconds")
+        started = time.perf_counter()
         try:
-            figure = measurements[name]()
+            record = _record(name, measure_one)
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             click.secho(f"{name}: {error}", fg="red", err=True)
             failed.append(name)
             continue
-        click.echo(f"{figure.name}: {figure.measured} ({figure.target}: {figure.verdict})")
-        click.echo(f"    {time.perf_counter() - started:.0f} s", err=True)
-        figures[name] = replace(figure, date=now, commit=commit, load=(load, os.getloadavg()[0]))
-    ordered = [figures[name] for name in measurements if name in figures]
+        row = page.figures[name].row(record.values)
+        click.echo(f"{name}: {row.measured} (target: {row.target or '-'}; {row.verdict})")
+        click.echo(f"    measured in {time.perf_counter() - started:.0f} s", err=True)
+        records[name] = record
+    ordered = [asdict(records[name]) for name in page.figures if name in records]
+    report = {"machine": dict(measured_on), "figures": ordered, "failed": failed}
     if json_file:
-        report = {"machine": dict(measured_on), "figures": [asdict(figure) for figure in ordered], "failed": failed}
         json_file.write_text(json.dumps(report, indent=2) + "\n")
     if markdown:
-        markdown.write_text(as_markdown(ordered))
+        markdown.write_text(page.markdown(report))
     return 1 if failed else 0
+
+
+def _record(name: str, measure_one: Callable[[str], Measured]) -> Record:
+    load = os.getloadavg()[0]
+    date = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    measured = measure_one(name)
+    values = json.loads(json.dumps(measured.values))  # the row sees the same types now and from the file
+    return Record(name, measured.commands, values, date, describe_commit(), (load, os.getloadavg()[0]))

@@ -17,17 +17,26 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
-from figures import Figure, children_cpu_seconds, machine, measure, options, page
+from figures import (
+    Figure,
+    FiguresPage,
+    Measured,
+    Row,
+    Values,
+    children_cpu_seconds,
+    machine,
+    measure,
+    options,
+    write_page,
+)
 from kernels_data import Digest, DigestAlgorithm
 
-COMMAND = ".venv/bin/python benchmarks/hub.py --json benchmarks/results/hub.json --markdown docs/hub-figures.md"
 MB = 1_000_000
 BUILDER = Path(sys.executable).with_name("kernel-builder")
 KERNEL = "kernels-community/twice"
@@ -129,7 +138,7 @@ print(json.dumps({{"seconds": time.perf_counter() - began}}))
 """
 
 
-def first_load(directory: Path) -> Figure:
+def measure_first_load(directory: Path) -> Measured:
     """Measure `get_kernel` with an empty cache, and a copy of the same files."""
     variant = write_kernel(directory / "kernel", BINARY)
     loads, copies = [], []
@@ -140,20 +149,24 @@ def first_load(directory: Path) -> Figure:
             began = time.perf_counter()
             shutil.copytree(variant, directory / f"copy-{number}")
             copies.append(time.perf_counter() - began)
-    load, copy = statistics.median(loads), statistics.median(copies)
-    return Figure(
-        "first-load",
-        f"first `get_kernel` of a {BINARY // MB} MB kernel in a fresh process, and a plain copy of its files",
-        "-",
-        f"{load * 1000:.0f} ms; copy {copy * 1000:.0f} ms",
-        True,
+    return Measured(
         (f"HF_ENDPOINT=URL python -c 'get_kernel(\"{KERNEL}\", version=1)'", "cp -r build/torch-cpu COPY"),
-        f"Median of {REPEATS} runs, each with an empty client cache. Importing torch and kernels is not counted.",
         {"load-seconds": loads, "copy-seconds": copies, "bytes": BINARY},
     )
 
 
-def publishing(directory: Path) -> Figure:
+def first_load_row(values: Values) -> Row:
+    load, copy = statistics.median(values["load-seconds"]), statistics.median(values["copy-seconds"])
+    return Row(
+        f"first `get_kernel` of a {values['bytes'] // MB} MB kernel in a fresh process, and a plain copy of its files",
+        "",
+        f"{load * 1000:.0f} ms; copy {copy * 1000:.0f} ms",
+        note=f"Median of {len(values['load-seconds'])} runs, each with an empty client cache. Importing torch and "
+        "kernels is not counted.",
+    )
+
+
+def measure_publish(directory: Path) -> Measured:
     """Measure an upload of many binaries, and the same upload again without changes."""
     for number in range(BINARIES):
         write_random(directory / "kernel" / "build" / f"variant-{number:03}" / "kernel.abi3.so", BINARY_OF_MANY)
@@ -165,16 +178,17 @@ def publishing(directory: Path) -> Figure:
                 taken[f"{transfer}-{when}-seconds"] = client(
                     url, directory / transfer, code, HF_HUB_DISABLE_XET=disabled
                 )["seconds"]
-    return Figure(
-        "publish",
-        f"publish a package of {BINARIES} binaries, {BINARIES * BINARY_OF_MANY // MB} MB, in one commit",
-        "-",
-        f"{taken['xet-first-seconds']:.1f} s by Xet, {taken['lfs-first-seconds']:.1f} s by LFS; unchanged, "
-        f"{taken['xet-again-seconds']:.2f} s and {taken['lfs-again-seconds']:.2f} s",
-        True,
-        ("HfApi().upload_folder(repo_type='kernel', revision='v1', …)",),
-        "`huggingface_hub` alone, without the checks of `kernel-builder upload`.",
-        {**taken, "bytes": BINARIES * BINARY_OF_MANY},
+    values = {**taken, "bytes": BINARIES * BINARY_OF_MANY}
+    return Measured(("HfApi().upload_folder(repo_type='kernel', revision='v1', …)",), values)
+
+
+def publish_row(values: Values) -> Row:
+    return Row(
+        f"publish a package of {BINARIES} binaries, {values['bytes'] // MB} MB, in one commit",
+        "",
+        f"{values['xet-first-seconds']:.1f} s by Xet, {values['lfs-first-seconds']:.1f} s by LFS; unchanged, "
+        f"{values['xet-again-seconds']:.2f} s and {values['lfs-again-seconds']:.2f} s",
+        note="`huggingface_hub` alone, without the checks of `kernel-builder upload`.",
     )
 
 
@@ -193,13 +207,13 @@ def _load_at_once(home: str, barrier: Any, results: Any) -> None:
         results.put(repr(error))
 
 
-def processor_seconds(pid: int) -> float:
+def process_cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def at_once(directory: Path) -> Figure:
+def measure_at_once(directory: Path) -> Measured:
     """Measure many clients that load the same kernel at once, each with an empty cache."""
     write_kernel(directory / "kernel", BINARY // 10)
     with served(directory / "hub") as (url, pid):
@@ -215,33 +229,35 @@ def at_once(directory: Path) -> Figure:
             fork.Process(target=_load_at_once, args=(str(directory / f"home-{number}"), barrier, results))
             for number in range(CLIENTS)
         ]
-        before, theirs = processor_seconds(pid), children_cpu_seconds()
+        before, theirs = process_cpu_seconds(pid), children_cpu_seconds()
         for one in clients:
             one.start()
         ended = [results.get() for _ in clients]
-        used, most = processor_seconds(pid) - before, peak(pid)
+        used, most = process_cpu_seconds(pid) - before, peak(pid)
         for one in clients:
             one.join()
         theirs = children_cpu_seconds() - theirs
-    failed = [one for one in ended if isinstance(one, str)]
-    taken = sorted(one for one in ended if not isinstance(one, str))
+    values = {
+        "seconds": sorted(one for one in ended if not isinstance(one, str)),
+        "failed": [one for one in ended if isinstance(one, str)],
+        "server-processor-seconds": used,
+        "clients-processor-seconds": theirs,
+        "server-peak-bytes": most,
+    }
+    return Measured((f'get_kernel("{KERNEL}", version=1) in {CLIENTS} processes, each with an empty cache',), values)
+
+
+def at_once_row(values: Values) -> Row:
+    taken, failed = values["seconds"], values["failed"]
     p50, p99 = statistics.median(taken), taken[min(len(taken) - 1, round(0.99 * (len(taken) - 1)))]
-    return Figure(
-        "at-once",
-        f"{CLIENTS} clients load a {BINARY // 10 // MB} MB kernel at the same time",
+    return Row(
+        f"{len(taken) + len(failed)} clients load a {BINARY // 10 // MB} MB kernel at the same time",
         "no failures",
         f"p50 {p50:.2f} s, p99 {p99:.2f} s, {len(failed)} failed",
         not failed,
-        (f'get_kernel("{KERNEL}", version=1) in {CLIENTS} processes, each with an empty cache',),
-        f"Clients and server share the cores: the clients took {theirs:.1f} s of CPU time, the server {used:.1f} s. "
-        f"Peak memory of the server: {most / MB:.0f} MB.",
-        {
-            "seconds": taken,
-            "failed": failed,
-            "server-processor-seconds": used,
-            "clients-processor-seconds": theirs,
-            "server-peak-bytes": most,
-        },
+        f"Clients and server share the cores: the clients took {values['clients-processor-seconds']:.1f} s of CPU "
+        f"time, the server {values['server-processor-seconds']:.1f} s. Peak memory of the server: "
+        f"{values['server-peak-bytes'] / MB:.0f} MB.",
     )
 
 
@@ -269,7 +285,7 @@ print(json.dumps({{"sha256": digest.hexdigest()}}))
 """
 
 
-def memory(directory: Path) -> Figure:
+def measure_memory(directory: Path) -> Measured:
     """Measure the server's peak memory during uploads of one huge file by LFS and by Xet, and its download."""
     write_random(directory / "kernel" / "huge.so", HUGE)
     expected = subprocess.run(
@@ -291,34 +307,35 @@ def memory(directory: Path) -> Figure:
         peaks["down"] = peak(pid)
     if came != expected:
         raise RuntimeError(f"the downloaded file has the SHA-256 {came}, not {expected}")
-    return Figure(
-        "memory",
+    values = {"peak-bytes": peaks, "seconds": seconds}
+    return Measured(("HfApi().upload_folder(…)", "GET /kernels/…/resolve/v1/huge.so"), values)
+
+
+def memory_row(values: Values) -> Row:
+    peaks, seconds = values["peak-bytes"], values["seconds"]
+    return Row(
         f"peak memory of the server while a {HUGE // MB} MB file is uploaded and downloaded",
         f"at most {MEMORY // MB} MB",
         f"upload {peaks['lfs-up'] / MB:.0f} MB by LFS, {peaks['xet-up'] / MB:.0f} MB by Xet; "
         f"download {peaks['down'] / MB:.0f} MB",
         max(peaks.values()) <= MEMORY,
-        ("HfApi().upload_folder(…)", "GET /kernels/…/resolve/v1/huge.so"),
         f"Peak resident memory; {peaks['idle'] / MB:.0f} MB before the first request. Upload "
         f"{seconds['lfs-up']:.1f} s by LFS and {seconds['xet-up']:.1f} s by Xet, "
         f"download {seconds['down']:.1f} s, hashing included.",
-        {"peak-bytes": peaks, "seconds": seconds},
     )
 
 
-MEASUREMENTS: dict[str, Callable[[Path], Figure]] = {
-    "first-load": first_load,
-    "publish": publishing,
-    "at-once": at_once,
-    "memory": memory,
+FIGURES: dict[str, Figure[Path]] = {
+    "first-load": Figure(measure_first_load, first_load_row),
+    "publish": Figure(measure_publish, publish_row),
+    "at-once": Figure(measure_at_once, at_once_row),
+    "memory": Figure(measure_memory, memory_row),
 }
-
-
 PACKAGES = ("huggingface_hub", "hf_xet", "kernels", "torch", "fastapi", "uvicorn", "pygit2")
 
 
-def spoken(on: Mapping[str, Any]) -> str:
-    """Describe the machine in one line."""
+def describe_machine(on: Mapping[str, Any]) -> str:
+    """Describe the machine of a report in one line."""
     used = ", ".join(f"{name} {on[name]}" for name in ("python", *PACKAGES))
     return (
         f"{on['cpu']}, {on['cores']} cores, {on['system']}, {used}. One server process; the clients run on the "
@@ -326,31 +343,29 @@ def spoken(on: Mapping[str, Any]) -> str:
     )
 
 
-def as_markdown(on: Mapping[str, Any], figures: Sequence[Figure]) -> str:
-    """Return the page docs/hub-figures.md."""
-    return page("Figures of the Hub", COMMAND, figures, spoken(on))
+PAGE = FiguresPage(
+    title="Figures of the Hub",
+    command=".venv/bin/python benchmarks/hub.py --json benchmarks/results/hub.json --markdown docs/hub-figures.md",
+    figures=FIGURES,
+    describe_machine=describe_machine,
+)
 
 
-def in_directory(measurement: Callable[[Path], Figure]) -> Figure:
+def measure_in_directory(name: str) -> Measured:
     """Measure a figure in a temporary directory."""
     with tempfile.TemporaryDirectory(prefix="hub-figures-") as directory:
-        return measurement(Path(directory))
+        return FIGURES[name].measure(Path(directory))
 
 
 @click.command()
-@options(list(MEASUREMENTS))
-def main(only: tuple[str, ...], json_file: Path | None, markdown: Path | None) -> None:
+@options(list(FIGURES))
+def main(only: tuple[str, ...], json_file: Path | None, markdown: Path | None, page_only: bool) -> None:
     """Measure the Hub, in about two minutes on two cores. Needs 12 GB of free disk space."""
-    on = machine(*PACKAGES)
-    status = measure(
-        {name: partial(in_directory, one) for name, one in MEASUREMENTS.items()},
-        only or tuple(MEASUREMENTS),
-        on,
-        partial(as_markdown, on),
-        json_file=json_file,
-        markdown=markdown,
-    )
-    sys.exit(status)
+    if page_only:
+        write_page(PAGE, json_file, markdown)
+        return
+    chosen, on = only or tuple(FIGURES), machine(*PACKAGES)
+    sys.exit(measure(PAGE, chosen, measure_in_directory, on, json_file=json_file, markdown=markdown))
 
 
 if __name__ == "__main__":
