@@ -1,7 +1,7 @@
-"""Build kernels/rmsnorm for every variant of this platform, publish it to a Hub of one's own, load it from there as
-anyone would, check it and time it.
+"""`make quickstart`: takes kernels/rmsnorm from its sources to `get_kernel`, and prints each command on the way.
 
-make quickstart
+Builds every variant that this machine can build, uploads them to a Hub server that runs in the meantime, loads the
+kernel from there with the public client, compares it with a float64 reference, and times it.
 """
 
 from __future__ import annotations
@@ -11,144 +11,203 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Column, Table
+
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = ROOT / "kernels" / "rmsnorm"
+REPOSITORY = "kernels-community/rmsnorm"
 BUILDER = Path(sys.executable).with_name("kernel-builder")
+SHAPES = ((512, 4096), (4096, 1024))
+
+NEXT = """
+Next
+  .venv/bin/kernel-builder init --name you/my-kernel   # a new project that builds, tests and benchmarks as it is
+  .venv/bin/kernel-builder build my-kernel             # my-kernel/build/<variant>/
+  .venv/bin/kernel-builder check-builds my-kernel      # the checks that the Hub and older machines need
+  .venv/bin/kernel-builder benchmark my-kernel         # correctness, and speed compared with PyTorch
+  .venv/bin/kernel-builder upload my-kernel            # to huggingface.co, or to the server in HF_ENDPOINT
+
+README.md and docs/build-toml.md continue from here."""
 
 
 def check_and_time() -> None:
-    """Runs in a process of its own: load with the public client, compare with float64, time against eager PyTorch."""
+    """Load the kernel, compare it with float64, time it, and print one JSON object. Runs in a process of its own."""
     import torch
     from kernels import get_kernel
-    from torch.utils.benchmark import Timer
 
-    kernel = get_kernel("kernels-community/rmsnorm", version=1, backend="cpu")
-    result: dict[str, object] = {"module": kernel.__name__, "torch": torch.__version__, "shapes": []}
+    started = time.perf_counter()
+    kernel = get_kernel(REPOSITORY, version=1, backend="cpu")
+    load_seconds = time.perf_counter() - started
+    rows = [
+        check_and_time_shape(kernel, rows, hidden, dtype)
+        for dtype in (torch.float32, torch.bfloat16)
+        for rows, hidden in SHAPES
+    ]
+    print(json.dumps({"torch": torch.__version__, "load_seconds": load_seconds, "rows": rows}))
+
+
+def check_and_time_shape(kernel: Any, rows: int, hidden: int, dtype: Any) -> dict[str, Any]:
+    """Return relative errors and times of the kernel and of eager PyTorch; exits if the kernel is less accurate."""
+    import torch
+    from torch.utils.benchmark import Timer
 
     def eager(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         variance = x.float().square().mean(-1, keepdim=True)
         return (x.float() * torch.rsqrt(variance + 1e-6) * weight.float()).to(x.dtype)
 
-    for dtype in (torch.float32, torch.bfloat16):
-        for rows, hidden in ((512, 4096), (4096, 1024)):
-            generator = torch.Generator().manual_seed(rows + hidden)
-            x = torch.randn(rows, hidden, generator=generator).to(dtype)
-            weight = torch.randn(hidden, generator=generator).to(dtype)
-            exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * weight.double()
-            scale = exact.norm()
-            error = float((kernel.rms_norm(x, weight).double() - exact).norm() / scale)
-            eager_error = float((eager(x, weight).double() - exact).norm() / scale)
-            if not error <= eager_error * 1.1:
-                raise SystemExit(f"wrong result: relative error {error:.2e}, eager has {eager_error:.2e}")
-            names = {"kernel": kernel, "eager": eager, "x": x, "weight": weight}
-            ours = Timer("kernel.rms_norm(x, weight)", globals=names, num_threads=torch.get_num_threads())
-            theirs = Timer("eager(x, weight)", globals=names, num_threads=torch.get_num_threads())
-            seconds = ours.blocked_autorange(min_run_time=0.3).median
-            eager_seconds = theirs.blocked_autorange(min_run_time=0.3).median
-            result["shapes"].append(  # type: ignore[attr-defined]
-                {
-                    "shape": f"{rows} x {hidden}",
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "error": error,
-                    "eager_error": eager_error,
-                    "microseconds": seconds * 1e6,
-                    "speedup": eager_seconds / seconds,
-                }
-            )
-    print(json.dumps(result))
+    generator = torch.Generator().manual_seed(rows + hidden)
+    x = torch.randn(rows, hidden, generator=generator).to(dtype)
+    weight = torch.randn(hidden, generator=generator).to(dtype)
+    exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6) * weight.double()
+    scale = exact.norm()
+    error = float((kernel.rms_norm(x, weight).double() - exact).norm() / scale)
+    eager_error = float((eager(x, weight).double() - exact).norm() / scale)
+    if not error <= eager_error * 1.1:
+        raise SystemExit(f"wrong result: relative error {error:.2e}, eager PyTorch has {eager_error:.2e}")
+
+    def seconds(statement: str) -> float:
+        names = {"kernel": kernel, "eager": eager, "x": x, "weight": weight}
+        timer = Timer(statement, globals=names, num_threads=torch.get_num_threads())
+        return float(timer.blocked_autorange(min_run_time=0.3).median)
+
+    return {
+        "shape": f"{rows} x {hidden}",
+        "dtype": str(dtype).removeprefix("torch."),
+        "error": error,
+        "eager_error": eager_error,
+        "seconds": seconds("kernel.rms_norm(x, weight)"),
+        "eager_seconds": seconds("eager(x, weight)"),
+    }
 
 
 @contextmanager
-def own_hub() -> Iterator[dict[str, str]]:
-    """The environment that points the public clients to a Hub of this machine's own, which runs in the meantime."""
+def hub_server() -> Iterator[dict[str, str]]:
+    """Run a Hub server in a temporary directory; yields the environment in which clients use it."""
     with tempfile.TemporaryDirectory() as directory:
-        command = [BUILDER, "hub", "serve", "--root", f"{directory}/hub", "--trust", "kernels-community", "--json"]
+        command = [
+            str(BUILDER),
+            *("hub", "serve", "--root", f"{directory}/hub", "--trust", "kernels-community", "--json"),
+        ]
         with Path(directory, "log").open("w+") as log:
-            hub = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
             try:
-                assert hub.stdout is not None
-                ready = hub.stdout.readline()
+                assert server.stdout is not None
+                ready = server.stdout.readline()
                 if not ready:
-                    raise SystemExit("the Hub did not start:\n" + Path(log.name).read_text())
-                endpoint = json.loads(ready)["url"]
+                    raise SystemExit("the Hub server did not start:\n" + Path(log.name).read_text())
                 kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
                 yield {
                     **kept,
-                    "HF_ENDPOINT": endpoint,
+                    "HF_ENDPOINT": json.loads(ready)["url"],
                     "HF_HOME": f"{directory}/home",
                     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-                    "HF_TOKEN": "any",  # writes to a Hub without tokens, which only this machine reaches
+                    "HF_TOKEN": "any",  # a server without tokens accepts any; only this machine reaches it
                 }
             finally:
-                hub.terminate()
-                hub.wait()
+                server.terminate()
+                server.wait()
 
 
-def answer_of(command: list[str | Path], environment: dict[str, str], failed: str) -> dict[str, Any]:
-    """What a command answers as JSON; ends with its words where it fails."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=environment)
-    answer: dict[str, Any] = json.loads(done.stdout or "{}")
+def run_json(command: list[str | Path], environment: Mapping[str, str], failed: str) -> tuple[dict[str, Any], float]:
+    """Run a command that prints one JSON object; return the object and the wall time in seconds.
+
+    Raises:
+        SystemExit: If the command fails; with the message of its JSON.
+    """
+    started = time.perf_counter()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, env=dict(environment))
+    result: dict[str, Any] = json.loads(done.stdout or "{}")
     if done.returncode:
-        words = [answer.get(key) for key in ("where", "message", "output", "hint")]
-        raise SystemExit(f"{failed}:\n" + "\n".join(word for word in words if word))
-    return answer
+        parts = [result.get(key) for key in ("where", "message", "output", "hint")]
+        raise SystemExit(f"{failed}:\n" + "\n".join(part for part in parts if part))
+    return result, time.perf_counter() - started
 
 
-def main() -> None:
-    """Build, publish and load, then print two small tables."""
-    from rich.console import Console
-    from rich.table import Column, Table
+def print_heading(console: Console, title: str, *commands: str) -> None:
+    console.print(f"\n[bold]{title}[/bold]")
+    for command in commands:
+        console.print(f"  {command}", highlight=False, markup=False, soft_wrap=True)
+    sys.stdout.flush()  # before the progress that the command writes to stderr
 
-    summary = answer_of([BUILDER, "build", PROJECT, "--json"], dict(os.environ), "the build failed")
-    with own_hub() as environment:
-        upload: list[str | Path] = [
-            BUILDER,
-            "upload",
-            PROJECT,
-            "--repo-id",
-            "kernels-community/rmsnorm",
-            "--no-load",
-            "--json",
-        ]
-        published = answer_of(upload, environment, "the publication failed")
-        checked = answer_of([sys.executable, __file__, "--check"], environment, "the kernel could not be loaded")
 
-    console = Console()
-    table = Table(Column("variant", no_wrap=True), "size", "checks", title="kernels/rmsnorm/build")
+def print_build(console: Console, summary: Mapping[str, Any]) -> None:
+    table = Table(Column("variant", no_wrap=True), "size", "checks")
     for package in summary["packages"]:
         checks = package["checks"]
-        said = f"{len(checks['passed'])} passed, {len(checks['skipped'])} skipped" if checks else "passed before"
-        table.add_row(package["variant"], f"{package['bytes'] / 1024:.0f} KiB", said)
-    elsewhere = [missing["variant"] for missing in summary["unavailable"]]
+        outcome = f"{len(checks['passed'])} passed, {len(checks['skipped'])} skipped" if checks else "unchanged"
+        table.add_row(package["variant"], f"{package['bytes'] / 1024:.0f} KiB", outcome)
     console.print(table)
-    if elsewhere:
-        console.print(f"not built on this machine: {', '.join(elsewhere)}")
-        console.print("(.venv/bin/kernel-builder list-variants kernels/rmsnorm says why, and what to do)\n")
+    lines = [
+        f"{len(summary['packages'])} variants in kernels/rmsnorm/build/: {summary['compiles']} files compiled, "
+        f"{summary['seconds']:.0f} s. A stable-ABI binary serves every Torch from 2.10 on."
+    ]
+    if elsewhere := [missing["variant"] for missing in summary["unavailable"]]:
+        lines.append(f"Not built on this machine: {', '.join(elsewhere)}")
+        lines.append("(.venv/bin/kernel-builder list-variants kernels/rmsnorm shows the reasons)")
+    console.print("\n".join(lines), highlight=False, soft_wrap=True)
 
-    sent = published["builds"]
-    console.print(f"published to {published['url']}: {len(sent['sent'])} files, {sent['bytes'] / 2**20:.1f} MiB\n")
 
-    title = f'get_kernel("kernels-community/rmsnorm", version=1) over HTTP, Torch {checked["torch"]}, on the CPU'
-    table = Table("rms_norm", "dtype", "error", "eager's error", "time", "speed", title=title)
-    for row in checked["shapes"]:
+def print_timings(console: Console, checked: Mapping[str, Any]) -> None:
+    table = Table(Column("shape", no_wrap=True), "dtype", "error", "eager's error", "time", "speedup")
+    for row in checked["rows"]:
         table.add_row(
             row["shape"],
             row["dtype"],
             f"{row['error']:.1e}",
             f"{row['eager_error']:.1e}",
-            f"{row['microseconds']:.0f} us",
-            f"{row['speedup']:.1f} x eager",
+            f"{row['seconds'] * 1e6:.0f} us",
+            f"{row['eager_seconds'] / row['seconds']:.1f} x eager",
         )
     console.print(table)
     console.print(
-        f"{summary['compiles']} files compiled, {summary['seconds']:.0f} s in all. "
-        "Now: .venv/bin/kernel-builder init --name you/my-kernel"
+        f"Loaded over HTTP in {checked['load_seconds']:.1f} s. Torch {checked['torch']}, on the CPU; errors are "
+        "relative to float64, eager is the same formula in PyTorch.",
+        highlight=False,
+        soft_wrap=True,
     )
+
+
+def main() -> None:
+    """Build, upload, load, check and time, with a heading and a result for each."""
+    console = Console()
+    started = time.perf_counter()
+    print_heading(console, "1. Build every variant for this machine", "kernel-builder build kernels/rmsnorm")
+    summary, build_seconds = run_json([BUILDER, "build", PROJECT, "--json"], os.environ, "the build failed")
+    print_build(console, summary)
+
+    with hub_server() as environment:
+        print_heading(
+            console,
+            "2. Upload to a Hub server, which runs until this program ends",
+            "kernel-builder hub serve --root DIRECTORY --trust kernels-community",
+            f"HF_ENDPOINT={environment['HF_ENDPOINT']} kernel-builder upload kernels/rmsnorm --repo-id {REPOSITORY}",
+        )
+        upload: list[str | Path] = [BUILDER, "upload", PROJECT, "--repo-id", REPOSITORY, "--no-load", "--json"]
+        uploaded, upload_seconds = run_json(upload, environment, "the upload failed")
+        builds = uploaded["builds"]
+        console.print(f"{len(builds['sent'])} files, {builds['bytes'] / 2**20:.1f} MiB, {upload_seconds:.0f} s")
+
+        print_heading(
+            console,
+            "3. Load from there, as any user does, check and time",
+            f'get_kernel("{REPOSITORY}", version=1).rms_norm(x, weight)',
+        )
+        check: list[str | Path] = [sys.executable, __file__, "--check"]
+        checked, check_seconds = run_json(check, environment, "the check failed")
+        print_timings(console, checked)
+
+    print(
+        f"\nIn all {time.perf_counter() - started:.0f} s: build {build_seconds:.0f} s, upload {upload_seconds:.0f} s, "
+        f"load, check and time {check_seconds:.0f} s."
+    )
+    print(NEXT)
 
 
 if __name__ == "__main__":
