@@ -115,6 +115,8 @@ def _build_torch_extensions(workspace: Workspace, root: Path) -> tuple[dict[str,
         *("toolchain", "fetch", "--cuda", str(CUDA), "--torch", str(newest), "--headers", "full", "--json"),
     )
     toolkit, headers = (entry["path"] for entry in fetched.result)
+    # A kernel of another backend has no capabilities, which `archs` takes for all.
+    kernels = [kernel for kernel in project.kernels if kernel.backend == "cuda"]
     newest_include = [headers, f"{headers}/torch/csrc/api/include"]
     cpu_seconds, size = {}, 0
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
@@ -122,7 +124,7 @@ def _build_torch_extensions(workspace: Workspace, root: Path) -> tuple[dict[str,
             extension = TorchExtension(
                 sources=tuple(str(root / source) for source in sources_of(project, "cuda")),
                 include=(*include, str(root), str(Path(kernel_builder.__file__).parent / "templates")),
-                cuda_flags=tuple(map(_gencode, offered.archs(project.kernels, CUDA, this_platform()))),
+                cuda_flags=tuple(map(_gencode, offered.archs(kernels, CUDA, this_platform()))),
                 cuda_home=toolkit,
                 directory=str(workspace.root / "torch" / label),
             )
