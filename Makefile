@@ -25,7 +25,7 @@ quickstart: .venv/ready
 
 test: .venv/ready lint docs
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
-	.venv/bin/python -m pytest -p tests.skips tests kernels/kit/tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile $(PYTEST)
+	.venv/bin/python -m pytest -p tests.skips tests kernels/kit/tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 gpu-test: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cuda
