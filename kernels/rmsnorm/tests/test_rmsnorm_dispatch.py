@@ -17,11 +17,6 @@ OPTIONS = 1e-6, 0.0, False
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def random(*shape, dtype=torch.float32, requires_grad=False):
     return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
 
