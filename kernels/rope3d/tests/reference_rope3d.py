@@ -45,7 +45,7 @@ def wan_angles(positions, widths, theta=(10000.0,) * 3):
 
 
 def ltx_angles(positions, dim, theta=10000.0):
-    """Return the angles [..., tokens, pairs] of axes in turn, with zeros in front for the elements left over."""
+    """Return the angles [..., tokens, pairs] of interleaved axes, with zeros in front for the elements left over."""
     steps = torch.linspace(0, 1, dim // 6, dtype=torch.float64)
     ladder = theta**steps * (math.pi / 2)
     angles = torch.stack([p[..., None] * ladder for p in positions], -1).flatten(-2)
@@ -60,11 +60,11 @@ def rotated(x, angles, half=False, dtype=torch.float64):
     """Rotate x [B, S, H, D] in `dtype`; round to the dtype of x unless it is float64. `angles` may be (cos, sin)."""
     cos, sin = angles if isinstance(angles, tuple) else (angles.cos(), angles.sin())
     cos, sin = (t.to(x.device, dtype).unsqueeze(-2) for t in (cos, sin))
-    turning, staying = x.to(dtype).split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
-    a, b = turning.chunk(2, -1) if half else (turning[..., ::2], turning[..., 1::2])
+    rotary, passthrough = x.to(dtype).split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
+    a, b = rotary.chunk(2, -1) if half else (rotary[..., ::2], rotary[..., 1::2])
     a, b = a * cos - b * sin, a * sin + b * cos
     turned = torch.cat([a, b], -1) if half else torch.stack([a, b], -1).flatten(-2)
-    result = torch.cat([turned, staying], -1)
+    result = torch.cat([turned, passthrough], -1)
     return result if dtype == torch.float64 else result.to(x.dtype)
 
 

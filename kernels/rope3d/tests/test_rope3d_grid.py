@@ -60,9 +60,9 @@ def test_widths(widths, half, dtype):
     q = random(1, TOKENS, 2, 64, dtype=dtype)
     q[0, :, :, sum(widths) :][3] = float("inf")
     out, _ = kernel.rope3d(q, None, GRID, widths=widths, theta=theta, pairs="half" if half else "interleaved")
-    turning = sum(widths)
-    assert torch.equal(out[..., turning:], q[..., turning:])
-    assert_as_good(out[..., :turning], q[..., :turning], wan_angles(points(GRID), widths, theta), half)
+    rotary = sum(widths)
+    assert torch.equal(out[..., rotary:], q[..., rotary:])
+    assert_as_good(out[..., :rotary], q[..., :rotary], wan_angles(points(GRID), widths, theta), half)
 
 
 @pytest.mark.parametrize("grid", [(1, 1, 1), (1, 1, 300), (40, 1, 1), (7, 16, 3), (2, 31, 1)])
@@ -77,7 +77,7 @@ def test_grids_and_heads(grid, heads):
 
 @pytest.mark.parametrize("seed", range(5))
 def test_error_over_many_tokens(seed):
-    """The mean error for the shapes of models, in which no tolerance hides a wrong angle."""
+    """Compare the mean error for the shapes of models, where no tolerance hides a wrong angle."""
     torch.manual_seed(seed)
     grid = (3, 10, 12)
     for dtype in DTYPES:
