@@ -38,7 +38,7 @@ def test_stream():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device():
-    """The current device is not that of the tensors, and does not change."""
+    """The tensors are not on the current device, and the call does not change the current device."""
     tensors = random(3, 2, 8, 64, dtype=torch.float32)
     modulation = random(3, 2, 1, 64, dtype=torch.float32)
     here = [one.detach().requires_grad_() for one in (*tensors[:2], *modulation)]

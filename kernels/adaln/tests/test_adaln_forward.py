@@ -69,7 +69,7 @@ def test_gated_forward(hidden, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(512, 4096), (1000, 1000), (64, 30000)])
 def test_error_over_many_rows(shape, dtype, layer):
-    """The mean error over many rows, in which chance does not hide a norm that is wrong for a whole row."""
+    """Compare the mean error over many rows, which reveals a norm that is slightly wrong for a whole row."""
     x, scale, shift = random(1, *shape, dtype=dtype) + 3, *modulations("[B, C]", 1, 1, shape[-1], dtype)
     expected = exact(x, scale, shift, layer=layer)
     ours = (ada_norm(x, scale, shift, layer=layer).double() - expected).norm()

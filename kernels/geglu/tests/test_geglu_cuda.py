@@ -22,7 +22,7 @@ def test_stream():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device():
-    """The current device is not that of the tensors, and does not change."""
+    """The tensors are not on the current device, and the call does not change the current device."""
     x = random(64, 1000, dtype=torch.float16).to("cuda:1").requires_grad_()
     out = kernel.geglu(x)
     assert out.device == x.device and torch.cuda.current_device() == 0

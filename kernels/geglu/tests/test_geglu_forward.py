@@ -39,8 +39,10 @@ def test_forward(hidden, dtype, approximate):
 @pytest.mark.parametrize("approximate", APPROXIMATE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_error_over_many_elements(dtype, approximate):
-    """The mean error, in which chance does not hide an error of the last bits; also with many gates of 1 or -1, for
-    which PyTorch's own errors happen to be small."""
+    """Compare the mean error, which reveals an error of the last bits.
+
+    The gates include many of 1 or -1, for which PyTorch's own errors happen to be small.
+    """
     for scale, most in ((0.3, 9), (1.0, 9), (1.0, 1), (4.0, 99)):
         gate, up, grad = (
             torch.randn(1000, 1000, device=DEVICE).mul(scale).clamp(-most, most).to(dtype) for _ in range(3)

@@ -22,7 +22,8 @@ from reference_rmsnorm import (
     "shape",
     [(5, h) for h in HIDDEN]
     + [(1, 64), (700, 64), (2, 150, 136), (300, 1000)]
-    # Rows that are no multiple of a vector: as many rows as repeat an alignment, fewer and more, down to one.
+    # Row lengths that are not a multiple of a vector: the alignment repeats after a number of rows; there are as many
+    # rows, fewer, and more.
     + [(1, 4097), (2, 8191), (7, 65), (8, 1002), (9, 1001), (300, 4095), (700, 63), (2000, 7)],
 )
 def test_backward(shape, dtype):
@@ -46,7 +47,7 @@ def test_add_backward(hidden, rows, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [3, 65, 1002, 4097])
 def test_a_row_knows_nothing_of_its_neighbours(hidden, dtype):
-    """Memory beside the rows may share vectors with them and hold NaN, and must not change the result."""
+    """Neighbouring rows may share aligned vectors with a row and hold NaN; they must not change its result."""
     x, grad, grad_sum = (random(700, hidden, dtype=dtype) for _ in range(3))
     weight = random(hidden, dtype=dtype)
     expected, _ = gradients_of_rows(grad, x, weight, grad_sum)

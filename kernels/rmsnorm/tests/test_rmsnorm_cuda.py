@@ -60,7 +60,7 @@ def test_graph():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [65, 776, 1001, 1024, 2048, 3072, 4097, 5120, 8192])
 def test_backward_of_many_rows(hidden, dtype):
-    """So many rows that a block gets several and loads them ahead; also with gaps between rows."""
+    """There are enough rows that each block takes several and loads them ahead; also with gaps between rows."""
     rows = 7001
     grads = [random(rows, hidden + 16, dtype=dtype)[:, :hidden] for _ in range(2)]
     x, residual = (random(rows, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
@@ -75,7 +75,7 @@ def test_backward_of_many_rows(hidden, dtype):
 
 @pytest.mark.parametrize("shape", [(2, 4096), (300, 4096), (2000, 2048), (1500, 1001), (20000, 128)])
 def test_launches_that_follow_at_once(shape):
-    """With PDL a kernel starts before the previous one ends, whose outputs it reads or whose inputs it overwrites."""
+    """With PDL a kernel starts before the end of the one whose outputs it reads or whose inputs it overwrites."""
     x, residual = random(*shape, dtype=torch.bfloat16), random(*shape, dtype=torch.bfloat16)
     weight = random(shape[-1], dtype=torch.bfloat16)
     norms, sums, grads = [x], [residual], [x]

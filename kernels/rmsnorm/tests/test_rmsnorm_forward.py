@@ -44,7 +44,7 @@ def test_add_forward(hidden, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(512, 4096), (2000, 1000), (1100, 9000), (64, 30000)])
 def test_error_over_many_rows(shape, dtype):
-    """The mean error over many rows, in which chance does not hide a norm that is wrong for a whole row."""
+    """Compare the mean error over many rows, which reveals a norm that is slightly wrong for a whole row."""
     x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
     expected = exact(x, weight)
     ours = (kernel.rms_norm(x, weight, EPS).double() - expected).norm()

@@ -116,12 +116,12 @@ def test_in_place(hidden, dtype):
     for rounding in ("last", "before_weight"):
         x, wide = random(6, 5, hidden, dtype=dtype), random(5, 6, hidden + 3, dtype=dtype)
         residual = wide.transpose(0, 1)[..., 1 : hidden + 1]  # strided, unaligned rows
-        beside = wide[..., hidden + 1 :].clone(), wide[..., :1].clone()
+        around = wide[..., hidden + 1 :].clone(), wide[..., :1].clone()
         normed, total = kernel.add_rms_norm(x, residual, weight, EPS, rounding=rounding)
         version = x._version
         assert kernel.add_rms_norm_(x, residual, weight, EPS, rounding=rounding) is None
         assert torch.equal(x, normed) and torch.equal(residual, total)
-        assert torch.equal(wide[..., hidden + 1 :], beside[0]) and torch.equal(wide[..., :1], beside[1])
+        assert torch.equal(wide[..., hidden + 1 :], around[0]) and torch.equal(wide[..., :1], around[1])
         assert x._version > version  # autograd sees the change
     kernel.add_rms_norm_(x[:0], residual[:0], weight)
 

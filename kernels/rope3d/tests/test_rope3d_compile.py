@@ -27,7 +27,7 @@ def test_opcheck(dtype):
 
 
 def test_fake_tensors():
-    """A fake tensor must not meet a kept table, nor a later call a fake table."""
+    """A call on a fake tensor does not get a kept table, and a later call does not get a fake one."""
     q = random(1, TOKENS, 2, 64, dtype=torch.float32)
     kernel.rope3d(q, None, GRID)
     with FakeTensorMode() as mode:

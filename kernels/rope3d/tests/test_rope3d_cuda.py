@@ -24,7 +24,7 @@ def test_stream():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device():
-    """The current device is not that of the tensors, and does not change."""
+    """The tensors are not on the current device, and the call does not change the current device."""
     q, k = (random(1, TOKENS, 3, 64, dtype=torch.float16).to("cuda:1") for _ in range(2))
     angles = wan_angles(points(GRID), wan_widths(64))
     cos, sin = (f(angles).float().to("cuda:1") for f in (torch.cos, torch.sin))
@@ -38,7 +38,7 @@ def test_second_device():
 @gpu
 @pytest.mark.parametrize("theta", [10000.0, 123.0])
 def test_graph(theta):
-    """Also with tables made during the capture, which other calls must not get."""
+    """A graph may also make its tables during the capture; other calls must not get these."""
     q, k = (random(1, TOKENS, 3, 64, dtype=torch.float16, requires_grad=True) for _ in range(2))
 
     def step(theta):

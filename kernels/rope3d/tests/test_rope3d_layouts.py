@@ -70,7 +70,7 @@ def test_layouts(inplace, prefix, half, dim, dtype):
 
 @pytest.mark.parametrize("half", [False, True])
 def test_many_tokens(half):
-    """Heads first: so many that a launch divides them differently, and heads that do not fit one block."""
+    """Enough tokens that a launch divides them differently with heads first, and more heads than fit one block."""
     for grid, heads, dim in (((3, 30, 31), 7, 64), (GRID, 75, 128)):
         q, k = (random(1, math.prod(grid), h, dim, dtype=torch.bfloat16) for h in (heads, 3))
         wanted = [rotated(x, wan_angles(points(grid), wan_widths(dim)), half) for x in (q, k)]
