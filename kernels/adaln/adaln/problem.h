@@ -1,11 +1,12 @@
-// The arguments of the kernels, in plain C++, so that device code compiles without Torch and once for every Torch.
+// The arguments of the kernels, in plain C++, so that device code compiles without Torch, and once for all versions of
+// it.
 //
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
 //
-// Common to all: there are `rows` rows of `hidden` elements, both at least 1. The elements of a row are contiguous.
-// Strides and sizes are in elements. Rows that are written are contiguous. Arithmetic is float32, and each result is
-// rounded once, unless it says otherwise.
+// Every problem has `rows` rows of `hidden` elements, both at least 1. The elements of a row are contiguous. Strides
+// and sizes are in elements. Rows that are written are contiguous. Arithmetic is float32, and each result is rounded
+// once, except where noted.
 #pragma once
 
 #include <cstdint>
@@ -57,23 +58,23 @@ struct Forward {
   void* sum;  // written if and only if there is a branch
 };
 
-// Sums over rows, for gradients of what several rows share, in two stages: the rows are divided into `groups` of equal
-// size, and each group into `parts`. Partial sums of the parts are float32 and are added in a fixed order, so that
-// results do not depend on the order in which threads finish. A group is a span or, where every row has a modulation of
-// its own, all of the rows.
+// Two-stage sums over rows, for the gradients of modulations and parameters that several rows share. The rows are
+// divided into `groups` of equal size, and each group into `parts`. Partial sums of the parts are float32 and are added
+// in a fixed order, so that results do not depend on the order in which threads finish. A group is a span or, where
+// every row has its own modulation, all of the rows.
 struct Sums {
-  float* partial;  // [groups, parts, count, hidden]; null: no sums are asked for. On CUDA a single row needs none.
+  float* partial;  // [groups, parts, count, hidden]; null: no sums are requested. On CUDA a single row needs none.
   int64_t groups, parts;
   int count;
 };
 
-// Indices of the sums. `slope` is grad, and 1 + scale is multiplied in for each group; where every row has a modulation
-// of its own, slope is grad * (1 + scale), and there is no sum for the gate.
+// Indices of the sums. `slope` is grad, and 1 + scale is multiplied in for each group; where every row has its own
+// modulation, slope is grad * (1 + scale), and there is no sum for the gate.
 constexpr int kSlopeTimesNormed = 0, kSlope = 1, kGate = 2;
 
 // The gradients of `normed` with respect to x, scale, shift, weight and bias. With a branch, the gradients of `normed`
 // and `sum` with respect to the residual (grad_x), the branch and the gate, too. The norm is computed again from x,
-// which is read anyway.
+// which the kernels read in any case.
 struct Backward {
   int64_t rows, hidden;
   Type type;  // of grad, x, grad_sum, branch, grad_x and grad_branch
@@ -87,8 +88,8 @@ struct Backward {
   Parameter weight, bias;
   void* grad_x;
   void* grad_branch;
-  // [rows / span, hidden] or [hidden], of the dtypes of what they are the gradients of; null: not asked for. Where
-  // every row has a modulation of its own, grad_shift is `grad` and not written by the kernels.
+  // [rows / span, hidden] or [hidden], in the dtypes of the tensors whose gradients they are; null: not requested.
+  // Where every row has its own modulation, grad_shift is `grad` and not written by the kernels.
   void *grad_scale, *grad_shift, *grad_gate, *grad_weight, *grad_bias;
   Sums sums;
 };
@@ -101,7 +102,7 @@ struct GateBackward {
   int64_t span;
   Modulation gate;
   void* grad_branch;
-  void* grad_gate;  // null: not asked for
+  void* grad_gate;  // null: not requested
   Sums sums;        // one sum, of the gate's gradient
 };
 

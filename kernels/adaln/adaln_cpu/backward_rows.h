@@ -1,10 +1,10 @@
-// Backward on the CPU: gradients of the rows of some parts, their partial sums, and the gradients that these are summed
-// to.
+// Backward on the CPU: gradients of the rows of some parts, their partial sums, and the gradients that are the totals
+// of these sums.
 //
 // Reads:    the rows of a problem, twice, the second time from the cache. Modulations are converted once for all rows
 //           of a span.
 // Writes:   gradients and partial sums.
-// Must not: start threads, or keep state between calls. The order of every sum is fixed.//
+// Must not: start threads, or keep state between calls. The order of every sum is fixed.
 // Included by adaln.cpp.
 #pragma once
 
@@ -67,9 +67,9 @@ struct BackwardFactors {
   const float *weight, *bias, *gate, *scale, *factor;
 };
 
-// What the gradients of a row are computed from: rstd * (slope - mean_slope - (x - mean) * along).
+// The values per row from which its gradients are computed: rstd * (slope - mean_slope - (x - mean) * projection).
 struct BackwardMoments {
-  float mean, rstd, mean_slope, along;
+  float mean, rstd, mean_slope, projection;
 };
 
 template <class T>
@@ -94,8 +94,8 @@ INLINE BackwardMoments moments_of(const Backward& problem, const typename T::Sto
   const auto mean = static_cast<float>(moments.mean());
   const float rstd = moments.reciprocal_norm(problem.eps);
   const float mean_slope = problem.centered ? static_cast<float>(slopes / static_cast<double>(hidden)) : 0.0f;
-  const float along = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
-  return {mean, rstd, mean_slope, along};
+  const float projection = rstd * rstd * static_cast<float>(products / static_cast<double>(hidden));
+  return {mean, rstd, mean_slope, projection};
 }
 
 // Adds a chunk of a row to the sums over rows.
@@ -114,7 +114,7 @@ INLINE void add_to_sums(const Backward& problem, Grad grad, X x, const float* sc
   }
 }
 
-// Writes a chunk of the gradient of a scale that every row has of its own.
+// Writes a chunk of the gradient of a scale that has a row for each row of x.
 template <class T, class Grad, class X>
 INLINE void write_grad_scale(const Backward& problem, int64_t row, Grad grad, X x, const BackwardFactors& factors,
                              const BackwardMoments& moments, int64_t start, int64_t count) {
@@ -154,14 +154,14 @@ INLINE void finish_chunk(const Backward& problem, int64_t row, const typename T:
   const auto grad = as_floats<T>(grad_row + start, count, grad_buffer);
   const auto x = as_floats<T>(x_row + start, count, x_buffer);
   const float* factor = factors.factor + start;
-  // In a loop of its own, so that it is rounded as it was when it was summed: of a row of one element nothing may be
-  // left.
+  // A separate loop, so that slope is rounded as it was for the sums: in a row of one element it must cancel exactly.
   float slope[kChunk];
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) slope[i] = grad[i] * factor[i];
-  const float mean = moments.mean, rstd = moments.rstd, mean_slope = moments.mean_slope, along = moments.along;
+  const float mean = moments.mean, rstd = moments.rstd, mean_slope = moments.mean_slope,
+              projection = moments.projection;
   const auto total_of = [=, &slope](int64_t i)
-                            ALWAYS_INLINE { return rstd * (slope[i] - mean_slope - (x[i] - mean) * along); };
+                            ALWAYS_INLINE { return rstd * (slope[i] - mean_slope - (x[i] - mean) * projection); };
   if (partial != nullptr) add_to_sums(problem, grad, x, factors.scale + start, moments, start, count, partial);
   if (problem.span == 1 && problem.grad_scale != nullptr) {
     write_grad_scale<T>(problem, row, grad, x, factors, moments, start, count);

@@ -151,7 +151,7 @@ class Spans {
  public:
   explicit INLINE Spans(int64_t span) : span_(span) {}
 
-  // Returns whether the row lies in another span than the preceding one.
+  // Returns whether the row is in another span than the preceding one.
   INLINE bool enter(int64_t row) {
     if (row < end_) return false;
     current_ = row / span_;

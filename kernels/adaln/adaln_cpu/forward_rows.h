@@ -47,7 +47,7 @@ INLINE void run_rows(const Gate& problem, int64_t begin, int64_t end) {
   }
 }
 
-// What normed rows are multiplied by and what is added, for the rows of a span: of `hidden` elements each.
+// The factors and offsets of the normed rows of a span, `hidden` elements each.
 struct ForwardFactors {
   float *factor, *offset;  // stepwise: 1 + scale, rounded, and shift; else with weight and bias in them
   const float *gate, *weight, *bias;

@@ -14,7 +14,7 @@ int forward(const Forward& problem, void* stream);
 int partial_sums(const Backward& problem, int64_t* parts);
 int partial_sums(const GateBackward& problem, int64_t* parts);
 
-// Computes all gradients that are asked for.
+// Computes all requested gradients.
 int backward(const Backward& problem, void* stream);
 int gate_backward(const GateBackward& problem, void* stream);
 

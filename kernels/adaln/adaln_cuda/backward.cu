@@ -1,16 +1,16 @@
 // Modulated norms, backward, with and without the gated branch that was added before: selects and launches a kernel.
 //
 // Reads:    grad, x, grad_sum and the branch, modulations and parameters.
-// Writes:   `grad_x` and `grad_branch`; gradients of modulations that every row has of its own; `partial` when sums are
-//           asked for, and the gradients they are summed to.
+// Writes:   `grad_x` and `grad_branch`; gradients of modulations that have a row for each row of x; `partial` when sums
+//           are requested, and the gradients that are the totals of these sums.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
 // Bytes moved, for elements of e bytes: rows * hidden * 3e, with a branch 6e. Sums take another 8 (12 with a branch)
 // for each column of each part, written and read: with one part for each SM, less than a hundredth of the rest.
 //
-// backward_ring.cuh is the fast path. Short rows, and rows with a modulation each, take backward_short.cuh, and all
-// others backward_general.cuh. The blocks leave partial sums, which reduce.cu adds up. The order of both sums is fixed,
-// so that equal inputs give equal bits.
+// backward_ring.cuh is the fast path. backward_short.cuh takes short rows and rows with a modulation each, and
+// backward_general.cuh all others. The blocks write partial sums, which reduce.cu adds up. The order of both sums is
+// fixed, so that equal inputs give equal bits.
 #include <type_traits>
 #include <utility>
 
@@ -23,7 +23,7 @@
 namespace adaln {
 namespace {
 
-// Whether every row has a modulation of its own. Without modulations there is one group, whatever the span.
+// Whether every row has its own modulation. Without modulations there is one group, whatever the span.
 bool has_per_row_modulations(const Backward& problem) {
   return problem.span == 1 && (problem.scale.rows.data != nullptr || problem.grad_branch != nullptr);
 }

@@ -1,16 +1,16 @@
 // Backward of modulated norms of rows of any length and alignment, with modulations and parameters of any dtypes, with
 // and without a gated branch that was added before: the general kernel.
 //
-// Reads:    grad, x, grad_sum and the branch, and modulations that every row has of its own, each once from global
-//           memory: a row waits in shared memory between its sums and its result. Rows that do not fit there are read
+// Reads:    grad, x, grad_sum and the branch, and modulations that have a row for each row of x, each once from global
+//           memory: a row stays in shared memory between its sums and its result. Rows that do not fit there are read
 //           again, in pieces.
 // Writes:   what backward.cu says.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// A row has a group of threads, up to a warp or several warps, and a block has several groups and stays for all of its
-// rows. Inputs come in whole words through a ring buffer in shared memory, also where a row begins within a word; there
-// it is moved so that its vectors are words. A thread has the same columns of each row, and sums them by itself.
-// Unaligned results go to global memory the same way.
+// A row has a group of threads, up to a warp or several warps. A block has several groups and loops over its rows.
+// Inputs are copied in whole words into a ring buffer in shared memory. A row that begins within a word is then moved
+// so that its vectors are words. A thread has the same columns of each row, and sums them without other threads.
+// Unaligned results are moved in shared memory, too, and written to global memory in whole words.
 //
 // Included by backward.cu.
 #pragma once
@@ -40,13 +40,13 @@ enum Operand : int {
 
 struct Source {
   Rows rows;        // data null: there is none
-  uint32_t offset;  // in bytes, in a stage of the ring or in what is resident
+  uint32_t offset;  // in bytes, in a stage of the ring or in the resident rows
   DynamicType type;
   bool per_row;   // one row for each row, not for each group of rows
   bool resident;  // the block has it in shared memory for all of its rows
 };
 
-// How rows are laid over blocks.
+// The mapping of rows to blocks.
 struct GeneralLayout {
   int group, rows;   // threads of a row; rows of a block
   int vectors;       // of a thread and piece
@@ -64,14 +64,14 @@ struct GeneralBackward {
   uint32_t parts;
   int sum_count;
   float* partial;
-  void* results[kOperands];  // each like an operand, whose place in shared memory it takes; null: there is none
+  void* results[kOperands];  // each like an operand, whose shared memory it reuses; null: there is none
   Average average;
   float eps;
   bool centered, per_row_modulations;
   bool unaligned;  // some row, read or written, does not consist of whole words
 };
 
-// Copies a word of which the first `left` bytes exist, and zeros the rest.
+// Copies the first `left` bytes of a word, and zeros the rest.
 __device__ __forceinline__ void copy_tail(uint32_t to, const char* from, int64_t left) {
   if (left >= kVectorBytes) {
     cp_async<uint4>(to, from);
@@ -98,19 +98,19 @@ __device__ __forceinline__ uint16_t load_shared_half(uint32_t from) {
   return half;
 }
 
-// Reads 16 bytes of shared memory, `misalignment` bytes behind an aligned word.
+// Reads 16 bytes of shared memory, `misalignment` bytes after the start of an aligned word.
 __device__ __forceinline__ uint4 load_shared_unaligned(uint32_t from, unsigned misalignment) {
   const uint4 word = load_shared(from, uint4{});
   if (misalignment == 0) return word;
   return shift_words(word, load_shared(from + 16, uint4{}), misalignment);
 }
 
-// A row's sums, and what follows from them. x is counted from `pivot`.
+// The values computed from a row's sums. The sums are of x - pivot.
 struct GeneralMoments {
-  float pivot = 0.0f, mean = 0.0f, mean_slope = 0.0f, rstd = 0.0f, along = 0.0f;
+  float pivot = 0.0f, mean = 0.0f, mean_slope = 0.0f, rstd = 0.0f, projection = 0.0f;
 };
 
-// A thread's vectors of the rows of its group, and how they come into shared memory.
+// A thread's vectors of the rows of its group, and their copies into shared memory.
 struct GeneralRows {
   static constexpr int kWidth = kDynamicWidth, kQuads = kWidth / 4;
 
@@ -122,7 +122,7 @@ struct GeneralRows {
   uint32_t rows_group;         // the group of rows, as of a span
   int64_t first, stride;       // the block's first row in its group; to its next one
   uint32_t base, ring, moved;  // shared memory: of the block; of the group; where rows are moved to
-  // What is fetched next.
+  // The next copy.
   int64_t next_row;
   int next_piece = 0, next_pass = 0, next_stage = 0;
   int pieces, passes;
@@ -167,7 +167,7 @@ struct GeneralRows {
     const int64_t left = hidden * source.type.element_bytes() + misalignment - skipped;
     const uint32_t to = place_of(source, ring + next_stage * layout.stage_bytes) + begin;
     from += skipped - misalignment;
-    const int count = vectors * words + (problem.unaligned && thread == 0 ? 1 : 0);  // and the word behind the last
+    const int count = vectors * words + (problem.unaligned && thread == 0 ? 1 : 0);  // and the word after the last
 #pragma unroll 1
     for (int i = 0; i < count; ++i) {
       const int offset = (words > 1 ? i / 2 * step + i % 2 * kVectorBytes : i * step);
@@ -175,7 +175,7 @@ struct GeneralRows {
     }
   }
 
-  // Starts the copies of what the group needs next; the first time, also of what is resident.
+  // Starts the copies of the group's next piece; the first time, also of the resident operands.
   __device__ __forceinline__ void fetch(bool with_resident) {
 #pragma unroll 1
     for (int k = 0; k < kOperands; ++k) {
@@ -192,7 +192,7 @@ struct GeneralRows {
     next_row += stride;
   }
 
-  // Moves a row that begins within a word so that it begins with one; a resident one in its place.
+  // Moves a row that begins within a word, so that it begins with a word; a resident row is moved in place.
   __device__ __forceinline__ void move(const Source& source, int64_t row, uint32_t from, uint32_t to) const {
     const auto misalignment =
         static_cast<unsigned>(reinterpret_cast<uintptr_t>(address_of(source, row)) % kVectorBytes);
@@ -236,7 +236,7 @@ struct GeneralRows {
   }
 };
 
-// One vector of a thread: where it is, and what is read of it.
+// One vector of a thread: its position, and its values in each operand.
 struct GeneralVector {
   static constexpr int kWidth = kDynamicWidth;
 
@@ -258,7 +258,7 @@ struct GeneralVector {
     }
     read_shared(place_of(k), kVectorBytes, source.type, values);
   }
-  // Writes to global memory, or to where an unaligned row is moved from.
+  // Writes to global memory, or, if rows are unaligned, to shared memory.
   __device__ __forceinline__ void write(Operand k, bool has_row, int64_t row_index,
                                         const float (&values)[kWidth]) const {
     const Source& source = rows.problem.sources[k];
@@ -274,8 +274,8 @@ struct GeneralVector {
     if (source.type.is_float32) store_shared(place_of(k) + kVectorBytes, words[1]);
   }
 
-  // Reads x, counted from the pivot; the gradient; and slope, the gradient of the normed row. It is rounded alike
-  // wherever it is needed: of a row of one element nothing may be left, and rstd is large.
+  // Reads x - pivot; the gradient; and slope, the gradient of the normed row. slope is rounded in the same way wherever
+  // it is used: in a row of one element it must cancel exactly, because rstd may be large.
   __device__ __forceinline__ void read_inputs(float pivot, float (&x)[kWidth], float (&grad)[kWidth],
                                               float (&slope)[kWidth]) const {
     float weight[kWidth];
@@ -292,7 +292,7 @@ struct GeneralVector {
   }
 };
 
-// Where a thread's sums over rows are.
+// The location of a thread's sums over rows.
 struct GeneralSums {
   static constexpr int kWidth = kDynamicWidth, kQuads = kWidth / 4;
 
@@ -335,7 +335,7 @@ __device__ __forceinline__ void finish_vector(const GeneralVector& vector, const
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     x[j] -= moments.mean;
-    total[j] = moments.rstd * (total[j] - moments.mean_slope - x[j] * moments.along);
+    total[j] = moments.rstd * (total[j] - moments.mean_slope - x[j] * moments.projection);
     x[j] *= moments.rstd;
   }
   if (problem.sources[kFromGradSum].rows.data != nullptr) {
@@ -410,8 +410,8 @@ __device__ __forceinline__ void write_unaligned(const GeneralRows& rows, uint32_
   }
 }
 
-// Finds the moments from a row's sums. Returns whether its sums are taken again, of differences from the mean: the
-// squares of a row far from zero have lost digits, and pieces of a row that does not wait are read again anyway.
+// Computes the moments from a row's sums. Returns whether the sums are computed again, from differences from the mean:
+// the squares of a row far from zero have lost digits, and a row of several pieces is read again in any case.
 __device__ __forceinline__ bool find_moments(const GeneralRows& rows, int pass, const float (&totals)[4],
                                              GeneralMoments& moments) {
   const GeneralBackward& problem = rows.problem;
@@ -419,7 +419,7 @@ __device__ __forceinline__ bool find_moments(const GeneralRows& rows, int pass, 
   const float variance = problem.average(totals[1]) - moments.mean * moments.mean;
   moments.mean_slope = problem.centered ? problem.average(totals[2]) : 0.0f;
   moments.rstd = rsqrtf(variance + problem.eps);
-  moments.along = moments.rstd * moments.rstd * problem.average(totals[3] - totals[2] * moments.mean);
+  moments.projection = moments.rstd * moments.rstd * problem.average(totals[3] - totals[2] * moments.mean);
   if (pass == 1) return false;
   bool again = problem.centered && !(4.0f * moments.mean * moments.mean <= variance);
   if (again) moments.pivot = moments.mean;
@@ -428,7 +428,7 @@ __device__ __forceinline__ bool find_moments(const GeneralRows& rows, int pass, 
   return again;
 }
 
-// Goes over the vectors of a piece of a row: in pass 0 and 1 adds to the row's sums, in pass 2 writes its gradients.
+// Processes the vectors of a piece of a row: in pass 0 and 1 adds to the row's sums, in pass 2 writes its gradients.
 __device__ __forceinline__ void visit_piece(const GeneralRows& rows, const GeneralSums& sums, uint32_t slot, int piece,
                                             int pass, int64_t row, bool has_row, bool first_row,
                                             const GeneralMoments& moments, float (&totals)[4]) {
@@ -497,7 +497,7 @@ __global__ void __launch_bounds__(kBackwardGeneralTable[kRow].max_threads)
       }
       if (pass == 2) break;
       sum_over_group(totals, scratch[half]);
-      half ^= 1;  // a slow warp may still read the one half while the next sums are written
+      half ^= 1;  // a slow warp may still read this half while the next sums are written
       if (!find_moments(rows, pass, totals, moments) && pass == 0) ++pass;
     }
   }
@@ -525,7 +525,7 @@ inline void list_sources(const Backward& problem, Source (&sources)[kOperands]) 
   if (!per_row || (problem.grad_scale == nullptr && problem.rows > 1)) sources[kFromBias].rows.data = nullptr;
 }
 
-// Lays sources and sums out in shared memory for so many rows of a block and stages of a ring, and returns the bytes.
+// Lays out sources and sums in shared memory for the given rows of a block and stages of a ring, and returns the bytes.
 inline size_t lay_out(GeneralLayout& layout, Source (&sources)[kOperands], bool unaligned, int sum_count, int rows,
                       int stages) {
   layout.rows = rows;
@@ -547,7 +547,7 @@ inline size_t lay_out(GeneralLayout& layout, Source (&sources)[kOperands], bool 
   return layout.bytes;
 }
 
-// Finds a layout for rows that are too long to wait in shared memory.
+// Computes a layout for rows that are too long to stay in shared memory.
 template <typename LayOut>
 GeneralLayout layout_in_pieces(const BackwardGeneralConfig& config, GeneralLayout layout, int64_t vectors,
                                size_t max_bytes, LayOut&& lay_out) {
@@ -565,7 +565,7 @@ GeneralLayout layout_in_pieces(const BackwardGeneralConfig& config, GeneralLayou
   return layout;
 }
 
-// Decides how rows are laid over blocks, and where operands are in shared memory.
+// Chooses the mapping of rows to blocks, and the location of operands in shared memory.
 inline GeneralLayout general_layout(const Backward& problem, const BackwardGeneralConfig& config, bool unaligned,
                                     Source (&sources)[kOperands]) {
   const int width = kDynamicWidth, sum_count = problem.grad_branch == nullptr ? 2 : 3;

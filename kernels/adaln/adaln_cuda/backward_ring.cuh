@@ -2,12 +2,12 @@
 //
 // Reads:    grad, x, grad_sum and the branch, each once, through a ring buffer in shared memory. The norm is computed
 //           again, from x.
-// Writes:   `grad_x` and `grad_branch`, with streaming stores, and `partial` when sums are asked for.
+// Writes:   `grad_x` and `grad_branch`, with streaming stores, and `partial` when sums are requested.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// Each part of a group of rows is a block, which stays for all of its rows and sums their columns in registers. A block
-// has several rows in work at a time, each with threads and a ring of its own, through which its next rows come. The
-// first rows are prefetched into L2 while the preceding kernel still runs. The order of all sums is fixed.
+// Each part of a group of rows is one block, which loops over its rows and sums their columns in registers. A block
+// processes several rows at a time. Each of them has its own threads and its own ring, into which the next rows are
+// copied. The first rows are prefetched into L2 while the preceding kernel still runs. The order of all sums is fixed.
 //
 // Included by backward.cu.
 #pragma once
@@ -51,7 +51,8 @@ __device__ __forceinline__ void synchronize_row(int row, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
 }
 
-// What follows from a row of the table. The kernel for unaligned rows takes problems with and without a branch.
+// Constants derived from a row of the launch table. The kernel for unaligned rows takes problems with and without a
+// branch.
 template <typename T, int kRow, bool kBranch>
 struct RingTypes {
   static constexpr RingKernelConfig kConfig = kRingKernelTable[kRow];
@@ -67,7 +68,7 @@ struct RingTypes {
   using Sums = float[kSums][kVectors][kWidth];
 };
 
-// Where a thread's part of its rows lies. Blocks are (threads of a row, rows).
+// The position of a thread's part of its rows. Blocks are (threads of a row, rows).
 //
 // Unaligned rows begin and end within a vector, all rows of a block at the same offset. Elements outside the row count
 // as zero and are not written.
@@ -81,11 +82,11 @@ struct RingPosition : RingTypes<T, kRow, kBranch> {
   int padded_warps;               // of a row, a multiple of four
   int misalignment;               // elements of the first vector before the row
   int first_column, column_step;  // of the first vector; to the next one
-  bool whole;                     // the last vector lies in the row; else it is zero, and is not written
+  bool whole;                     // the last vector is in the row; else it is zero, and is not written
   uint32_t rows_group, part;      // rows_group: the group of rows, as of a span
   int left;                       // columns for the last vector
-  bool begins, ends;              // the first vector begins before an unaligned row; the last one ends behind it
-  uint32_t last_row;              // the row whose last vector ends behind the tensors
+  bool begins, ends;              // the first vector begins before an unaligned row; the last one ends after it
+  uint32_t last_row;              // the row whose last vector ends past the tensors
   uint32_t first_row, stride;
   // Shared memory: [quads of a thread][threads of a row] of factors, twice with a branch; the rings,
   // [rows][stages][tensors][vectors of a thread][threads of a row].
@@ -122,7 +123,7 @@ struct RingPosition : RingTypes<T, kRow, kBranch> {
   __device__ __forceinline__ bool in_row(int vector) const { return vector < kLast || whole; }
 };
 
-// Whether there is such a tensor. There always are x and grad.
+// Whether the problem has the tensor. x and grad are always present.
 __device__ __forceinline__ bool has(const RingBackward& problem, int tensor) {
   return tensor < kRingGradSum || problem.rows[tensor].data != nullptr;
 }
@@ -155,7 +156,7 @@ __device__ __forceinline__ void prefetch_first(const RingBackward& problem, cons
   }
 }
 
-// Brings rows into the ring.
+// Copies rows into the ring.
 template <typename T, int kRow, bool kBranch>
 struct RingLoader : RingTypes<T, kRow, kBranch> {
   using Types = RingTypes<T, kRow, kBranch>;
@@ -177,7 +178,7 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
     }
   }
 
-  // Starts the copies of the next row. A last vector that ends behind the tensors is left to fetch_tail.
+  // Starts the copies of the next row. A last vector that ends past the tensors is left to fetch_tail.
   __device__ __forceinline__ void fetch(uint32_t to) {
 #pragma unroll
     for (int k = 0; k < kTensors; ++k) {
@@ -257,8 +258,9 @@ __device__ __forceinline__ void load_factors_unaligned(const RingBackward& probl
   }
 }
 
-// Factors of aligned rows. What they are computed from is copied to shared memory before the rows, all of it together,
-// four columns at a time: scale and gate to where the factors will be, the weight to the stage that is still free.
+// Computes the same factors of aligned rows. Scale, gate and weight are first copied to shared memory, together and
+// before the rows, four columns at a time: scale and gate to the memory of the factors, the weight to the stage that is
+// still free.
 template <typename T, int kRow, bool kBranch>
 struct RingFactors : RingTypes<T, kRow, kBranch> {
   using Types = RingTypes<T, kRow, kBranch>;
@@ -375,17 +377,17 @@ struct RowSums {
 #pragma unroll
       for (int k = 0; k < 4; ++k) sums[k] += (four[0][k] + four[1][k]) + (four[2][k] + four[3][k]);
     }
-    exchange ^= halves;  // a slow warp may still read the one half while the next sums are written
+    exchange ^= halves;  // a slow warp may still read this half while the next sums are written
   }
 };
 
-// What is computed from a row's sums. The gradient of x is slope * rstd + x * slant + constant, and the normed row is
-// x * rstd - mean_times_rstd.
+// The values computed from a row's sums. The gradient of x is slope * rstd + x * x_factor + constant, and the normed
+// row is x * rstd - mean_times_rstd.
 struct RingMoments {
-  float rstd, slant, constant, mean_times_rstd;
+  float rstd, x_factor, constant, mean_times_rstd;
 };
 
-// Finds the moments of a row. x is counted from its mean where the row is far from zero.
+// Computes the moments of a row. Where the row is far from zero, replaces x by x - mean.
 template <typename T, int kRow, bool kBranch>
 __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
                                                     const RingPosition<T, kRow, kBranch>& at, RowSums& row_sums,
@@ -418,10 +420,10 @@ __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
     variance = problem.average(all[1]) - mean * mean;
     if (!problem.centered || again) break;
     if (4.0f * mean * mean <= variance) {
-      synchronize_row(threadIdx.y, at.group);  // in place of the barrier of other rows' second sums
+      synchronize_row(threadIdx.y, at.group);  // matches the barrier of rows that compute their sums again
       break;
     }
-    // The squares of a row far from zero have lost digits: its sums are taken again, of differences from the mean.
+    // The squares of a row far from zero have lost digits: its sums are computed again, from differences from the mean.
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
 #pragma unroll
@@ -429,10 +431,10 @@ __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
     }
   }
   const float rstd = rsqrtf(variance + problem.eps);
-  const float slant = -rstd * (rstd * rstd * problem.average(all[3] - all[2] * mean));
+  const float x_factor = -rstd * (rstd * rstd * problem.average(all[3] - all[2] * mean));
   const float mean_slope = problem.centered ? problem.average(all[2]) : 0.0f;
-  const float constant = -rstd * mean_slope - mean * slant;
-  return {rstd, slant, constant, mean * rstd};
+  const float constant = -rstd * mean_slope - mean * x_factor;
+  return {rstd, x_factor, constant, mean * rstd};
 }
 
 // Writes a vector of a result, `index` elements from its start.
@@ -470,7 +472,7 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
     decode_shared<T>(slot + (kRingGrad * kVectors + i) * at.slot_bytes, grad);
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      total[j] = slope[i][j] * moments.rstd + (x[i][j] * moments.slant + moments.constant);
+      total[j] = slope[i][j] * moments.rstd + (x[i][j] * moments.x_factor + moments.constant);
       sums[kSlopeTimesNormed][i][j] += grad[j] * (x[i][j] * moments.rstd - moments.mean_times_rstd);
       sums[kSlope][i][j] += grad[j];
     }
@@ -555,7 +557,7 @@ __device__ __forceinline__ void add_shared_sums(const Position& at, int sum_coun
   }
 }
 
-// Writes the block's partial sums. `missed`: the thread's row had no row in the block's last iteration.
+// Writes the block's partial sums. `missed`: the thread had no row in the block's last iteration.
 template <typename T, int kRow, bool kBranch>
 __device__ __forceinline__ void store_sums(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
                                            bool missed, const typename RingTypes<T, kRow, kBranch>::Sums& sums,
@@ -577,7 +579,7 @@ __device__ __forceinline__ void store_sums(const RingBackward& problem, const Ri
   }
   const int vectors =
       Types::kUnaligned ? (at.misalignment + at.hidden + kWidth - 1) / kWidth * (kWidth / 4) : at.hidden / 4;
-  if (missed) {  // its barriers
+  if (missed) {  // the barriers of the missing row
     synchronize_row(threadIdx.y, at.group);
     if (problem.centered) synchronize_row(threadIdx.y, at.group);
   }

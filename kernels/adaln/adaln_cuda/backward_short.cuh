@@ -5,9 +5,8 @@
 // Writes:   what backward.cu says.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// A row has a group of threads, up to a warp or several warps, and a block has several groups and stays for all of its
-// rows. Each thread has a ring buffer in shared memory, of its own vectors of the next rows, and sums its columns in
-// registers.
+// A row has a group of threads, up to a warp or several warps. A block has several groups and loops over its rows. Each
+// thread has a ring buffer in shared memory for its own vectors of the next rows, and sums its columns in registers.
 //
 // Included by backward.cu.
 #pragma once
@@ -22,7 +21,7 @@ namespace {
 
 constexpr size_t kShortStaticBytes = 2 * 1024;  // of shared memory, at most
 
-// What a thread reads a vector of for each row.
+// The inputs of which a thread reads one vector per row.
 enum Stream : int { kStreamX, kStreamGrad, kStreamScale, kStreamGradSum, kStreamGate, kStreamBranch, kStreams };
 
 struct ShortBackward {
@@ -51,7 +50,7 @@ struct ShortRows {
   bool in_row;
   uint32_t rows_group, first_row, stride;            // rows_group: the group of rows, as of a span
   uint32_t ring, ring_end, slot_bytes, stage_bytes;  // of the thread; [stages][streams][threads]
-  uint32_t next_row, next_slot;                      // that are fetched next
+  uint32_t next_row, next_slot;                      // the next to copy
 
   __device__ __forceinline__ ShortRows(const ShortBackward& problem, uint32_t memory)
       : problem(problem), hidden(problem.hidden) {
@@ -133,7 +132,7 @@ struct ShortRows {
     slot += slot_bytes * type.words();
   }
 
-  // Loads what rows of the group share: factor, (1 + scale) * weight, and the gate.
+  // Loads the values that the rows of the group share: factor, (1 + scale) * weight, and the gate.
   __device__ __forceinline__ void load_factors(float (&factor)[kWidth], float (&gate)[kWidth]) const {
 #pragma unroll
     for (float& value : factor) value = 0.0f;
@@ -156,12 +155,12 @@ struct ShortRows {
   }
 };
 
-// What is computed from a row's sums.
+// The values computed from a row's sums.
 struct RowMoments {
-  float mean, rstd, along, mean_slope;  // along: the share of the normed row in its gradient, times rstd
+  float mean, rstd, projection, mean_slope;  // projection: of slope onto the normed row, times rstd
 };
 
-// Finds the moments of a row. x is counted from its mean where the row is far from zero.
+// Computes the moments of a row. Where the row is far from zero, replaces x by x - mean.
 template <int kWidth, typename Scratch>
 __device__ __forceinline__ RowMoments find_moments(const ShortBackward& problem, bool in_row, float (&x)[kWidth],
                                                    const float (&slope)[kWidth], Scratch (&scratch)[2], int& half) {
@@ -179,11 +178,11 @@ __device__ __forceinline__ RowMoments find_moments(const ShortBackward& problem,
       totals[3] += slope[j] * x[j];
     }
     sum_over_group(totals, scratch[half]);
-    half ^= 1;  // a slow warp may still read the one half while the next sums are written
+    half ^= 1;  // a slow warp may still read this half while the next sums are written
     mean = problem.centered ? problem.average(totals[0]) : 0.0f;
     variance = problem.average(totals[1]) - mean * mean;
     if (again) break;
-    // The squares of a row far from zero have lost digits: its sums are taken again, of differences from the mean.
+    // The squares of a row far from zero have lost digits: its sums are computed again, from differences from the mean.
     far = problem.centered && !(4.0f * mean * mean <= variance);
     if (!(blockDim.x > kWarp ? far : __any_sync(kAllLanes, far))) break;
     const float pivot = far && in_row ? mean : 0.0f;
@@ -196,7 +195,7 @@ __device__ __forceinline__ RowMoments find_moments(const ShortBackward& problem,
 }
 
 // Writes the gradients of a row and adds to the sums over rows. `slot` is that of the streams after grad; x and slope
-// are those the moments were found from.
+// are those from which the moments were computed.
 template <int kRow, int kWidth>
 __device__ __forceinline__ void finish_row(const ShortRows<kRow>& rows, uint32_t slot, uint32_t row,
                                            const RowMoments& moments, const float (&factor)[kWidth],
@@ -209,7 +208,7 @@ __device__ __forceinline__ void finish_row(const ShortRows<kRow>& rows, uint32_t
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
     x[j] -= moments.mean;
-    slope[j] = moments.rstd * (slope[j] - moments.mean_slope - x[j] * moments.along);
+    slope[j] = moments.rstd * (slope[j] - moments.mean_slope - x[j] * moments.projection);
     x[j] *= moments.rstd;
   }
   if (rows.has(kStreamScale)) {
@@ -326,7 +325,7 @@ __global__ void __launch_bounds__(kShortTable[kRow].max_threads)
                              problem.partial + static_cast<int64_t>(blockIdx.x) * problem.sum_count * rows.hidden);
 }
 
-// How rows are laid over blocks; no rows where the kernel does not take the problem.
+// The mapping of rows to blocks; no rows where the kernel does not take the problem.
 struct ShortLayout {
   int row;          // of kShortTable
   int group, rows;  // threads of a row; rows of a block
@@ -341,7 +340,7 @@ inline int short_words(const Backward& problem) {
          words(per_row && problem.grad_branch != nullptr, problem.gate.type);
 }
 
-// Whether all that is read by rows is bfloat16.
+// Whether all inputs that are read by rows are bfloat16.
 inline bool reads_bfloat16_only(const Backward& problem) {
   const auto bfloat16 = [](const Modulation& one) { return one.rows.data == nullptr || one.type == Type::bfloat16; };
   return problem.type == Type::bfloat16 && (problem.span > 1 || (bfloat16(problem.scale) && bfloat16(problem.gate)));

@@ -1,4 +1,4 @@
-// What the current device offers to a launch: shared memory and the size of its L2 cache.
+// Limits of the current device: shared memory and the size of its L2 cache.
 //
 // Reads:    attributes of the current device.
 // Must not: depend on what a kernel computes.
@@ -39,14 +39,15 @@ inline size_t device_attribute(cudaDeviceAttr attribute) {
 inline size_t shared_bytes_per_sm() { return device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor); }
 inline size_t max_shared_bytes_per_block() { return device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
 
-// Lets `kernel` use so much dynamic shared memory. `static_bytes` bounds its static shared memory, which counts, too.
+// Lets `kernel` use this much dynamic shared memory. `static_bytes` bounds its static shared memory, which counts as
+// well.
 template <typename Kernel>
 cudaError_t allow_shared_bytes(Kernel kernel, size_t bytes, size_t static_bytes) {
   if (bytes + static_bytes <= kDefaultSharedBytes) return cudaSuccess;
   return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
 }
 
-// Whether a call that moves so many bytes prefetches its input into the L2 cache during the preceding kernel.
+// Whether a call that moves this many bytes prefetches its input into the L2 cache during the preceding kernel.
 inline bool prefetch_pays(int64_t bytes_moved) {
   const auto l2_bytes = static_cast<int64_t>(device_attribute(cudaDevAttrL2CacheSize));
   return bytes_moved > l2_bytes / kPrefetchL2Divisor;

@@ -13,7 +13,7 @@
 namespace adaln {
 namespace {
 
-// How tiles are laid over blocks.
+// The mapping of tiles to blocks.
 struct TileLayout {
   int group;            // threads of a tile
   int tiles;            // of a block
@@ -27,7 +27,7 @@ TileLayout tile_layout(const ForwardConfig& config, int vectors, int staged_word
   return {group, tiles, size_t{kVectorBytes} * config.vectors * group * tiles * staged_words};
 }
 
-// How many tiles ahead a block prefetches; 0 where tiles do not follow one another in memory, or are few.
+// Returns how many tiles ahead a block prefetches; 0 if tiles do not follow one another in memory, or are few.
 uint32_t prefetch_distance(const TiledForward& problem, const ForwardConfig& config, const TileLayout& layout,
                            int64_t rows, int64_t element, int sms) {
   const auto contiguous = [&](const StridedRows& strided) {
@@ -66,8 +66,8 @@ bool all_aligned(const Forward& problem) {
          aligned(problem.normed) && aligned(problem.sum);
 }
 
-// Fills in all but what depends on the launch configuration. Returns false when the fast path does not take the
-// problem: rows are evenly strided and aligned; modulations and parameters share a dtype.
+// Fills in the parameters that do not depend on the launch configuration. Returns false when the fast path does not
+// take the problem: rows are evenly strided and aligned; modulations and parameters share a dtype.
 bool as_tiled(const Forward& problem, TiledForward* tiled) {
   CommonType common(problem.type);
   for (const Modulation* modulation : {&problem.gate, &problem.scale, &problem.shift}) common.add(*modulation);

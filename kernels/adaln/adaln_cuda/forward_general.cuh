@@ -1,14 +1,15 @@
 // Modulated norms of rows of any length and alignment, with modulations and parameters of any dtypes, with and without
 // a gated branch that is added before: the general kernel.
 //
-// Reads:    x and the branch, each once from global memory: a row waits in shared memory between its sums and its
+// Reads:    x and the branch, each once from global memory: a row stays in shared memory between its sums and its
 //           result. Rows that do not fit there are read again. Parameters and modulations through the L1 cache.
 // Writes:   `normed`, and `sum` when there is a branch.
 // Must not: allocate, synchronize, or use another stream than the one given.
 //
-// A block has a row. Its vectors are the aligned vectors of the row that is written. A vector that lies otherwise in an
-// input is shifted together from the two aligned words that hold it, which takes a quarter of the L1 cache's time that
-// single elements would take. So that both words lie within the row, a margin at each end is read element by element.
+// A block has one row. Its vectors are the aligned vectors of the output row. Where such a vector is unaligned in an
+// input, it is assembled from the two aligned words that hold it, which takes a quarter of the L1 cache's time that
+// single elements would take. A margin at each end of the row is read element by element, so that both words are within
+// the row.
 //
 // Included by forward.cu: an object of its own would make the package 9 KB larger.
 #pragma once
@@ -46,8 +47,7 @@ struct InputRow {
   bool is_float32;
 };
 
-// Loads from global memory by an address that comes from shared memory, of which the compiler cannot know where it
-// points.
+// Loads from global memory by an address that was read from shared memory: the compiler cannot infer its memory space.
 __device__ __forceinline__ uint32_t load_element(const uint32_t* from) {
   uint32_t word;
   asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
@@ -59,7 +59,7 @@ __device__ __forceinline__ uint16_t load_element(const uint16_t* from) {
   return word;
 }
 
-// A vector of any alignment, in flight: the one or two aligned words that hold it. Both must lie within the tensor.
+// A vector of any alignment, in flight: the one or two aligned words that hold it. Both must be within the tensor.
 template <typename T>
 struct UnalignedVector {
   uint4 low, high;
@@ -133,7 +133,7 @@ __device__ __forceinline__ void load_unaligned(const InputRow& row, const InputR
   load_unaligned<T>(other_row, column, others);
 }
 
-// Finds where the block's row of each input begins, one thread an input, and prefetches x and the branch.
+// Finds the start of the block's row in each input, one thread per input, and prefetches x and the branch.
 template <typename T>
 __device__ __forceinline__ void find_inputs(const GeneralForward& problem, int64_t hidden, int64_t row,
                                             InputRow (&inputs)[kInputs]) {
@@ -166,7 +166,7 @@ struct GeneralForwardRow {
   bool sum_aligned;             // like `normed`
   int64_t begin, vectors, end;  // columns of the row's vectors
   bool x_aligned, branch_aligned;
-  int64_t edge_column;  // of an element before or behind the vectors, which some threads have, too
+  int64_t edge_column;  // of an element before or after the vectors, which some threads have as well
   bool has_edge;
   InputRow gate_row;
 

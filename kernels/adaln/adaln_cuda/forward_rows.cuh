@@ -4,10 +4,10 @@
 // Writes:   `normed`, and `sum` when there is a branch, with streaming stores.
 // Must not: allocate, synchronize, or use another stream than the one given.
 //
-// A group of threads has a tile of one or two neighbouring rows of a span. Elements stay encoded, in half the
+// A group of threads has a tile of one or two neighbouring rows of a span. 16-bit elements stay encoded, in half the
 // registers, and are decoded again for each use. One pass sums differences from an element of the row and their
-// squares. Rare combinations of options have code of their own, apart from the rest. Blocks prefetch the rows of later
-// blocks into L2, and those of the first ones while the preceding kernel still runs.
+// squares. Rare combinations of options have separate code. Blocks prefetch the rows of later blocks into L2, and those
+// of the first ones while the preceding kernel still runs.
 //
 // Included by forward.cu.
 #pragma once
@@ -27,7 +27,7 @@ struct Shared {
 
 enum SharedRow : int { kScale, kShift, kWeight, kBias, kSharedRows };
 
-// Tiles of rows that registers hold. Each tile lies within a span.
+// Tiles of rows that registers hold. Each tile is within a span.
 struct alignas(64) TiledForward {
   StridedRows x;
   void* normed = nullptr;
@@ -40,7 +40,7 @@ struct alignas(64) TiledForward {
   bool centered = false, stepwise = false;
   bool float32_shared = false;  // modulations and parameters are float32, rows are not
   bool simple = false;          // scale and shift, perhaps a weight, in the rows' dtype, and not stepwise
-  uint8_t staged = 0;           // modulations and parameters there are, without the gate
+  uint8_t staged = 0;           // number of modulations and parameters, without the gate
   int8_t slots[kSharedRows] = {-1, -1, -1, -1};  // index of each in `shared`; negative: there is none
   Shared shared[kSharedRows] = {};
   void* sum = nullptr;  // null, like the branch, where there is no branch
@@ -50,8 +50,8 @@ struct alignas(64) TiledForward {
   explicit TiledForward(int64_t hidden) : average(hidden) {}
 };
 
-// Makes the compiler forget what it has decoded of a word, so that it decodes the word again instead of keeping twice
-// the registers.
+// Hides the value of a word from the compiler, so that it decodes the word again instead of keeping the decoded
+// elements in twice the registers.
 __device__ __forceinline__ void forget(uint4& word) {
   asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
 }
@@ -112,7 +112,7 @@ __device__ __forceinline__ void prefetch_shared(const Shared& shared, int hidden
   prefetch_row_to_l2(static_cast<const char*>(shared.data) + blockIdx.x * shared.stride * bytes, hidden * bytes);
 }
 
-// What follows from a row of the table.
+// Constants derived from a row of the launch table.
 template <typename T, int kRow>
 struct ForwardTypes {
   static constexpr ForwardConfig kConfig = kForwardTable[kRow];
@@ -122,7 +122,7 @@ struct ForwardTypes {
   using Scratch = float[kConfig.max_threads / kWarp][2 * kRows];
 };
 
-// Where a thread's part of its tile lies.
+// The position of a thread's part of its tile.
 template <typename T, int kRow>
 struct TilePosition : ForwardTypes<T, kRow> {
   using Types = ForwardTypes<T, kRow>;
@@ -140,7 +140,7 @@ struct TilePosition : ForwardTypes<T, kRow> {
     const uint32_t own_tile = blockIdx.x * blockDim.y + threadIdx.y, tile = min(own_tile, problem.tiles - 1);
     span = problem.spans(tile);
     first_row = (tile - span * problem.tiles_per_span) * kRows;
-    // The second row of a tile may lie past its span. It is the first one again then, and is not written.
+    // The second row of a tile may be past its span. It then repeats the first one, and is not written.
     in_problem = own_tile < problem.tiles;
     has_second_row = kRows == 2 && first_row + 1 < problem.span;
     column = static_cast<int>(threadIdx.x) * kWidth;

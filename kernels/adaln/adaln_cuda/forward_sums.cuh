@@ -61,7 +61,7 @@ __device__ __forceinline__ float variance_of(float difference, float square) {
   return variance < 0.0f ? 0.0f : variance;  // NaN stays NaN
 }
 
-// Threads, in whole warps, that hold a row of so many vectors.
+// Threads, in whole warps, that hold a row of the given number of vectors.
 constexpr int threads_for(int64_t vectors, int vectors_per_thread) {
   return static_cast<int>((vectors + vectors_per_thread * kWarp - 1) / (vectors_per_thread * kWarp) * kWarp);
 }

@@ -14,7 +14,7 @@
 namespace adaln {
 namespace {
 
-// A vector of a row of any alignment. It may begin before the row and end behind it; elements outside the row are read
+// A vector of a row of any alignment. It may begin before the row and end after it; elements outside the row are read
 // as zero and not written. It moves as a whole where it is aligned and inside the row, else element by element.
 template <int kWidth>
 struct RowWindow {
@@ -88,8 +88,8 @@ class MixedRow {
   int64_t start_ = 0;
 };
 
-// A block has a row. Its vectors are the aligned vectors of `sum`. The lanes of a warp find for one another where the
-// rows of the inputs begin.
+// A block has a row. Its vectors are the aligned vectors of `sum`. The lanes of a warp share the search for the starts
+// of the inputs' rows.
 template <typename T, int kRow>
 __global__ void __launch_bounds__(kGateTable[kRow].threads)
     gate_general_kernel(const __grid_constant__ Gate problem, FirstRow first) {
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(kGateTable[kRow].threads)
   }
 }
 
-// A thread has a column of a part of a group of `rows` rows. The lanes of a warp find for one another where the next
-// rows begin.
+// A thread has a column of a part of a group of `rows` rows. The lanes of a warp share the search for the starts of the
+// next rows.
 template <typename T, int kRow>
 __global__ void __launch_bounds__(kGateTable[kRow].threads)
     gate_backward_general_kernel(const __grid_constant__ GateBackward problem, int64_t rows, unsigned blocks_per_row) {

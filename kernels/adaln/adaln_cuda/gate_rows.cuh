@@ -35,10 +35,10 @@ struct StridedGateBackward {
   bool shared_gate;  // one for each group; else one for each row
 };
 
-// How rows are laid over blocks: a thread has one vector of each of its rows.
+// The mapping of rows to blocks: a thread has one vector of each of its rows.
 struct GateLayout {
   int columns;  // threads next to each other in a row
-  int rows;     // threads below one another
+  int rows;     // rows of threads
   unsigned blocks_per_row;
 };
 

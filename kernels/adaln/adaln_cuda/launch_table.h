@@ -2,7 +2,7 @@
 // else.
 //
 // Reads:    nothing.
-// Must not: include anything of Torch or CUDA, or hold what the device itself can tell: SMs, shared memory, L2 size.
+// Must not: include anything of Torch or CUDA, or hold values that the device reports: SMs, shared memory, L2 size.
 //
 // There is a table for each kernel. The first row that matches is used: put a row for your GPU before the general ones.
 // The kernels are compiled for each row, and are empty in the code for capabilities that the row does not name.
@@ -35,7 +35,8 @@ constexpr unsigned kTwoByteDtypes = dtype_bit(kit::Type::float16) | kBfloat16;
 constexpr unsigned kEveryDtype = kFloat32 | kTwoByteDtypes;
 
 // A call that moves more than this fraction of the L2 cache prefetches its input while the preceding kernel still runs.
-// Of smaller inputs, the preceding kernel has left most in the cache, and the prefetch costs up to 4 % of both kernels.
+// Most of a smaller input is still in the cache from the preceding kernel, and the prefetch costs up to 4 % of both
+// kernels.
 constexpr int kPrefetchL2Divisor = 2;
 
 // Forward, fast path: a row stays in registers. It takes rows of up to max_threads * vectors * 16 bytes. Results are
@@ -60,7 +61,7 @@ constexpr ForwardConfig kForwardTable[] = {
      /*packed_threads=*/128, /*prefetch_bytes_per_sm=*/32 * 1024, /*prefetch_spans=*/8},
 };
 
-// Forward, general kernel: a row waits in shared memory, or is read again. Results are written with ordinary stores.
+// Forward, general kernel: a row stays in shared memory, or is read again. Results are written with ordinary stores.
 struct ForwardGeneralConfig {
   Capabilities capabilities;  // key
 
@@ -82,14 +83,14 @@ struct RingKernelConfig {
 
   int vector_bytes, vectors;  // of a thread: 8 or 16 bytes; unaligned rows need 16
   int max_threads;            // launch bound
-  int stages, max_stages;     // of the ring: one row in work, the others in flight
+  int stages, max_stages;     // of the ring: one row is processed, the others are in flight
   // A later row of a key is used where it needs fewer than share / of as many threads as the first one; 0: never.
   int share, of;
 };
 constexpr RingKernelConfig kRingKernelTable[] = {
     {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/16, /*vectors=*/2, /*max_threads=*/512,
      /*stages=*/2, /*max_stages=*/3, /*share=*/0, /*of=*/1},
-    // 12 elements a thread need 4/3 of the threads that 16 need. That pays where fewer threads have nothing to do.
+    // 12 elements a thread need 4/3 of the threads that 16 need. That pays off where fewer threads are idle.
     {kEveryCapability, kTwoByteDtypes, RowStart::aligned, /*vector_bytes=*/8, /*vectors=*/3, /*max_threads=*/512,
      /*stages=*/2, /*max_stages=*/3, /*share=*/40, /*of=*/33},
     // Other dtypes and capabilities take the general kernel: with more code, the package grows too large.
@@ -97,7 +98,7 @@ constexpr RingKernelConfig kRingKernelTable[] = {
      /*stages=*/2, /*max_stages=*/3, /*share=*/0, /*of=*/1},
 };
 
-// How many rows a block of the ring kernel has in work, and how many stages.
+// The number of rows that a block of the ring kernel processes at a time, and the number of stages.
 struct RingScheduleConfig {
   Capabilities capabilities;  // key
   unsigned dtypes;            // key
@@ -106,12 +107,12 @@ struct RingScheduleConfig {
   bool branch;                // key
 
   int max_threads;  // of a block with several rows
-  // An input is long if an SM reads more bytes than this. Its blocks have so many bytes of rings; or, where so many
-  // bytes in flight are rows of at least long_work_bytes, these rows and max_stages (0: never).
+  // An input is long if an SM reads more bytes than this. Its blocks have long_ring_bytes of rings; or, where
+  // long_bytes_in_flight hold rows of at least long_work_bytes, these rows and max_stages (0: never).
   int64_t long_bytes_per_sm;
   int long_ring_bytes, long_bytes_in_flight, long_work_bytes;
-  // Other inputs have max_stages, if these fit, and at most so many threads where an SM has fewer iterations than this
-  // (0: no such limit).
+  // Other inputs have max_stages, if these fit, and at most few_max_threads where an SM has fewer than few_iterations,
+  // or fewest_max_threads where it has fewer than fewest_iterations (0: no such limit).
   int few_iterations, few_max_threads, fewest_iterations, fewest_max_threads;
 };
 // Reasons:
@@ -119,7 +120,7 @@ struct RingScheduleConfig {
 //   long_bytes_in_flight  Rows with a branch are long: it is faster to have fewer of them in deeper rings.
 //   few_iterations        384 threads leave registers for a block of the second reduction stage, which then waits on
 //                         the SM already. That is worth more than a full block where there are few iterations.
-//   fewest_iterations     With 288 threads, some rows are in flight while others are in work.
+//   fewest_iterations     With 288 threads, some rows are in flight while others are processed.
 constexpr RingScheduleConfig kRingScheduleTable[] = {
     {kEveryCapability, kTwoByteDtypes, RowStart::aligned, /*vector_bytes=*/16, /*branch=*/false, /*max_threads=*/512,
      /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/0,
@@ -161,10 +162,10 @@ constexpr RingScheduleConfig kRingScheduleTable[] = {
 // 8 elements a thread: it takes rows of up to max_threads * 8 elements. Results are written with streaming stores.
 struct ShortConfig {
   Capabilities capabilities;  // key
-  bool bfloat16_only;         // key: all that is read by rows is bfloat16, which is compiled in
+  bool bfloat16_only;         // key: all inputs that are read by rows are bfloat16, a compile-time constant
 
   int max_threads;  // launch bound
-  int stages;       // of a thread's ring: rows that wait or are in flight
+  int stages;       // of a thread's ring: rows that have arrived or are in flight
 };
 constexpr ShortConfig kShortTable[] = {
     {kEveryCapability, /*bfloat16_only=*/true, /*max_threads=*/512, /*stages=*/4},
@@ -178,7 +179,7 @@ struct BackwardGeneralConfig {
 
   int max_threads;           // launch bound
   int max_stages;            // of the ring, as many as fit; 3 at most
-  int64_t max_vectors;       // of a thread, of a row that waits in shared memory
+  int64_t max_vectors;       // of a thread, of a row that stays in shared memory
   int max_piece, min_piece;  // vectors of a piece of a longer row: the largest that fits
 };
 constexpr BackwardGeneralConfig kBackwardGeneralTable[] = {

@@ -1,7 +1,8 @@
 // The second stage of sums over rows.
 //
-// Reads:    the partial sums, each once, which the first stage has just left in the L2 cache; scale, weight and bias.
-// Writes:   the gradients that are asked for.
+// Reads:    the partial sums, each once, which the first stage has just written, so they are in the L2 cache; scale,
+//           weight and bias.
+// Writes:   the requested gradients.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
 // The order of each sum is fixed, so that equal inputs give equal bits. Most of the time of so small a kernel is
@@ -58,7 +59,7 @@ struct ReduceTypes {
   using Row = float[kColumns];
 };
 
-// What a block works on: the gradients of a family, and the sums that its threads exchange.
+// The work of a block: the gradients of a family, and the sums that its threads exchange.
 template <int kRow>
 struct ReduceBlock {
   using Types = ReduceTypes<kRow>;
@@ -81,7 +82,7 @@ struct ReduceBlock {
         scaled_sums(group_sums + rows) {}
 };
 
-// The column that a thread finishes, of one group and of others behind it.
+// The column that a thread finishes, of one group and of later groups.
 template <int kRow>
 struct FinishedColumn {
   const ReduceBlock<kRow>& block;
@@ -171,8 +172,8 @@ struct PartialReader {
   }
 };
 
-// A block has some columns of a family: of as many groups as it has rows of threads, or, where there are more groups
-// and the gradient sums over them, of so many at a time.
+// A block has some columns of a family, and as many groups as it has rows of threads. Where a gradient sums over more
+// groups, the block loops over them.
 template <int kRow>
 __global__ void __launch_bounds__(kReduceTable[kRow].columns* kReduceTable[kRow].many_rows, 1)
     reduce_kernel(const __grid_constant__ Families problem) {

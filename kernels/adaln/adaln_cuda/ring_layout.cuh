@@ -20,7 +20,7 @@ constexpr Type kTypeOf = std::is_same_v<T, float>    ? Type::float32
                          : std::is_same_v<T, __half> ? Type::float16
                                                      : Type::bfloat16;
 
-// How rows are laid over blocks.
+// The mapping of rows to blocks.
 struct RingLayout {
   int row;          // of kRingKernelTable
   int group, rows;  // threads of a row; rows of a block. No rows: the kernel does not take the problem.
@@ -36,7 +36,7 @@ int64_t alignment_period(const Backward& problem) { return kit::alignment_period
 // but one of its vectors.
 int ring_threads(const RingKernelConfig& config, int64_t hidden, int64_t element) {
   const int64_t width = config.vector_bytes / element;
-  // An unaligned row counts with what else is in its first and last vector, at most.
+  // The length of an unaligned row includes the rest of its first and last vectors, at most.
   const int64_t columns = config.start == RowStart::unaligned ? hidden + kSectorWidth + width - 2 : hidden;
   const int64_t warp_vectors = config.vectors * kWarp;
   const auto threads = static_cast<int>((columns / width + warp_vectors - 1) / warp_vectors * kWarp);

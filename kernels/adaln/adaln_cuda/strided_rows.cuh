@@ -1,5 +1,5 @@
-// Where the rows of a problem lie: evenly strided rows for the fast paths, and launches over parts of all rows for the
-// general kernels.
+// The addresses of a problem's rows: evenly strided rows for the fast paths, and launches over parts of all rows for
+// the general kernels.
 //
 // Reads:    nothing.
 // Must not: depend on what a kernel computes.
@@ -42,13 +42,13 @@ inline bool as_strided(const Modulation& modulation, StridedRows* strided) {
   return as_strided(modulation.rows, 1, strided);
 }
 
-// The first row of a launch over fewer than 2^31 rows, and its span. The launch covers whole spans or lies within one.
+// The first row of a launch over fewer than 2^31 rows, and its span. The launch covers whole spans or part of one.
 struct FirstRow {
   int64_t row, span;
   Divider spans;  // of a row of the launch
 };
 
-// Calls `launch` with each part of all rows in turn.
+// Calls `launch` with one part of the rows after another.
 template <typename Launch>
 cudaError_t launch_in_parts(int64_t rows, int64_t span, Launch&& launch) {
   const int64_t most = INT32_MAX, divisor = std::min(span, most);

@@ -40,7 +40,7 @@ __device__ __forceinline__ uint4 word_of(const VectorOf<T>& vector) {
 }
 
 // Loads a vector with an ordinary load. The memory clobber keeps it in program order; the compiler would move a plain
-// load behind asynchronous copies, which need no registers.
+// load after asynchronous copies, which need no registers.
 __device__ __forceinline__ uint4 load_word(const uint4* from) {
   uint4 word;
   asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -98,7 +98,7 @@ __device__ __forceinline__ uint4 shift_words(uint4 low, uint4 high, unsigned mis
   return make_uint4(parts[0], parts[1], parts[2], parts[3]);
 }
 
-// How many elements the start of `row` lies behind a vector boundary.
+// Returns the number of elements between a vector boundary and the start of `row`.
 template <int kWidth, typename T>
 __device__ __forceinline__ int misalignment_of(const T* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kWidth);
@@ -209,7 +209,7 @@ __device__ __forceinline__ void encode_words(const float (&values)[kDynamicWidth
   }
 }
 
-// Reads a vector from shared memory; the second word of float32 lies `distance` bytes behind the first.
+// Reads a vector from shared memory; the second word of float32 is `distance` bytes after the first.
 __device__ __forceinline__ void read_shared(uint32_t from, uint32_t distance, DynamicType type,
                                             float (&values)[kDynamicWidth]) {
   uint4 words[2]{load_shared(from, uint4{}), {}};

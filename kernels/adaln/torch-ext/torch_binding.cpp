@@ -274,7 +274,7 @@ Tensor gate_residual(Tensor residual, Tensor branch, const Tensor& gate, bool st
 
 // The gradients of ada_norm with respect to x (plus grad_sum, when given), scale, shift, weight and bias. With a gate,
 // x is the new residual, the gradient of x is the residual's, and branch and gate have gradients as well. A gradient
-// that is not asked for, or does not exist, is empty. So is that of a shift with a row for each row of x: it equals
+// that is not requested, or does not exist, is empty. So is that of a shift with a row for each row of x: it equals
 // `grad`.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_backward(
     Tensor grad, Tensor x, MaybeTensor scale, MaybeTensor weight, MaybeTensor bias, MaybeTensor grad_sum,

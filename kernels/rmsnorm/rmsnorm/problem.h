@@ -3,8 +3,8 @@
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
 //
-// In all of them: `rows` rows of `hidden` elements each, both at least 1; the elements of a row are contiguous; strides
-// and sizes are in elements; a tensor given by a bare pointer is contiguous. The arithmetic is float32.
+// Every problem has `rows` rows of `hidden` elements each, both at least 1. The elements of a row are contiguous.
+// Strides and sizes are in elements. A tensor given by a bare pointer is contiguous. The arithmetic is float32.
 #pragma once
 
 #include <cstdint>
@@ -38,8 +38,9 @@ struct Forward {
   void* sum;     // written if there is a residual; null: overwrites the residual
 };
 
-// grad_x is the gradient with respect to x, the forward pass's `sum`, plus grad_sum if present; grad_weight is that
-// with respect to the weight. Roundings count as exact. rstd is recomputed from x, which is read anyway.
+// x is the forward pass's `sum`. grad_x is the gradient with respect to x, plus grad_sum if present; grad_weight is the
+// gradient with respect to the weight. Both ignore the roundings. rstd is recomputed from x, which the kernels read in
+// any case.
 struct Backward {
   int64_t rows, hidden;
   Type type;  // of grad, x, grad_sum and grad_x
@@ -48,7 +49,7 @@ struct Backward {
   Weight weight;
   void* grad_x;
   // Two-stage reduction of the weight's gradient: `parts` rows of float32 partial sums, added up in a fixed order, so
-  // that equal inputs give equal bits. partial is null if the gradient is not asked for.
+  // that equal inputs give equal bits. partial is null if the gradient is not requested.
   float* partial;  // [parts, hidden]
   int64_t parts;
   void* grad_weight;  // of the weight's dtype

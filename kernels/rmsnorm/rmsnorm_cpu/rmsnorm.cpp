@@ -104,7 +104,7 @@ INLINE float reciprocal_norm(double sum_of_squares, int64_t hidden, float eps) {
   return static_cast<float>(1.0 / std::sqrt(sum_of_squares / static_cast<double>(hidden) + static_cast<double>(eps)));
 }
 
-// Returns where a row is written: in `rows`, contiguous, or if that is null over the row of `over`.
+// Returns the address at which a row is written: in the contiguous `rows`, or over the row of `over` if `rows` is null.
 template <class T>
 INLINE typename T::Storage* destination(void* rows, const Rows& over, int64_t row, int64_t hidden) {
   using Storage = typename T::Storage;
@@ -177,7 +177,8 @@ INLINE void forward_rows(const Forward& problem, int64_t begin, int64_t end) {
   }
 }
 
-// Rows of the backward pass, and what their gradients need: grad_x = rstd * (grad * factor - x * projection).
+// Rows of the backward pass, and the two values per row that their gradients need: grad_x = rstd * (grad * factor - x *
+// projection).
 template <class T>
 struct BackwardTile {
   int64_t first, rows;
@@ -246,7 +247,7 @@ INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, 
       for (int64_t i = 0; i < tile.rows; ++i) {
         const float rstd = tile.rstd[i], projection = tile.projection[i];
         const Reader<T, kSet> x(tile.x[i] + start, x_buffer, count), grad(tile.grad[i] + start, grad_buffer, count);
-        // Before grad_x is written: a load behind a store to the same offset of another page waits for it.
+        // This runs before grad_x is written: a load waits for an earlier store to the same offset of another page.
         if (partial != nullptr) {
           add_weight_terms(i, tile.rows, count, tile_sums, partial + start,
                            [&](int64_t j) { return grad[j] * (x[j] * rstd); });

@@ -2,7 +2,7 @@
 //
 // Reads:    grad, x, grad_sum and the weight, each once from memory: a row stays in shared memory between its reduction
 //           and its result. Rows too long for that are read twice. rstd is computed again, from x.
-// Writes:   `grad_x`; and, when the gradient of the weight is asked for, `partial` and `grad_weight`.
+// Writes:   `grad_x`; and, when the gradient of the weight is requested, `partial` and `grad_weight`.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
 // The gradient of the weight is a two-stage reduction. The first kernel runs `parts` blocks, one to three per SM; each
@@ -23,16 +23,16 @@
 namespace rmsnorm {
 namespace {
 
-// Shared memory that is left to each block beside its ring: static shared memory, and 1 KiB that CUDA takes.
+// Shared memory of each block outside its ring: static shared memory, and the 1 KiB that CUDA reserves.
 constexpr int kReservedBytes = 2048;
-constexpr int kNamedBarriers = 15;  // of a block, beside that of __syncthreads; a group of several warps needs one
+constexpr int kNamedBarriers = 15;  // of a block, besides that of __syncthreads; a group of several warps needs one
 
-// How rows are laid over threads.
+// The mapping of rows to threads.
 struct Grid {
   int row;         // of kBackwardLaunches
   int group;       // threads per row; 0: the general kernel's whole block
   int groups;      // per block
-  int64_t blocks;  // which take rows until there are none
+  int64_t blocks;  // each loops over rows until none are left
 };
 
 // Bytes of a thread's share of the ring buffer, at most.
@@ -50,8 +50,8 @@ int group_of(int64_t threads) {
 }
 
 // Two blocks per SM if two have room, so that one works while the other starts or ends; three if two would leave room
-// for another group. With few rows, rather more blocks than larger ones. A block's rows have one misalignment, which
-// repeats after `period` rows. `room`: threads of an SM.
+// for another group. With few rows, more blocks are preferred to larger ones. A block's rows have one misalignment,
+// which repeats after `period` rows. `room`: threads of an SM.
 Grid grid_of_groups(int row, int64_t rows, int64_t period, int group, int room, const DeviceProperties& device) {
   const BackwardLaunch& launch = kBackwardLaunches[row];
   const int blocks_per_sm = 2 * group > room ? 1 : (4 * group > room && 3 * group <= room ? 3 : 2);
@@ -111,7 +111,7 @@ void launch_ring(const BackwardArguments& arguments, const Grid& grid, const Dev
                   static_cast<size_t>(Config::kStages) * tensors * bytes, stream, arguments);
 }
 
-// all_aligned: rows and weight are. row_dtype: the weight has the dtype of the rows, or is absent.
+// all_aligned: the rows and the weight are aligned. row_dtype: the weight has the dtype of the rows, or is absent.
 template <typename T, int kRow>
 void launch_row(const BackwardArguments& arguments, const Grid& grid, bool all_aligned, bool row_dtype,
                 const DeviceProperties& device, cudaStream_t stream) {

@@ -1,4 +1,4 @@
-// RMSNorm, backward: the kernels' arguments, and what they do with a row, a vector and a block's sums.
+// RMSNorm, backward: the kernels' arguments, and the operations on a row, a vector and a block's sums.
 //
 // Reads:    the weight.
 // Writes:   a block's partial sums of the gradient of the weight, or that gradient itself when there is one block.
@@ -133,16 +133,16 @@ __device__ __forceinline__ void load_weights(const Weight& weight, int column, b
   for (int i = 0; i < kWidth; ++i) values[i] = decode(encoded[i]);
 }
 
-// The element of a row's head or tail that a thread takes. The head are the elements before the row's first aligned
-// vector, the tail those behind its last.
+// The element of a row's head or tail that a thread handles. The head is the elements before the row's first aligned
+// vector, the tail those after its last.
 struct EndElement {
   int column = -1;  // negative: none
   float factor[1] = {}, weight_sum[1] = {};
 };
 
-// Adds up what the groups of a block have summed per column, in the order of the groups, and writes it. Shared memory
-// holds a row of sums for each group, with the misalignment of the rows in memory. Eight groups are added at a time, so
-// that no float32 sum has many terms.
+// Adds up the column sums of a block's groups, in the order of the groups, and writes the totals. Shared memory holds a
+// row of sums for each group, with the misalignment of the rows in memory. Eight groups are added at a time, so that no
+// float32 sum has many terms.
 template <typename T, bool kUnaligned, int kWidth, int kVectors>
 __device__ __forceinline__ void write_partial(const BackwardArguments& arguments, float* shared, int index,
                                               int first_column, int step, int end,

@@ -1,7 +1,7 @@
 // RMSNorm, backward: the general kernel, for rows that neither registers nor shared memory hold.
 //
 // Reads:    x, grad and the weight twice, the second time from a cache; grad_sum once.
-// Writes:   `grad_x`, and `partial` when the gradient of the weight is asked for.
+// Writes:   `grad_x`, and `partial` when the gradient of the weight is requested.
 // Must not: use atomics; assume any alignment for kWidth = 1.
 #pragma once
 
@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
       factors.load_weight(arguments.weight, column);
       float values[kWidth], weight_sums[kWidth] = {};
       factors.get(arguments.weight, column, values);
-      // A thread meets the same columns in every row.
+      // A thread has the same columns in every row.
       if (partial != nullptr && row != blockIdx.x) load_floats(partial + column, weight_sums);
       Vector<T, kWidth> other{};
       if (grad_sum != nullptr) other = load<T, kWidth>(grad_sum + column);

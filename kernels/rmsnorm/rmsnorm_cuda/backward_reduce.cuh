@@ -12,8 +12,8 @@
 namespace rmsnorm {
 
 // A block has kDown rows of kAcross threads and reduces kAcross * kPartialWidth columns: first each row of threads adds
-// some of the parts, then one thread per column adds what the warps have. Most of the time is launch latency, so that
-// little work is left behind the grid wait. kBatch: parts that a thread loads at a time.
+// some of the parts, then one thread per column adds the sums of the warps. Most of the time is launch latency, so as
+// little work as possible follows the grid wait. kBatch: parts that a thread loads at a time.
 template <typename W, int kAcross, int kDown, int kBatch>
 __global__ void __launch_bounds__(kAcross* kDown, 1)
     reduce_kernel(const float* partial, int64_t parts, int64_t hidden, W* out) {

@@ -1,13 +1,13 @@
 // RMSNorm, backward: rows that pass through a ring buffer in shared memory.
 //
 // Reads:    x, grad, grad_sum and the weight, each once.
-// Writes:   `grad_x`, and `partial` when the gradient of the weight is asked for; with one block and kFast the gradient
+// Writes:   `grad_x`, and `partial` when the gradient of the weight is requested; with one block and kFast the gradient
 //           itself instead.
 // Must not: use atomics; read past the end of a tensor.
 //
 // Each group of threads has a ring buffer of its own. cp.async fills it without registers, so that enough loads are in
-// flight and a row waits for none of its tensors. A thread copies and reads its own vectors only. The ends of a row,
-// the aligned vectors that its head and its tail lie in, are copied by one thread each and read by others.
+// flight and a row waits for none of its tensors. A thread copies and reads its own vectors only. The ends of a row
+// (the aligned vectors that contain its head and its tail) are copied by one thread each and read by others.
 //
 // Rows are taken from the last to the first: the last ones are still L2-resident when the forward pass or the producer
 // of grad has just ended.
@@ -34,8 +34,8 @@ template <typename T, bool kFast>
 struct RowSlice {
   static constexpr int kWidth = kVectorBytes / sizeof(T);
 
-  // Elements between a row's start and the aligned address before it; those of the head; the column behind the last
-  // vector.
+  // Elements between a row's start and the aligned address before it; the number of elements of the head; the column
+  // after the last vector.
   int misalignment = 0, head = 0, end;
   int thread, hidden, first_column, column_step;
 
@@ -96,7 +96,7 @@ __device__ __forceinline__ void load_end_factor(const Weight& weight, EndElement
   element.factor[0] += weight.offset;
 }
 
-// A row's element of the head or tail that a thread takes, of each tensor.
+// A thread's element of a row's head or tail, in each tensor.
 template <typename T>
 struct EndVectors {
   Vector<T, 1> x, grad, grad_sum{};
@@ -174,7 +174,7 @@ class RingBuffer {
   __device__ __forceinline__ void copy_ends(const RowSlice<T, kFast>& slice, int element_column, int tensor,
                                             const T* from, bool last) const {
     if (last) {
-      // Behind the last row there may be nothing to read.
+      // There may be no memory after the last row.
       if (element_column >= 0) ends(tensor)[slice.thread] = from[element_column - slice.first_column];
     } else if (slice.thread < kRowEnds && (slice.thread == 0 ? slice.head > 0 : slice.end < slice.hidden)) {
       cp_async(reinterpret_cast<uint4*>(ends(tensor) + slice.thread * kWidth),
@@ -249,7 +249,7 @@ __device__ __forceinline__ Vector<T, kWidth> gradient_of_vector(const RingBuffer
 
 // All groups have the same number of iterations, since their warps reduce together. The first ones only fill the ring.
 //
-// The second kernel may start beside the last iterations. An earlier trigger costs up to 10 % with wide rows and up to
+// The second kernel may start during the last iterations. An earlier trigger costs up to 10 % with wide rows and up to
 // 5 % with few iterations (H100).
 template <typename Config, typename T, bool kFast>
 __global__ void __launch_bounds__(Config::kThreads)

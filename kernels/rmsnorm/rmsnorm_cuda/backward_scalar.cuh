@@ -1,7 +1,7 @@
 // RMSNorm, backward: rows that cannot be read in vectors, held in registers.
 //
 // Reads:    x, grad, grad_sum and the weight, each once.
-// Writes:   `grad_x`, and `partial` when the gradient of the weight is asked for.
+// Writes:   `grad_x`, and `partial` when the gradient of the weight is requested.
 // Must not: use atomics.
 //
 // Rows are taken from the last to the first: the last ones are still L2-resident when the forward pass or the producer

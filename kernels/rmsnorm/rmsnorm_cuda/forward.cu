@@ -21,7 +21,7 @@ struct Grid {
   unsigned blocks, threads;
 };
 
-// Lays rows of `width` vectors over threads, and sets arguments.log2_lanes.
+// Maps rows of `width` vectors to threads, and sets arguments.log2_lanes.
 Grid grid_of(const ForwardLaunch& launch, int64_t width, ForwardArguments& arguments) {
   const int64_t most = launch.row_per_block ? launch.threads : kWarp;
   const int64_t wanted = (std::min(width, most * launch.vectors) + launch.vectors - 1) / launch.vectors;

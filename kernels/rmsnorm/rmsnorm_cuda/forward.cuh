@@ -1,8 +1,8 @@
-// RMSNorm, forward: the kernels' arguments, and what they do with one vector of elements.
+// RMSNorm, forward: the kernels' arguments, and the operations on one vector of elements.
 //
 // Reads:    nothing of its own.
 // Writes:   vectors of `normed`.
-// Must not: depend on how rows are laid over threads.
+// Must not: depend on the mapping of rows to threads.
 #pragma once
 
 #include "kit/launch.cuh"
@@ -20,8 +20,8 @@ struct ForwardConfig {
   static constexpr unsigned kPrefetchBlocks = kPrefetchBlocks_, kEarlyTriggerBlocks = kEarlyTriggerBlocks_;
 };
 
-// Fast path: rows are evenly strided; weight and results have x's dtype. With few rows, a kernel waits for its
-// parameters for a good part of its time, so that what every launch needs fits in one 64-byte cache line.
+// Fast path: rows are evenly strided; weight and results have x's dtype. With few rows, the wait for the parameters is
+// a large part of a kernel's time, so the parameters that every launch needs fit in one 64-byte cache line.
 struct alignas(64) FastForwardArguments {
   const void* x;
   void* normed;

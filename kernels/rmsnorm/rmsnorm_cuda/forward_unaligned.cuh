@@ -4,7 +4,7 @@
 // Writes:   `normed`, and `sum` when there is a residual.
 // Must not: loop over rows or divide.
 //
-// A row is read in vectors, except its head (the elements before the first aligned vector) and its tail (those behind
+// A row is read in vectors, except its head (the elements before the first aligned vector) and its tail (those after
 // the last).
 #pragma once
 
@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     parts[i].column = vector < vectors ? head + vector * kWidth : -1;
     parts[i].read(arguments, offsets);
   }
-  // Of the first 2 * kWidth threads, the first half takes an element of the head each, the second half one of the tail.
+  // The first kWidth threads take an element of the head each, the next kWidth threads an element of the tail each.
   RowPart<T, 1, kAdd> element;
   element.column = thread < head ? thread : -1;
   if (thread >= kWidth && tail + thread - kWidth < hidden) element.column = tail + thread - kWidth;

@@ -1,11 +1,10 @@
 // The launch configurations of rmsnorm's CUDA kernels: the one file to edit when tuning for another GPU.
 //
 // Each table is searched from the top; the first row that matches the call is used. The columns to match:
-//   capability   lowest compute capability of the device, as 10 * major + minor; 0: all. Rows for a newer GPU go in
-//   front
-//                of the others.
+//   capability   lowest compute capability of the device, as 10 * major + minor; 0: all. Rows for a newer GPU go
+//                before the others.
 //   bytes        bytes of an element of x: 2 or 4; 0: both.
-//   layout       how rows lie in memory.
+//   layout       how rows are stored in memory.
 //   widths       first and last row length, in 16-byte vectors, or in elements where rows are not read in vectors.
 // The kernels are instantiated from these rows; static assertions below reject values that the kernels cannot run.
 //
@@ -32,7 +31,7 @@ enum class ForwardLayout {
   fast,            // fast path (see FastForwardArguments), aligned rows
   fast_unaligned,  // fast path, unaligned rows with the same misalignment in all tensors
   aligned,         // aligned rows, not the fast path
-  general,         // whatever no other row takes; widths are in elements if the rows are not aligned
+  general,         // calls that no other row takes; widths are in elements if the rows are not aligned
 };
 
 enum class ForwardKernel { aligned, unaligned, general };
@@ -59,7 +58,7 @@ struct ForwardLaunch {
 // The first four blocks of each SM prefetch. Later ones find the memory busy, and where x is L2-resident the second
 // request costs time.
 constexpr unsigned kPrefetchBlocks = 4 * kH100Sms;
-// Of several smaller grids in a row, the blocks would wait at the same time and crowd on some SMs.
+// If several smaller grids in a row triggered early, their blocks would wait at the same time and crowd some SMs.
 constexpr unsigned kEarlyTriggerBlocks = 1024;
 
 // clang-format off
@@ -68,7 +67,7 @@ constexpr ForwardLaunch kForwardLaunches[] = {
     //                                                                             block             threads                                      trigger
 
     // Short rows share a block. The number of threads per row balances two effects: with too many rows at a time on an
-    // SM, concurrent accesses lie too far apart in memory; with too few, the memory is not kept busy.
+    // SM, concurrent accesses are too far apart in memory; with too few, the memory is not kept busy.
     {0, 0, ForwardLayout::fast,              1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
     {0, 0, ForwardLayout::aligned,           1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
     // A block per row: two vectors per thread while 512 threads can hold a row, else four.
@@ -116,12 +115,13 @@ constexpr BackwardLaunch kBackwardLaunches[] = {
     //                                                                                   per SM  threads  threads                          block rows iterations  per SM
 
     // Two stages: with more, memory is read too far ahead, which is slower. 512 threads per SM, in two blocks where two
-    // have room, so that one works while the other starts or ends. With one row per SM, what the ring kernel prepares
+    // have room, so that one works while the other starts or ends. With one row per SM, the ring kernel's preparation
     // for unaligned rows takes longer than it saves. Rows whose ring does not fit in shared memory fall through to the
     // general kernel. In short rows a thread takes two vectors only, so that a load covers more of a cache line.
     {0, 0, BackwardLayout::vectors,     0,        32, BackwardKernel::ring,     512,     512,    1,       256,       2,     4,    2,      8,         8,          1},
     {0, 0, BackwardLayout::vectors,    33,      2048, BackwardKernel::ring,     512,     512,    1,       256,       4,     4,    2,      8,         8,          1},
-    // Rows that are read element by element: by a warp together, rather than by a few threads many elements each.
+    // Rows that are read element by element. A whole warp reads a row, instead of a few threads with many elements
+    // each.
     {0, 0, BackwardLayout::elements,    1,      1024, BackwardKernel::scalar,   512,     512,    32,      32,        2,     2,    0,      8,         0,          0},
     // Longer rows are read twice, by one block per SM.
     {0, 0, BackwardLayout::vectors,     0, kAnyWidth, BackwardKernel::general,  1024,    1024,   1024,    1024,      1,     0,    0,      0,         0,          0},
@@ -138,7 +138,7 @@ struct ReduceLaunch {
 };
 
 constexpr ReduceLaunch kReduceLaunches[] = {
-    // Most of the time is launch latency, so that a thread loads all its parts at once: those of two blocks per SM.
+    // Most of the time is launch latency, so a thread loads all its parts at once: those of two blocks per SM.
     {0, 8, 32, (2 * kH100Sms + 31) / 32},
 };
 
@@ -164,7 +164,7 @@ constexpr int find_reduce_launch(int capability) {
   return i;
 }
 
-// --- what the kernels require of the rows
+// --- requirements of the kernels on the rows
 
 constexpr bool can_run(const ForwardLaunch& row) {
   const bool block = row.threads >= 128 && row.threads <= 1024 && row.threads % 128 == 0 && row.vectors > 0;

@@ -158,7 +158,7 @@ void add_rms_norm_(Tensor x, Tensor residual, MaybeTensor weight, double eps, do
 }
 
 // The gradients of rms_norm with respect to x (plus grad_sum, when given) and to the weight; the latter is empty unless
-// `weight_grad` asks for it. The roundings count as exact.
+// `weight_grad` asks for it. Both ignore the roundings.
 std::tuple<Tensor, Tensor> rms_norm_backward(Tensor grad, Tensor x, MaybeTensor weight, MaybeTensor grad_sum,
                                              double eps, double offset, bool weight_grad) {
   check_x(x);

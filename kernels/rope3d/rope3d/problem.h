@@ -49,7 +49,7 @@ constexpr int kAlignedPairs = 8;
 struct Grid {
   const float* table = nullptr;  // null: there is no grid
   int64_t entries = 0;           // per row, even
-  bool in_turn = false;          // the axes are interleaved
+  bool interleaved_axes = false;
   Axis axes[kAxes] = {};
 };
 
@@ -67,7 +67,7 @@ struct Rotation {
   int64_t prefix;         // tokens at the start of each sequence that are not rotated
   int64_t width;          // elements of a head, even
   int64_t pairs;          // rotated pairs of a head, over all axes
-  int64_t first_turning;  // first rotated element of a head: 0, or width - 2 * pairs if the others come first
+  int64_t first_rotated;  // first rotated element of a head: 0, or width - 2 * pairs if the others come first
   Type type;              // of q and k
   Side sides[kMaxSides];
   Grid grid;
@@ -76,8 +76,8 @@ struct Rotation {
   bool inverse;  // rotate by the negative angles, as the backward pass does
 
   // Elements of a head that are not rotated: how many, and the first of them.
-  KIT_HOST_DEVICE int64_t staying() const { return width - 2 * pairs; }
-  KIT_HOST_DEVICE int64_t first_staying() const { return first_turning > 0 ? 0 : 2 * pairs; }
+  KIT_HOST_DEVICE int64_t passthrough() const { return width - 2 * pairs; }
+  KIT_HOST_DEVICE int64_t first_passthrough() const { return first_rotated > 0 ? 0 : 2 * pairs; }
 };
 
 }  // namespace rope3d

@@ -33,7 +33,7 @@ inline void gather_axis(const Grid& grid, int axis, int64_t row, int64_t pairs, 
   const float* entries = grid.table + 2 * row * grid.entries;
   const int64_t begin = angles.begin, end = angles.end;
   const float sign = angles.sign;
-  if (grid.in_turn) {
+  if (grid.interleaved_axes) {
     const int64_t first = (begin - axis + kAxes - 1) / kAxes, last = (end - axis + kAxes - 1) / kAxes;
     for (int64_t i = first; i < last; ++i) {
       angles.cos[i * kAxes + axis - begin] = entries[2 * i];
@@ -72,7 +72,7 @@ inline void gather_token(const Tokens& table, int64_t row, Angles& angles) {
 }
 
 // Rotates `count` pairs. Interleaved: the two elements of a pair are adjacent. Split: the second elements are
-// `distance` behind the first.
+// `distance` after the first.
 template <class T>
 using RotatePairs = void (*)(const float* cos, const float* sin, int64_t count, const typename T::Storage* from,
                              typename T::Storage* to, int64_t distance);
@@ -223,8 +223,8 @@ void rotate_tokens(const Rotation& problem, int64_t begin, int64_t end) {
       const bool is_prefix = token < problem.prefix;
       if (angles.begin == 0 && is_prefix) copy_elements<T>(problem, sequence, token, 0, problem.width);
       if (is_prefix) continue;
-      if (angles.begin == 0 && problem.staying() > 0) {
-        copy_elements<T>(problem, sequence, token, problem.first_staying(), problem.staying());
+      if (angles.begin == 0 && problem.passthrough() > 0) {
+        copy_elements<T>(problem, sequence, token, problem.first_passthrough(), problem.passthrough());
       }
       if (grid.table != nullptr) {
         int64_t rest = token - problem.prefix, first_row = 0;
@@ -244,7 +244,7 @@ void rotate_tokens(const Rotation& problem, int64_t begin, int64_t end) {
         gather_token(table, sequence * table.batch_stride + (token - problem.prefix) * table.row_stride, angles);
       }
       const int64_t count = angles.end - angles.begin;
-      const int64_t first = problem.first_turning + (problem.half ? angles.begin : 2 * angles.begin);
+      const int64_t first = problem.first_rotated + (problem.half ? angles.begin : 2 * angles.begin);
       for_each_head<T>(problem, sequence, token, [&](const Storage* from, Storage* to) {
         rotate_pairs(angles.cos, angles.sin, count, from + first, to + first, problem.pairs);
       });

@@ -159,8 +159,8 @@ __device__ __forceinline__ void load_token_row(const Params<Index>& params, uint
   }
 }
 
-// Loads the angles of the pairs from `pair` on. `token` does not count the prefix. Pairs that are not rotated get any
-// angles.
+// Loads the angles of the pairs from `pair` on. `token` does not count the prefix. The angles of pairs that are not
+// rotated are unspecified.
 template <Source kSource, int kPairs, typename Index>
 __device__ __forceinline__ void load_angles(const Params<Index>& params, uint32_t sequence, uint32_t token, int pair,
                                             Angles<kPairs>& angles) {

@@ -1,4 +1,4 @@
-// Lays the columns, heads and tokens of a call over threads and blocks, as a row of the launch table asks.
+// Maps the columns, heads and tokens of a call to threads and blocks, as a row of the launch table says.
 //
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
@@ -32,8 +32,8 @@ struct LaunchPlan {
 
 constexpr int64_t ceil_div(int64_t count, int64_t size) { return (count + size - 1) / size; }
 
-// Sets the threads of a block. It has whole tokens if they are small enough, else about equal parts of them, which run
-// long after one another.
+// Sets the threads of a block. A block has whole tokens if they are small enough, else parts of about equal size. The
+// parts of one token may run long after one another.
 inline void plan_block(const Rotation& problem, const LaunchConfig& config, int64_t columns, bool small,
                        LaunchPlan& plan) {
   constexpr int64_t kMaxThreadsZ = 64;  // of any CUDA device
@@ -74,7 +74,7 @@ inline void plan_grid(const Rotation& problem, const LaunchConfig& config, Sourc
   plan.early_trigger = x * y * z <= config.early_trigger_blocks;
 }
 
-// `columns` of each head are laid over threads.
+// Maps `columns` columns of each head to threads.
 inline LaunchPlan plan_launch(const Rotation& problem, const LaunchConfig& config, Source source, int64_t columns) {
   const Side(&sides)[kMaxSides] = problem.sides;
   const int64_t heads = sides[0].heads + sides[1].heads;

@@ -22,14 +22,14 @@ struct LaunchConfig {
   int min_threads;           // per block: it takes more tokens until it has that many
   int token_major_threads;   // per block if tensors are token-major: the stride of a token is smaller than of a head
   int64_t small_launch;      // launches of fewer threads get one head of each tensor per thread, and in each block
-  int small_launch_threads;  // at most so many threads for the heads of a token (or, token-major, for the tokens)
+  int small_launch_threads;  // at most this many threads for the heads of a token (or, token-major, for the tokens)
 
   // Order of blocks.
-  int64_t side_blocks;                // for tables per token: so many blocks of q, then as many of k
-  int64_t max_interleaved_sequences;  // the tokens of up to so many sequences that share a table are interleaved
+  int64_t side_blocks;                // for tables per token: this many blocks of q, then as many of k
+  int64_t max_interleaved_sequences;  // the tokens of up to this many sequences that share a table are interleaved
 
   // PDL and L2.
-  int64_t early_trigger_blocks;  // launches of at most so many blocks trigger the next kernel first and do not prefetch
+  int64_t early_trigger_blocks;  // launches of up to this many blocks trigger the next kernel first, without a prefetch
   int64_t prefetch_min_bytes;    // calls of more bytes, and of more than the L2 cache of the device holds, prefetch
 };
 
@@ -47,7 +47,7 @@ struct LaunchConfig {
 //   max_interleaved_sequences
 //                         A shared table row is still in the cache for the next sequence. Memory is slower the more
 //                         places are read at a time, so more sequences are not interleaved.
-//   early_trigger_blocks  So few blocks leave room on the SMs for those of the next kernel.
+//   early_trigger_blocks  This few blocks leave room on the SMs for those of the next kernel.
 //   prefetch_min_bytes    More than the L2 holds is certain to come from memory. Smaller inputs may be L2-resident,
 //                         where the prefetch costs up to 3 % (22 MB). 16 MB fit into the L2 cache of every GPU that has
 //                         this prefetch (9.0 and above), so smaller calls do not even query its size.

@@ -75,8 +75,8 @@ void set_rotation(const Rotation& problem, int64_t columns, Params<Index>& param
   params.columns = static_cast<uint32_t>(columns);
   params.prefix = static_cast<uint32_t>(problem.prefix);
   params.pairs = static_cast<int>(problem.pairs);
-  params.passthrough = static_cast<int>(problem.staying());
-  params.first_rotated = static_cast<int>(problem.first_turning);
+  params.passthrough = static_cast<int>(problem.passthrough());
+  params.first_rotated = static_cast<int>(problem.first_rotated);
   params.half = problem.half;
   params.sign = problem.inverse ? -1.0f : 1.0f;
 }
@@ -141,7 +141,8 @@ void dispatch_source(const Rotation& problem, cudaStream_t stream) {
   };
   dispatch_launch_config<sizeof(T), kSplit>(capability, [&](auto row) {
     if (problem.grid.table == nullptr) return launch<T, kWidth, row(), Source::tokens, Index>(problem, stream);
-    if (problem.grid.in_turn) return launch<T, kWidth, row(), Source::interleaved_axes, Index>(problem, stream);
+    if (problem.grid.interleaved_axes)
+      return launch<T, kWidth, row(), Source::interleaved_axes, Index>(problem, stream);
     return launch<T, kWidth, row(), Source::contiguous_axes, Index>(problem, stream);
   });
 }
@@ -159,8 +160,8 @@ bool is_vectorizable(const Rotation& problem, const void* data, const Strides& s
 template <typename T>
 void launch_typed(const Rotation& problem, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
-  bool vectors =
-      problem.half ? problem.pairs % kWidth == 0 && problem.staying() % (2 * kWidth) == 0 : problem.width % kWidth == 0;
+  bool vectors = problem.half ? problem.pairs % kWidth == 0 && problem.passthrough() % (2 * kWidth) == 0
+                              : problem.width % kWidth == 0;
   for (const Side& side : problem.sides) {
     if (side.heads == 0) continue;
     vectors = vectors && is_vectorizable(problem, side.from, side.from_strides, side.heads, sizeof(T)) &&

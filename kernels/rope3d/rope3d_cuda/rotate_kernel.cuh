@@ -4,7 +4,7 @@
 // Writes:   the rotated tokens.
 // Must not: access global memory before the grid wait, apart from the L2 prefetch.
 //
-// A thread has one column of a token, in two heads. It issues all loads before it uses one. More heads per thread would
+// A thread has one column of a token, in two heads. It issues all loads before it uses any. More heads per thread would
 // share more of the index arithmetic, but memory is fastest with short blocks that read one tensor and write one, so
 // blocks have heads of q or of k where a token has enough of them.
 //
@@ -27,7 +27,7 @@ namespace rope3d {
 
 using namespace kit;
 
-// What a thread works on.
+// The work of a thread: one column of a token, in the heads of one group.
 struct Work {
   uint32_t column;
   uint32_t sequence, token;

@@ -105,7 +105,7 @@ Rotation rotation(const Tensor& q, const MaybeTensor& k, const Form& form, bool 
 }
 
 rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes)[kAxes], const int64_t (&pairs)[kAxes],
-                     bool in_turn) {
+                     bool interleaved_axes) {
   check_device(table, "table", q, "q");
   if (dtype(table) != aoti_torch_dtype_float32()) fail("table", "must be float32");
   const auto shape = table.sizes();
@@ -113,15 +113,15 @@ rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes
   if (!table.is_contiguous()) fail("table", "must be contiguous");
   rope3d::Grid grid;
   grid.entries = shape[1];
-  grid.in_turn = in_turn;
+  grid.interleaved_axes = interleaved_axes;
   int64_t rows = 0, begin = 0, entries = 0;
   for (int i = 0; i < kAxes; ++i) {
-    const int64_t first = in_turn ? 0 : begin / rope3d::kAlignedPairs * rope3d::kAlignedPairs;
+    const int64_t first = interleaved_axes ? 0 : begin / rope3d::kAlignedPairs * rope3d::kAlignedPairs;
     grid.axes[i] = {sizes[i], begin, first};
     rows += sizes[i];
     begin += pairs[i];
-    const int64_t needed = in_turn ? pairs[i] : begin - first;
-    const int64_t multiple = in_turn ? 2 : rope3d::kAlignedPairs;
+    const int64_t needed = interleaved_axes ? pairs[i] : begin - first;
+    const int64_t multiple = interleaved_axes ? 2 : rope3d::kAlignedPairs;
     entries = std::max(entries, (needed + multiple - 1) / multiple * multiple);
   }
   if (shape[0] != rows || shape[1] != entries) {
@@ -132,11 +132,11 @@ rope3d::Grid grid_of(const Tensor& table, const Tensor& q, const int64_t (&sizes
   return grid;
 }
 
-// What a grid needs besides q and k: as the arguments of rotate_grid.
+// The arguments of rotate_grid that describe the grid.
 struct GridArguments {
   const Tensor& table;
   int64_t sizes[kAxes], pairs[kAxes];
-  bool in_turn;
+  bool interleaved_axes;
 };
 
 Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by, const Form& form, bool inverse) {
@@ -157,8 +157,8 @@ Rotation by_grid(const Tensor& q, const MaybeTensor& k, const GridArguments& by,
     fail("grid", "and prefix must have " + to_string(problem.tokens) + " tokens, as q has, not " + to_string(sizes[0]) +
                      " * " + to_string(sizes[1]) + " * " + to_string(sizes[2]) + " + " + to_string(problem.prefix));
   }
-  problem.grid = grid_of(by.table, q, sizes, pairs, by.in_turn);
-  problem.first_turning = by.in_turn ? problem.staying() : 0;
+  problem.grid = grid_of(by.table, q, sizes, pairs, by.interleaved_axes);
+  problem.first_rotated = by.interleaved_axes ? problem.passthrough() : 0;
   return problem;
 }
 
@@ -252,12 +252,12 @@ void rotate_in_place(Rotation& problem, const Tensor& q, const MaybeTensor& k, c
 
 // q and k rotated by positions on a grid of frames x height x width, contiguous; the latter is empty without k. `table`
 // is that of rope3d/problem.h, [frames + height + width, entries, 2]; `frame_pairs`, `height_pairs` and `width_pairs`
-// are the numbers of pairs of a head that turn by each axis.
+// are the numbers of pairs of a head that each axis rotates.
 std::tuple<Tensor, Tensor> rotate_grid(const Tensor& q, const MaybeTensor& k, const Tensor& table, int64_t frames,
                                        int64_t height, int64_t width, int64_t frame_pairs, int64_t height_pairs,
-                                       int64_t width_pairs, int64_t prefix, int64_t head_dim, bool in_turn, bool half,
-                                       bool heads_first, bool inverse) {
-  const GridArguments by{table, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, in_turn};
+                                       int64_t width_pairs, int64_t prefix, int64_t head_dim, bool interleaved_axes,
+                                       bool half, bool heads_first, bool inverse) {
+  const GridArguments by{table, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, interleaved_axes};
   const Form form{prefix, head_dim, half, heads_first};
   Rotation problem = by_grid(q, k, by, form, inverse);
   return rotated(problem, q, k, form);
@@ -266,15 +266,16 @@ std::tuple<Tensor, Tensor> rotate_grid(const Tensor& q, const MaybeTensor& k, co
 // The same in place.
 void rotate_grid_(const Tensor& q, const MaybeTensor& k, const Tensor& table, int64_t frames, int64_t height,
                   int64_t width, int64_t frame_pairs, int64_t height_pairs, int64_t width_pairs, int64_t prefix,
-                  int64_t head_dim, bool in_turn, bool half, bool heads_first, bool inverse) {
-  const GridArguments by{table, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, in_turn};
+                  int64_t head_dim, bool interleaved_axes, bool half, bool heads_first, bool inverse) {
+  const GridArguments by{table, {frames, height, width}, {frame_pairs, height_pairs, width_pairs}, interleaved_axes};
   const Form form{prefix, head_dim, half, heads_first};
   Rotation problem = by_grid(q, k, by, form, inverse);
   rotate_in_place(problem, q, k, form);
 }
 
 // q and k rotated by `cos` and `sin` of [S', n] or [B, S', n], contiguous; the latter is empty without k. n is
-// `rotary_dim`, the number of elements of a head that turn (0: all), or half of it, with one entry for each pair.
+// `rotary_dim`, the number of elements of a head that are rotated (0: all), or half of it, with one entry for each
+// pair.
 std::tuple<Tensor, Tensor> rotate_tokens(const Tensor& q, const MaybeTensor& k, Tensor cos, Tensor sin,
                                          int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half,
                                          bool heads_first, bool inverse) {

@@ -1,7 +1,7 @@
 """Layers for `kernels.kernelize`, which puts their `forward` into a model's modules. The modules keep their weights.
 
-Each computes the same as the module it replaces, roundings included. If that takes more than one call of the kernel,
-Torch does the rest.
+Each computes the same as the module it replaces, roundings included. Where one call of
+the kernel is not enough, Torch ops compute the rest.
 """
 
 from typing import Optional

@@ -1,7 +1,7 @@
 """Layers for `kernels.kernelize`, which puts their `forward` into a model's modules. The modules keep their weights.
 
-Each computes the same as the module it replaces, roundings included, for any dtypes of x and weight. If that takes more
-than one call of the kernel, Torch does the rest.
+Each computes the same as the module it replaces, roundings included, for any dtypes of x and weight. Where one
+call of the kernel is not enough, Torch ops compute the rest.
 """
 
 import torch

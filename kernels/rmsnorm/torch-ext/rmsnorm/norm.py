@@ -24,7 +24,7 @@ def rms_norm(
         eps: Added to the mean of the squares.
         offset: Added to the weight, in float32: 1 for Gemma.
         rounding: `"last"` rounds the result to the dtype of `x`, and nothing before it (Gemma, Olmo 2,
-            `torch.nn.RMSNorm`). `"before_weight"` rounds the quotient to the dtype of `x`, and its product with the
+            `torch.nn.RMSNorm`). `"before_weight"` rounds the normalized `x` to its dtype, and the product with the
             weight to the dtype to which Torch promotes both: that of `x`, or float32 for a float32 weight (Llama,
             Qwen, Mistral).
 

@@ -1,4 +1,4 @@
-"""The fakes of the ops: what torch.compile knows of their results, and the errors of the binding under fake tensors."""
+"""The fakes of the ops: the shapes and dtypes of their results, and the errors of the binding, for torch.compile."""
 
 import torch
 
@@ -41,8 +41,8 @@ def _check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_di
     _, tokens, dim = _check(q, k, prefix, head_dim, heads_first)
     for size in (f, h, w, f_pairs, h_pairs, w_pairs):
         _require(size >= 0, "grid must have no negative size, nor a negative number of pairs")
-    turning = 2 * (f_pairs + h_pairs + w_pairs)
-    _require(turning <= dim, f"q must have heads of at least {turning} elements, not {dim}")
+    rotated = 2 * (f_pairs + h_pairs + w_pairs)
+    _require(rotated <= dim, f"q must have heads of at least {rotated} elements, not {dim}")
     _require(
         f * h * w + prefix == tokens,
         f"grid and prefix must have {tokens} tokens, as q has, not {f} * {h} * {w} + {prefix}",

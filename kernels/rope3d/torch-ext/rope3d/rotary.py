@@ -114,7 +114,7 @@ def apply_rotary(
     return _rotate(_TOKENS, q, k, (cos, sin), options, inplace)
 
 
-# Each with the op that works in place.
+# Each op with its in-place counterpart.
 _GRID = ops.rotate_grid.default, ops.rotate_grid_.default
 _TOKENS = ops.rotate_tokens.default, ops.rotate_tokens_.default
 

@@ -111,17 +111,17 @@ def token_tables(
     angles = _angles(axes, pairs, order, theta, scale, offset)
     if order == "in_turn":
         # The elements left over come first, with zero angles.
-        turning = torch.nn.functional.pad(torch.stack(angles, -1).flatten(-2), (dim // 2 - sum(pairs), 0))
+        rotated = torch.nn.functional.pad(torch.stack(angles, -1).flatten(-2), (dim // 2 - sum(pairs), 0))
     else:
-        turning = torch.cat(angles, -1)
-    return turning.cos().float(), turning.sin().float(), 2 * turning.shape[-1]
+        rotated = torch.cat(angles, -1)
+    return rotated.cos().float(), rotated.sin().float(), 2 * rotated.shape[-1]
 
 
 class Kept:
     """Keeps tables for later calls, in `found`: `((table,), options)` by the arguments that determine them.
 
-    Tables are kept for good until they have `most_bytes` together, because a CUDA graph, or a kernel on any stream, may
-    read one at any later time; after that none is added. Threads may read `found` while one of them calls `keep`.
+    Tables are never freed, because a CUDA graph, or a kernel on any stream, may read one at any later time. None is
+    added that would bring them above `most_bytes` together. Threads may read `found` while one of them calls `keep`.
     """
 
     def __init__(self, most_bytes: int) -> None:

@@ -17,11 +17,6 @@ OPTIONS = 1e-6, 0.0, False
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-@pytest.fixture(autouse=True)
-def seed():
-    torch.manual_seed(0)
-
-
 def random(*shape, dtype=torch.float32, requires_grad=False):
     return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
 
@@ -70,7 +65,7 @@ def test_wrong_arguments_are_errors():
             kernel.rms_norm(*arguments)
     with pytest.raises(RuntimeError, match="weight must have shape"):
         kernel.rms_norm(x, random(63))
-    assert torch.equal(kernel.rms_norm(x, weight), ops.rms_norm(x, weight, *OPTIONS))  # nothing is left behind
+    assert torch.equal(kernel.rms_norm(x, weight), ops.rms_norm(x, weight, *OPTIONS))  # an error leaves no state
 
 
 def test_subclasses():
@@ -210,7 +205,7 @@ def test_only_a_second_derivative_is_refused():
 
 
 def test_no_warnings():
-    """Torch warns of an op without autograd when a gradient comes to it; the functions never call one so."""
+    """Torch warns when a gradient reaches an op without autograd; the functions never cause this warning."""
     x, weight = random(4, 64, requires_grad=True), random(64, requires_grad=True)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -248,7 +243,7 @@ def test_threads():
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_second_device():
-    """The current device is another one than that of the tensors, and stays so."""
+    """The tensors are not on the current device, and the call does not change the current device."""
     x, weight = random(4, 64), random(64)
     there = [one.to("cuda:1").requires_grad_() for one in (x, weight)]
     here = [one.requires_grad_() for one in (x, weight)]
@@ -262,7 +257,7 @@ def test_second_device():
 
 
 def test_negative_views():
-    """Their elements are the negatives of what their memory holds, as in the imaginary part of a conjugate."""
+    """The elements of such a view are the negated values in memory, as in the imaginary part of a conjugate."""
     x, weight = random(4, 64), random(64)
     for negative in (torch._neg_view(x), torch.complex(x, x).conj().imag[:, :1]):
         factor = weight[: negative.shape[-1]].contiguous()

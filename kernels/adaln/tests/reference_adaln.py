@@ -1,0 +1,146 @@
+"""References, tensors and assertions that the tests of adaln share.
+
+The kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
+else on the CPU.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+PROJECT = Path(__file__).resolve().parents[1]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+EPS = 1e-6
+# One element, less and more than a vector, odd, not a multiple of a vector, several rows per warp, one per warp and per
+# block, with one and more vectors per thread, and rows longer than the registers hold.
+HIDDEN = [1, 3, 8, 17, 64, 72, 100, 248, 512, 1000, 1152, 2048, 3072, 5001, 5120, 7168, 9000, 20001]
+LONG = 120001  # more 16-bit elements than shared memory holds
+MODULATIONS = ["[B, 1, C]", "[B, C]", "[C]", "[B, S, C]"]
+
+kernel = get_local_kernel(PROJECT)
+ops = kernel._ops.ops
+
+
+def random(*shape, dtype, requires_grad=False):
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
+
+
+def modulations(kind, batch, length, hidden, dtype, count=2):
+    """Return strided slices of one tensor, of the given shape, as in models."""
+    if kind == "[C]":
+        return list(random(count, hidden, dtype=dtype).unbind(0))
+    if kind == "[B, C]":
+        return list(random(batch, count, hidden, dtype=dtype).unbind(1))
+    return list(random(batch, length if kind == "[B, S, C]" else 1, count, hidden, dtype=dtype).unbind(2))
+
+
+def spread(modulation, x):
+    """Return the modulation in a shape that broadcasts with `x`."""
+    if modulation is None or modulation.dim() in (1, x.dim()):
+        return modulation
+    return modulation.reshape(*modulation.shape[:-1], *[1] * (x.dim() - modulation.dim()), modulation.shape[-1])
+
+
+def formula(x, scale, shift, weight=None, bias=None, eps=EPS, layer=True):
+    """Return the modulated norm in the precision of `x`."""
+    centered = x - x.mean(-1, keepdim=True) if layer else x
+    normed = centered * torch.rsqrt(centered.square().mean(-1, keepdim=True) + eps)
+    normed = normed if weight is None else normed * weight
+    normed = normed if bias is None else normed + bias
+    return normed if scale is None else normed * (1 + spread(scale, x)) + spread(shift, x)
+
+
+def precisely(function, dtype):
+    """Return the function with its arguments converted to another precision."""
+
+    def convert(argument):
+        return argument.to(dtype) if isinstance(argument, torch.Tensor) else argument
+
+    return lambda *arguments, **named: function(*map(convert, arguments), **{k: convert(v) for k, v in named.items()})
+
+
+exact = precisely(formula, torch.float64)
+
+
+def eager(x, *arguments, **named):
+    """Return what a user would write: in float32, rounded once."""
+    return precisely(formula, torch.float32)(x, *arguments, **named).to(x.dtype)
+
+
+def gated(residual, branch, gate):
+    return residual + branch * spread(gate, residual)
+
+
+exact_gated = precisely(gated, torch.float64)
+
+
+def eager_gated(residual, branch, gate):
+    return precisely(gated, torch.float32)(residual, branch, gate).to(residual.dtype)
+
+
+def ada_norm(x, scale, shift, weight=None, bias=None, eps=EPS, layer=True):
+    if layer:
+        return kernel.ada_layer_norm(x, scale, shift, weight, bias, eps)
+    return kernel.ada_rms_norm(x, scale, shift, weight, eps)
+
+
+def assert_as_good(actual, reference, expected):
+    """Assert that the error of `actual` is at most 1.1 times that of `reference`."""
+    assert actual.dtype == reference.dtype and actual.shape == reference.shape
+    if actual.numel() == 0:
+        return
+    scale = expected.abs().max().item()
+    slack = {torch.float32: 2e-6, torch.float16: 1e-4, torch.bfloat16: 1e-3}[actual.dtype] * max(scale, 1.0)
+    error = (actual.double() - expected).abs().max().item()
+    allowed = 1.1 * (reference.double() - expected).abs().max().item() + slack
+    assert error <= allowed
+
+
+def gradients(function, inputs, grads):
+    outputs = function(*inputs)
+    outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+    wanted = [i for i in inputs if i is not None and i.requires_grad]
+    return torch.autograd.grad(outputs, wanted, [g.to(o.dtype) for g, o in zip(grads, outputs)])
+
+
+def assert_gradients(function, eager_function, exact_function, inputs, grads):
+    doubles = [None if i is None else i.detach().double().requires_grad_(i.requires_grad) for i in inputs]
+    expected = gradients(exact_function, doubles, grads)
+    reference = gradients(eager_function, inputs, grads)
+    actual = gradients(function, inputs, grads)
+    for a, r, e in zip(actual, reference, expected):
+        assert_as_good(a, r, e)
+
+
+def leaves(*tensors):
+    return [t.detach().requires_grad_() for t in tensors]
+
+
+def views(hidden, dtype):
+    """Return tensors whose rows are not contiguous, by name."""
+    x = random(4, 6, 5, hidden + 8, dtype=dtype)
+    deep = random(3, 3, 3, 3, 3, 2 * hidden, dtype=dtype)
+    return {
+        "slice of each row": x[..., :hidden],
+        "slice at an odd offset": x[..., 1 : hidden + 1],
+        "permuted": x[..., :hidden].permute(2, 0, 1, 3),
+        "more leading dimensions than are read in place": deep.permute(4, 2, 0, 1, 3, 5)[..., :hidden],
+        "expanded rows": random(1, hidden, dtype=dtype).expand(7, hidden),
+        "expanded elements": random(7, 1, dtype=dtype).expand(7, hidden),
+        "elements apart": random(hidden, 9, dtype=dtype).t(),
+        "odd storage offset": random(6 * hidden + 1, dtype=dtype)[1:].view(6, hidden),
+    }
+
+
+def fused(norm_function, gate_function, norm):
+    def function(residual, branch, gate, scale, shift, weight=None, bias=None):
+        total = gate_function(residual, branch, gate)
+        return total, norm_function(total, scale, shift, weight, bias, EPS, norm == "layer")
+
+    return function
+
+
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

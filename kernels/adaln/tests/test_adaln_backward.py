@@ -1,0 +1,178 @@
+"""Compare gradients with float64."""
+
+import pytest
+import torch
+from reference_adaln import (
+    DTYPES,
+    EPS,
+    HIDDEN,
+    MODULATIONS,
+    ada_norm,
+    assert_gradients,
+    eager,
+    eager_gated,
+    exact,
+    exact_gated,
+    fused,
+    kernel,
+    leaves,
+    modulations,
+    ops,
+    random,
+    views,
+)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_backward(hidden, dtype):
+    for layer in (True, False):
+        for kind in MODULATIONS:
+            for modulation_dtype in {dtype, torch.float32}:
+                x, grad = random(2, 5, hidden, dtype=dtype, requires_grad=True), random(2, 5, hidden, dtype=dtype)
+                scale, shift = leaves(*modulations(kind, 2, 5, hidden, modulation_dtype))
+                weight = random(hidden, dtype=dtype, requires_grad=True)
+                bias = random(hidden, dtype=torch.float32, requires_grad=True) if layer else None
+                functions = [lambda *a, f=f, layer=layer: f(*a, EPS, layer) for f in (ada_norm, eager, exact)]
+                assert_gradients(*functions, [x, scale, shift, None, None], [grad])
+                assert_gradients(*functions, [x, scale, shift, weight, bias], [grad])
+        assert_gradients(*functions, [x, None, None, weight, bias], [grad])
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_gated_backward(hidden, dtype):
+    def exact_rounded(residual, branch, gate):
+        total = exact_gated(residual, branch, gate)
+        # The forward pass rounds the sum; its gradient is that of the rounded value.
+        return total + (total.to(dtype).double() - total).detach()
+
+    for kind in MODULATIONS:
+        residual, branch = (random(2, 5, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+        grads = [random(2, 5, hidden, dtype=dtype) for _ in range(2)]
+        gate, scale, shift = leaves(*modulations(kind, 2, 5, hidden, dtype, 3))
+        weight, bias = (random(hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+        assert_gradients(kernel.gate_residual, eager_gated, exact_gated, [residual, branch, gate], grads[:1])
+        for norm in ("layer", "rms"):
+
+            def ours(*arguments, norm=norm):
+                return kernel.gate_residual_ada_norm(*arguments, EPS, norm)
+
+            references = fused(eager, eager_gated, norm), fused(exact, exact_rounded, norm)
+            for affine in ([None, None], [weight, bias]):
+                assert_gradients(ours, *references, [residual, branch, gate, scale, shift, *affine], grads)
+            assert_gradients(ours, *references, [residual, branch, gate, None, None, weight, bias], grads)
+
+
+@pytest.mark.parametrize("kind", MODULATIONS)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 1, 64), (1, 1, 1001), (1, 1, 3072), (1, 9000, 8), (1, 700, 64), (2, 900, 65), (3, 301, 136), (2, 150, 1000)],
+)
+def test_backward_of_one_and_of_many_rows(shape, kind):
+    x, branch, grad = (random(*shape, dtype=torch.float32, requires_grad=True) for _ in range(3))
+    gate, scale, shift = leaves(*modulations(kind, *shape, torch.float32, 3))
+    weight, bias = (random(shape[-1], dtype=torch.float32, requires_grad=True) for _ in range(2))
+    references = (fused(f, g, "layer") for f, g in ((eager, eager_gated), (exact, exact_gated)))
+    inputs = [x, branch, gate, scale, shift, weight, bias]
+    assert_gradients(kernel.gate_residual_ada_norm, *references, inputs, [grad, x.detach()])
+
+
+@pytest.mark.parametrize("kind", ["[C]", "[B, C]"])
+@pytest.mark.parametrize("hidden", [257, 1001, 1002, 1004, 2049, 4097, 8191])
+def test_backward_of_rows_that_begin_within_vectors(hidden, kind):
+    """Sums over few and many rows equal those in float32, rounded."""
+    for rows in (1, 2, 7, 9, 300):
+        x, grad, branch, grad_sum = (random(2, rows, hidden, dtype=torch.bfloat16) for _ in range(4))
+        x[:, ::5] += 20
+        gate, scale = modulations(kind, 2, rows, hidden, torch.bfloat16)
+        weight, bias = random(2, hidden, dtype=torch.bfloat16)
+        for more in ((None, None, None), (grad_sum, branch, gate)):
+            given = (grad, x, scale, weight, bias, *more)
+            wide = (None if t is None else t.float() for t in given)
+            switches = (EPS, True, True, True, more[2] is not None)
+            for actual, expected in zip(
+                ops.ada_norm_backward(*given, *switches), ops.ada_norm_backward(*wide, *switches)
+            ):
+                torch.testing.assert_close(actual.float(), expected, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("hidden", [64, 1001])
+def test_backward_of_strides(hidden):
+    scale, shift = random(2, hidden, dtype=torch.bfloat16)
+    for name, x in views(hidden, torch.bfloat16).items():
+        for grad in (x, random(*x.shape, dtype=torch.bfloat16)):
+            actual, expected = (
+                torch.autograd.grad(kernel.ada_layer_norm(*inputs, shift), inputs, grad)
+                for inputs in (leaves(x, scale), leaves(x.contiguous(), scale))
+            )
+            torch.testing.assert_close(actual, expected, rtol=2e-2, atol=5e-2, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["[C]", "[B, S, C]"])
+@pytest.mark.parametrize("hidden", [8, 17, 72, 520, 1001, 4097])
+def test_rows_that_are_no_numbers_stay_alone(hidden, kind):
+    x, grad, branch, grad_sum = (random(1, 40, hidden, dtype=torch.bfloat16) for _ in range(4))
+    gate, scale = modulations(kind, 1, 40, hidden, torch.bfloat16)
+    weight, bias = random(2, hidden, dtype=torch.bfloat16)
+    results = []
+    for value in (0.0, float("nan")):
+        for tensor in (x, grad, branch, grad_sum):
+            tensor[:, 1::3] = value
+        results.append(
+            ops.ada_norm_backward(grad, x, scale, weight, bias, grad_sum, branch, gate, EPS, True, True, True, True)
+        )
+    for expected, actual in zip(*results):
+        if expected.shape == x.shape:
+            assert actual[:, 1::3].isnan().all()
+            kept = [row for row in range(40) if row % 3 != 1]
+            assert torch.equal(actual[:, kept], expected[:, kept])
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    inputs = [random(4, 6, 64, dtype=torch.float32) for _ in range(2)]
+    inputs += [*modulations("[B, C]", 4, 6, 64, torch.float32, 3), *random(2, 64, dtype=torch.float32)]
+    assert not any(t.requires_grad for t in kernel.gate_residual_ada_norm(*inputs))
+    everything = leaves(*inputs)
+    expected = torch.autograd.grad(kernel.gate_residual_ada_norm(*everything)[1].square().sum(), everything)
+    for i, tensor in enumerate(inputs):
+        alone = [*inputs[:i], tensor.detach().requires_grad_(), *inputs[i + 1 :]]
+        (grad,) = torch.autograd.grad(kernel.gate_residual_ada_norm(*alone)[1].square().sum(), alone[i])
+        torch.testing.assert_close(grad, expected[i])
+    with torch.no_grad():
+        assert not kernel.gate_residual(*everything[:3]).requires_grad
+
+
+@pytest.mark.parametrize("used", [0, 1])
+def test_gradient_through_one_of_two_results(used):
+    inputs = [random(4, 6, 64, dtype=torch.float32, requires_grad=True) for _ in range(2)]
+    inputs += leaves(*modulations("[B, C]", 4, 6, 64, torch.float32, 3))
+    reference = fused(eager, eager_gated, "layer")
+    expected, actual = (f(*inputs)[used].square().sum() for f in (reference, kernel.gate_residual_ada_norm))
+    inputs = inputs if used else inputs[:3]
+    torch.testing.assert_close(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs))
+
+
+@pytest.mark.parametrize("kind", MODULATIONS)
+def test_gradients_are_equal_to_the_bit(kind):
+    x = random(3, 400, 520, dtype=torch.bfloat16)
+    gate, scale = modulations(kind, 3, 400, 520, torch.bfloat16)
+    weight, bias = random(2, 520, dtype=torch.float32)
+    arguments = (x, x, scale, weight, bias, x, x, gate, EPS, True, True, True, True)
+    first = ops.ada_norm_backward(*arguments)
+    for threads in (1, 2, 3):
+        before = torch.get_num_threads()
+        torch.set_num_threads(threads)
+        again = ops.ada_norm_backward(*arguments)
+        torch.set_num_threads(before)
+        assert all(torch.equal(a, b) for a, b in zip(first, again))
+
+
+def test_second_derivative_is_refused():
+    x = random(2, 8, dtype=torch.float32, requires_grad=True)
+    for result in (kernel.ada_rms_norm(x, None, None), kernel.gate_residual(x, x, x)):
+        (grad,) = torch.autograd.grad(result.sum(), x, create_graph=True)
+        with pytest.raises(NotImplementedError, match="second time"):
+            grad.sum().backward()

@@ -1,0 +1,119 @@
+"""Test streams, CUDA graphs, several devices and large tensors."""
+
+import pytest
+import torch
+from reference_adaln import (
+    DEVICE,
+    EPS,
+    ada_norm,
+    assert_as_good,
+    assert_gradients,
+    eager,
+    eager_gated,
+    exact,
+    exact_gated,
+    fused,
+    gpu,
+    kernel,
+    leaves,
+    modulations,
+    random,
+)
+
+
+@gpu
+def test_stream():
+    x, scale = random(4, 1024, 4096, dtype=torch.bfloat16), random(4, 4096, dtype=torch.bfloat16)
+    expected = kernel.gate_residual_ada_norm(x, x, scale, scale, scale)
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(x)
+        actual = kernel.gate_residual_ada_norm(late, late, scale, scale, scale)
+    stream.synchronize()
+    assert all(torch.equal(a, e) for a, e in zip(actual, expected))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device():
+    """The tensors are not on the current device, and the call does not change the current device."""
+    tensors = random(3, 2, 8, 64, dtype=torch.float32)
+    modulation = random(3, 2, 1, 64, dtype=torch.float32)
+    here = [one.detach().requires_grad_() for one in (*tensors[:2], *modulation)]
+    there = [one.detach().to("cuda:1").requires_grad_() for one in here]
+    with torch.no_grad():
+        for call in (kernel.gate_residual_ada_norm, lambda x, branch, *rest: (kernel.ada_layer_norm(x, *rest[1:]),)):
+            for a, b in zip(call(*there), call(*here)):
+                assert b.device.index == 0 and a.device.index == 1 and torch.equal(a.cpu(), b.cpu())
+    ours = torch.autograd.grad(kernel.gate_residual_ada_norm(*there)[1].square().sum(), there)
+    for a, b in zip(ours, torch.autograd.grad(kernel.gate_residual_ada_norm(*here)[1].square().sum(), here)):
+        torch.testing.assert_close(a.cpu(), b.cpu(), rtol=1e-5, atol=1e-5)
+    assert torch.cuda.current_device() == 0
+
+
+@gpu
+def test_graph():
+    inputs = [random(2, 64, 1000, dtype=torch.float16, requires_grad=True) for _ in range(2)]
+    inputs += leaves(*modulations("[B, C]", 2, 64, 1000, torch.float16, 3))
+    grads = [random(2, 64, 1000, dtype=torch.float16) for _ in range(2)]
+
+    def step():
+        return torch.autograd.grad(kernel.gate_residual_ada_norm(*inputs), inputs, grads)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        inputs[0].copy_(random(2, 64, 1000, dtype=torch.float16))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, step()))
+
+
+@gpu
+@pytest.mark.parametrize("hidden", [1152, 2048, 3072])
+def test_large(hidden):
+    x, branch = (random(2, 4096, hidden, dtype=torch.bfloat16) for _ in range(2))
+    gate, scale, shift = modulations("[B, 1, C]", 2, 4096, hidden, torch.bfloat16, 3)
+    total, normed = kernel.gate_residual_ada_norm(x, branch, gate, scale, shift)
+    assert torch.equal(total, eager_gated(x, branch, gate))
+    torch.testing.assert_close(normed, eager(total, scale, shift), rtol=8e-3, atol=1e-5)
+    torch.testing.assert_close(kernel.ada_layer_norm(total, scale, shift), normed, rtol=8e-3, atol=1e-5)
+
+
+@gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape", [(2, 40, 2048), (2, 700, 1024), (1, 1400, 1536), (2, 1024, 2048), (1, 6700, 2048), (2, 4500, 1152)]
+)
+def test_backward_of_more_and_more_to_read(shape, dtype):
+    """Widths for which a block takes different numbers of rows at a time and loads different numbers ahead."""
+    x, branch, grad, grad_sum = (random(*shape, dtype=dtype) for _ in range(4))
+    for modulation_dtype in {dtype, torch.float32}:
+        gate, scale, shift = leaves(*modulations("[B, C]", *shape, modulation_dtype, 3))
+        weight = random(shape[-1], dtype=modulation_dtype, requires_grad=True)
+        functions = [lambda *a, f=f: f(*a, None, EPS, False) for f in (ada_norm, eager, exact)]
+        assert_gradients(*functions, [*leaves(x), scale, shift, weight], [grad])
+        references = (fused(f, g, "layer") for f, g in ((eager, eager_gated), (exact, exact_gated)))
+        inputs = [*leaves(x, branch), gate, scale, shift, weight]
+        assert_gradients(kernel.gate_residual_ada_norm, *references, inputs, [grad_sum, grad])
+
+
+@gpu
+def test_more_elements_than_32_bits_count():
+    hidden, rows = 4096, 2**19 + 3
+    if torch.cuda.mem_get_info()[0] < 4 * 2 * hidden * rows:
+        pytest.skip("needs 17 GB of GPU memory")
+    x = torch.zeros(rows, hidden, device=DEVICE, dtype=torch.bfloat16)
+    x[-1] = torch.arange(hidden, device=DEVICE) % 7
+    scale, shift = random(2, hidden, dtype=torch.bfloat16)
+    normed = kernel.ada_layer_norm(x, scale, shift)
+    assert torch.equal(normed[0], shift)
+    assert_as_good(normed[-1], eager(x[-1], scale, shift), exact(x[-1], scale, shift))
+    assert torch.equal(kernel.gate_residual(x, x, scale)[-1], eager_gated(x[-1], x[-1], scale))

@@ -1,0 +1,271 @@
+"""Compare results with float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference_adaln import (
+    DTYPES,
+    EPS,
+    HIDDEN,
+    LONG,
+    MODULATIONS,
+    ada_norm,
+    assert_as_good,
+    assert_gradients,
+    eager,
+    eager_gated,
+    exact,
+    exact_gated,
+    kernel,
+    leaves,
+    modulations,
+    ops,
+    random,
+    views,
+)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [*HIDDEN, LONG])
+def test_forward(hidden, dtype):
+    x = random(2, 5, hidden, dtype=dtype)
+    for layer in (True, False):
+        for kind in MODULATIONS:
+            for modulation_dtype in {dtype, torch.float32}:
+                scale, shift = modulations(kind, 2, 5, hidden, modulation_dtype)
+                normed = ada_norm(x, scale, shift, layer=layer)
+                assert normed.is_contiguous()
+                assert_as_good(normed, eager(x, scale, shift, layer=layer), exact(x, scale, shift, layer=layer))
+        weight, bias = random(hidden, dtype=dtype), random(hidden, dtype=torch.float32) if layer else None
+        arguments = (x, scale, shift, weight, bias, EPS, layer)
+        assert_as_good(ada_norm(*arguments), eager(*arguments), exact(*arguments))
+        arguments = (x, None, None, weight, bias, EPS, layer)
+        assert_as_good(ada_norm(*arguments), eager(*arguments), exact(*arguments))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [*HIDDEN, LONG])
+def test_gated_forward(hidden, dtype):
+    residual, branch = (random(2, 5, hidden, dtype=dtype) for _ in range(2))
+    for kind in MODULATIONS:
+        for modulation_dtype in {dtype, torch.float32}:
+            gate, scale, shift = modulations(kind, 2, 5, hidden, modulation_dtype, 3)
+            total = kernel.gate_residual(residual, branch, gate)
+            assert_as_good(total, eager_gated(residual, branch, gate), exact_gated(residual, branch, gate))
+            for norm in ("layer", "rms"):
+                both = kernel.gate_residual_ada_norm(residual, branch, gate, scale, shift, eps=EPS, norm=norm)
+                assert torch.equal(both[0], total)
+                arguments = (total, scale, shift, None, None, EPS, norm == "layer")
+                assert_as_good(both[1], eager(*arguments), exact(*arguments))
+    weight, bias = random(hidden, dtype=dtype), random(hidden, dtype=dtype)
+    total, normed = kernel.gate_residual_ada_norm(residual, branch, gate, None, None, weight, bias, EPS)
+    arguments = (total, None, None, weight, bias)
+    assert_as_good(normed, eager(*arguments), exact(*arguments))
+
+
+@pytest.mark.parametrize("layer", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(512, 4096), (1000, 1000), (64, 30000)])
+def test_error_over_many_rows(shape, dtype, layer):
+    """Compare the mean error over many rows, which reveals a norm that is slightly wrong for a whole row."""
+    x, scale, shift = random(1, *shape, dtype=dtype) + 3, *modulations("[B, C]", 1, 1, shape[-1], dtype)
+    expected = exact(x, scale, shift, layer=layer)
+    ours = (ada_norm(x, scale, shift, layer=layer).double() - expected).norm()
+    assert ours <= 1.1 * (eager(x, scale, shift, layer=layer).double() - expected).norm()
+
+
+@pytest.mark.parametrize("hidden", [64, 3072, 20001])
+def test_variance_of_a_row_far_from_zero(hidden):
+    """A mean of squares minus the square of the mean would have no digits left."""
+    x = random(4, hidden, dtype=torch.float32) + 10000
+    expected = exact(x, None, None)
+    torch.testing.assert_close(ada_norm(x, None, None).double(), expected, rtol=0, atol=2e-3)
+
+
+def assert_neighbours(actual, expected, added=0.0):
+    """Assert equality, except for less than 0.5 % of the elements, which may be a neighbouring number.
+
+    `added`: the summand of the last step. The product before it may have been larger than the result; if the norm has
+    rounded to a neighbouring number, the product may be two numbers away.
+    """
+    assert (actual != expected).float().mean() < 5e-3
+    step = torch.finfo(expected.dtype).eps * (expected.abs() + 2 * (expected - added).abs()).float()
+    assert ((actual.float() - expected.float()).abs() <= step + 1e-5).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_matches_the_code_of_wan(dtype):
+    x, branch = (random(2, 100, 1536, dtype=dtype) for _ in range(2))
+    scale, shift, gate = modulations("[B, 1, C]", 2, 100, 1536, torch.float32, 3)
+    normed = (F.layer_norm(x.float(), (1536,), eps=EPS) * (1 + scale) + shift).to(dtype)
+    assert_neighbours(kernel.ada_layer_norm(x, scale, shift, eps=EPS), normed)
+    assert_neighbours(kernel.gate_residual(x, branch, gate), (x.float() + branch * gate).to(dtype))
+    weight, bias = random(2, 1536, dtype=torch.float32)
+    normed = F.layer_norm(x.float(), (1536,), weight, bias, EPS).to(dtype)
+    assert_neighbours(kernel.ada_layer_norm(x, None, None, weight, bias, EPS), normed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_matches_the_code_of_ltx(dtype):
+    x, branch = (random(2, 100, 1536, dtype=dtype) for _ in range(2))
+    table, embedding = random(6, 1536, dtype=dtype), random(2, 1, 6, 1536, dtype=dtype)
+    shift, scale, gate, *_ = (table[None, None] + embedding).unbind(2)
+
+    def rms_norm(x):
+        return (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + EPS)).to(dtype)
+
+    normed = kernel.ada_rms_norm(x, scale, shift, eps=EPS, rounding="each")
+    assert_neighbours(normed, rms_norm(x) * (1 + scale) + shift, shift)
+    total = x + branch * gate
+    assert_neighbours(kernel.gate_residual(x, branch, gate, "each"), total, x)
+    both = kernel.gate_residual_ada_norm(x, branch, gate, scale, shift, eps=EPS, norm="rms", rounding="each")
+    assert_neighbours(both[0], total, x)
+    assert_neighbours(both[1], rms_norm(both[0]) * (1 + scale) + shift, shift)
+    # LayerNorm with the same modulation: DiT, PixArt.
+    normed = kernel.ada_layer_norm(x, scale, shift, eps=EPS, rounding="each")
+    assert_neighbours(normed, F.layer_norm(x, (1536,), eps=EPS) * (1 + scale) + shift, shift)
+
+
+def test_rounding_of_each_step_in_float32():
+    x, branch, scale, shift, gate, weight, bias = random(7, 5, 40, dtype=torch.float32)
+    arguments = (x, branch, gate, scale, shift, weight[0], bias[0])
+    torch.testing.assert_close(
+        kernel.gate_residual_ada_norm(*arguments, rounding="each"), kernel.gate_residual_ada_norm(*arguments)
+    )
+
+
+def test_rounding_after_weight_and_bias():
+    x, weight, bias = random(6, 40, dtype=torch.bfloat16), *random(2, 40, dtype=torch.bfloat16)
+    expected = F.layer_norm(x, (40,), weight, bias, EPS)
+    for rounding in ("last", "each"):
+        actual = kernel.ada_layer_norm(x, None, None, weight, bias, EPS, rounding)
+        torch.testing.assert_close(actual, expected, rtol=torch.finfo(torch.bfloat16).eps, atol=1e-5)
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_eps(eps):
+    x, scale, shift = (random(6, 40, dtype=torch.float32, requires_grad=True) for _ in range(3))
+    for layer in (True, False):
+        functions = [lambda *a, f=f, layer=layer: f(*a, None, None, eps, layer) for f in (ada_norm, eager, exact)]
+        assert_as_good(*(f(x, scale, shift) for f in functions))
+        assert_gradients(*functions, [x, scale, shift], [random(6, 40, dtype=torch.float32)])
+
+
+@pytest.mark.parametrize(
+    ("shape", "modulation"),
+    [
+        ((64,), (64,)),
+        ((1, 64), (64,)),
+        ((3000, 64), (3000, 64)),
+        ((3000, 64), (1, 64)),
+        ((2, 3, 5, 96), (2, 96)),
+        ((2, 3, 5, 96), (2, 3, 96)),
+        ((2, 3, 5, 96), (2, 3, 1, 96)),
+        ((2, 3, 5, 96), (1, 1, 1, 96)),
+        ((2, 1, 96), (2, 1, 96)),
+        ((40, 300, 1), (40, 1, 1)),
+        ((7, 1000, 200), (7, 200)),
+        ((1, 2500, 2048), (1, 1, 2048)),
+    ],
+)
+def test_shapes(shape, modulation):
+    x, branch = (random(*shape, dtype=torch.float16, requires_grad=True) for _ in range(2))
+    scale, shift, gate = (random(*modulation, dtype=torch.float16, requires_grad=True) for _ in range(3))
+    assert_as_good(ada_norm(x, scale, shift), eager(x, scale, shift), exact(x, scale, shift))
+    grad = random(*shape, dtype=torch.float16)
+    assert_gradients(ada_norm, eager, exact, [x, scale, shift], [grad])
+    assert_gradients(kernel.gate_residual, eager_gated, exact_gated, [x, branch, gate], [grad])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [33, 64])
+def test_strides(hidden, dtype):
+    weight, bias = random(2, 2 * hidden, dtype=dtype)
+    for name, x in views(hidden, dtype).items():
+        for other in (x, random(*x.shape[::-1], dtype=dtype).permute(*reversed(range(x.dim())))):
+            for w, b in ((weight[:hidden], bias[::2]), (weight[1 : hidden + 1], None)):
+                tensors = (x, other, x, other, x)
+                arguments = (*tensors, w, b)
+                copied = (*(t.contiguous() for t in tensors), w.contiguous(), None if b is None else b.contiguous())
+                actual = kernel.gate_residual_ada_norm(*arguments)
+                expected = kernel.gate_residual_ada_norm(*copied)
+                close = {"rtol": 1e-2, "atol": 1e-2} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-4}
+                torch.testing.assert_close(actual, expected, **close, msg=name)
+                torch.testing.assert_close(kernel.gate_residual(*arguments[:3]), expected[0], msg=name)
+                flags = (EPS, True, True, True, True)
+                actual = ops.ada_norm_backward(x, other, x, w, b, other, x, other, *flags)
+                same = [t.contiguous() for t in (x, other)]
+                expected = ops.ada_norm_backward(
+                    same[0], same[1], same[0], *copied[5:], same[1], same[0], same[1], *flags
+                )
+                torch.testing.assert_close(actual, expected, **close, msg=name)
+
+
+@pytest.mark.parametrize("count", [6, 7])
+@pytest.mark.parametrize("hidden", [64, 1000, 1152])
+def test_some_tokens_of_each_sample(hidden, count):
+    """Models with two streams have rows in two dimensions that do not fold."""
+    whole = random(2, 3, 9, hidden, dtype=torch.bfloat16)
+    x, branch = whole[0, :, 1 : 1 + count], whole[1, :, 2 : 2 + count]
+    gate, scale, shift = modulations("[B, 1, C]", 3, count, hidden, torch.bfloat16, 3)
+    weight, bias = random(2, hidden, dtype=torch.bfloat16)
+    for w, b in ((None, None), (weight, bias)):
+        for function, arguments in (
+            (kernel.gate_residual_ada_norm, (x, branch, gate, scale, shift, w, b)),
+            (kernel.ada_layer_norm, (x, scale, shift, w, b)),
+            (kernel.ada_layer_norm, (x, None, None, w, b)),
+            (kernel.gate_residual, (x, branch, gate)),
+        ):
+            given = leaves(*(a for a in arguments if a is not None))
+            copies = leaves(*(a.contiguous() for a in arguments if a is not None))
+            results = []
+            for tensors in (given, copies):
+                rest = iter(tensors)
+                out = function(*(None if a is None else next(rest) for a in arguments))
+                out = out if isinstance(out, tuple) else (out,)
+                results.append((out, torch.autograd.grad(out, tensors, [x] * len(out))))
+            for actual, expected in zip(*results):
+                torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_rows_are_read_in_place():
+    x = random(2, 64, 3, 256, dtype=torch.float32)
+    table = random(2, 64, 6, 128, dtype=torch.float32)
+
+    def copies(x, modulation):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            kernel.gate_residual_ada_norm(x, x, modulation, modulation, modulation)
+        return {event.name for event in profile.events()} & {"aten::clone", "aten::contiguous", "aten::copy_"}
+
+    for modulation in (table[:, :, 2], table[:, :1, 5], table[:, 7, 1]):
+        assert not copies(x[:, :, 1, :128], modulation)
+    assert copies(x[:, :, 1, ::2], modulation)
+
+
+@pytest.mark.parametrize("shape", [(0, 4, 64), (4, 0, 64), (4, 3, 0)])
+def test_empty(shape):
+    x, branch = (random(*shape, dtype=torch.float16, requires_grad=True) for _ in range(2))
+    scale, shift, gate = (random(shape[0], 1, shape[2], dtype=torch.float16, requires_grad=True) for _ in range(3))
+    weight = random(shape[2], dtype=torch.float16, requires_grad=True)
+    assert kernel.gate_residual(x, branch, gate).shape == shape
+    total, normed = kernel.gate_residual_ada_norm(x, branch, gate, scale, shift, weight)
+    assert total.shape == normed.shape == shape
+    inputs = [x, branch, gate, scale, shift, weight]
+    for grad, tensor in zip(torch.autograd.grad(normed.sum() + total.sum(), inputs), inputs):
+        assert torch.equal(grad, torch.zeros_like(tensor))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("hidden", [17, 64])
+def test_not_finite(hidden, value, dtype):
+    x = random(3, hidden, dtype=dtype)
+    x[1, 5] = value
+    scale, shift = random(2, hidden, dtype=dtype)
+    for layer in (True, False):
+        normed, expected = (f(x, scale, shift, layer=layer) for f in (ada_norm, eager))
+        assert torch.allclose(normed, expected, rtol=1e-2, atol=1e-2, equal_nan=True)
+    total = kernel.gate_residual(x, x, scale)
+    assert torch.allclose(total, eager_gated(x, x, scale), rtol=1e-2, atol=1e-2, equal_nan=True)

@@ -1,0 +1,46 @@
+"""Test the ops with torch.library.opcheck and torch.compile."""
+
+import pytest
+import torch
+from reference_geglu import DEVICE, DTYPES, kernel, ops, random
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck(dtype):
+    x, y = (random(3, 5, 24, dtype=dtype, requires_grad=True) for _ in range(2))
+    strided = random(3, 24, 5, dtype=dtype).transpose(1, 2)
+    grad = random(3, 5, 24, dtype=dtype)
+    for tanh in (False, True):
+        torch.library.opcheck(ops.geglu_halves.default, (x, tanh, True))
+        torch.library.opcheck(ops.geglu_halves.default, (strided, tanh, False))
+        torch.library.opcheck(ops.geglu_pair.default, (x, y, tanh))
+        torch.library.opcheck(ops.geglu_halves_backward.default, (grad[..., :12], x.detach(), tanh, False))
+        torch.library.opcheck(ops.geglu_pair_backward.default, (grad, x.detach(), y.detach(), tanh))
+
+
+@pytest.mark.kernels_ci
+def test_compile():
+    def block(x, up):
+        return kernel.geglu(kernel.geglu(x * 2, approximate="tanh"), up) + up
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    for batch in (4, 9):
+        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
+            inputs = [random(batch, 3, n, dtype=torch.float32, requires_grad=True) for n in (96, 48)]
+            expected = block(*inputs)
+            actual = compiled(*inputs)
+            torch.testing.assert_close(actual, expected)
+            grad = torch.randn_like(expected)
+            torch.testing.assert_close(
+                torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad)
+            )
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the CPU runs compile another backend")
+def test_compile_inductor():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: kernel.geglu(x + 1) * 2, fullgraph=True, dynamic=True)
+    for batch in (4, 9):
+        x = random(batch, 256, dtype=torch.bfloat16)
+        torch.testing.assert_close(compiled(x), kernel.geglu(x + 1) * 2)

@@ -1,0 +1,79 @@
+"""Test streams, CUDA graphs, several devices and large tensors."""
+
+import pytest
+import torch
+from reference_geglu import DEVICE, eager, gpu, kernel, random, split
+
+
+@gpu
+def test_stream():
+    x = random(4096, 8192, dtype=torch.bfloat16)
+    expected = kernel.geglu(x)
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(x)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(x)
+        out = kernel.geglu(late)
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device():
+    """The tensors are not on the current device, and the call does not change the current device."""
+    x = random(64, 1000, dtype=torch.float16).to("cuda:1").requires_grad_()
+    out = kernel.geglu(x)
+    assert out.device == x.device and torch.cuda.current_device() == 0
+    torch.testing.assert_close(out, eager(*split(x, "second")), rtol=2e-3, atol=2e-3)
+    (grad,) = torch.autograd.grad(out.sum(), x)
+    (expected,) = torch.autograd.grad(eager(*split(x, "second")).sum(), x)
+    torch.testing.assert_close(grad, expected, rtol=1e-2, atol=1e-2)
+
+
+@gpu
+def test_graph():
+    x = random(64, 1000, dtype=torch.float16, requires_grad=True)
+    grad = random(64, 500, dtype=torch.float16)
+
+    def step():
+        out = kernel.geglu(x)
+        return out.detach(), *torch.autograd.grad(out, x, grad)
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        x.copy_(random(64, 1000, dtype=torch.float16))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, step()))
+
+
+@gpu
+def test_more_elements_than_32_bits_count():
+    rows, hidden = 2**19 + 3, 4096
+    if torch.cuda.mem_get_info()[0] < 5 * 2 * hidden * rows:
+        pytest.skip("needs 22 GB of GPU memory")
+    gate = torch.zeros(rows, hidden, device=DEVICE, dtype=torch.bfloat16)
+    gate[-1] = torch.arange(hidden, device=DEVICE) % 7 - 3
+    last = eager(gate[-1], gate[-1])
+    # As rows, as one row, as one unaligned row, and as rows of one element.
+    for shape in ((rows, hidden), (-1,), (-1, 1)):
+        out = kernel.geglu_pair(gate.view(shape), gate.view(shape)).view(-1)
+        torch.testing.assert_close(out[-hidden:], last)
+        assert not out[:-hidden].any()
+        del out
+    flat = gate.view(-1)
+    out = kernel.geglu_pair(flat[1:], flat[1:])
+    torch.testing.assert_close(out[-hidden:], last)
+    assert not out[:-hidden].any()
+    del out
+    out = kernel.geglu(gate)
+    torch.testing.assert_close(out[-1], eager(*split(gate[-1], "second")))
+    assert not out[:-1].any()

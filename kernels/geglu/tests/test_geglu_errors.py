@@ -1,0 +1,44 @@
+"""Every error names the argument."""
+
+import pytest
+import torch
+from reference_geglu import DEVICE, kernel
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize(
+    ("message", "tensors"),
+    [
+        ("x must be float32, float16 or bfloat16", [torch.zeros(2, 8, dtype=torch.float64)]),
+        ("x must have at least one dimension", [torch.zeros(())]),
+        ("x must have an even number of elements in its last dimension, not 7", [torch.zeros(2, 7)]),
+        ("gate must be float32, float16 or bfloat16", [torch.zeros(2, 8, dtype=torch.float64), torch.zeros(2, 8)]),
+        ("gate must have at least one dimension", [torch.zeros(()), torch.zeros(())]),
+        (r"up must have shape \[2, 8\], not \[8\]", [torch.zeros(2, 8), torch.zeros(8)]),
+        ("up must have the dtype of gate", [torch.zeros(2, 8), torch.zeros(2, 8, dtype=torch.bfloat16)]),
+    ],
+)
+def test_errors_name_the_argument(message, tensors, fake):
+    tensors = [tensor.to("meta" if fake else DEVICE) for tensor in tensors]
+    with pytest.raises(RuntimeError, match=message):
+        (kernel.geglu if len(tensors) == 1 else kernel.geglu_pair)(*tensors)
+
+
+def test_choices_are_checked():
+    x = torch.zeros(2, 8, device=DEVICE)
+    with pytest.raises(ValueError, match="approximate must be 'none' or 'tanh', not 'erf'"):
+        kernel.geglu(x, approximate="erf")
+    with pytest.raises(ValueError, match="gate must be 'first' or 'second', not 'third'"):
+        kernel.geglu(x, gate="third")
+    with pytest.raises(ValueError, match="gate chooses a half of x"):
+        kernel.geglu(x, x, gate="first")
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: it uses two devices")
+def test_errors_name_the_argument_on_another_device():
+    x = torch.zeros(2, 8, device="cuda")
+    with pytest.raises(RuntimeError, match="up must be on the device of gate"):
+        kernel.geglu_pair(x, x.cpu())
+    with pytest.raises(RuntimeError, match="gate must be on a CUDA device"):
+        kernel.geglu_pair(x.cpu(), x)

@@ -1,0 +1,76 @@
+"""Test the ops with torch.library.opcheck and torch.compile."""
+
+import pytest
+import torch
+from reference_rmsnorm import DEVICE, DTYPES, EPS, kernel, ops, random
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck(dtype):
+    x, y = (random(3, 5, 24, dtype=dtype, requires_grad=True) for _ in range(2))
+    weight = random(24, dtype=dtype, requires_grad=True)
+    strided = random(3, 24, 5, dtype=dtype).transpose(1, 2)
+    for w, offset, before in ((None, 0.0, False), (weight, 0.0, True), (weight.float().detach(), 1.0, True)):
+        torch.library.opcheck(ops.rms_norm.default, (x, w, EPS, offset, before))
+        torch.library.opcheck(ops.rms_norm.default, (strided, w, EPS, offset, before))
+        torch.library.opcheck(ops.add_rms_norm.default, (x, y, w, EPS, offset, before))
+        for grad_sum in (None, y.detach()):
+            arguments = (x.detach(), y.detach(), w if w is None else w.detach(), grad_sum, EPS, offset, w is not None)
+            torch.library.opcheck(ops.rms_norm_backward.default, arguments)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck_in_place(dtype):
+    weight = random(24, dtype=dtype)
+    for w, before in ((None, False), (weight, True)):
+        x, residual = random(3, 5, 24, dtype=dtype), random(5, 3, 24, dtype=dtype).transpose(0, 1)
+        torch.library.opcheck(ops.add_rms_norm_.default, (x, residual, w, EPS, 0.0, before))
+
+
+@pytest.mark.kernels_ci
+def test_compile():
+    def block(x, residual, weight):
+        normed, total = kernel.add_rms_norm(x * 2, residual, weight)
+        return kernel.rms_norm(normed, weight) + total
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    weight = random(48, dtype=torch.float32, requires_grad=True)
+    for batch in (4, 9):
+        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
+            x, residual = (random(batch, 3, 48, dtype=torch.float32, requires_grad=True) for _ in range(2))
+            expected = block(x, residual, weight)
+            actual = compiled(x, residual, weight)
+            torch.testing.assert_close(actual, expected)
+            grad = torch.randn_like(expected)
+            inputs = (x, residual, weight)
+            torch.testing.assert_close(
+                torch.autograd.grad(actual, inputs, grad), torch.autograd.grad(expected, inputs, grad)
+            )
+
+
+@pytest.mark.kernels_ci
+def test_compile_in_place():
+    def block(x, residual, weight):
+        x, residual = x * 2, residual * 3
+        kernel.add_rms_norm_(x, residual, weight, EPS)
+        kernel.add_rms_norm_(x, residual, None, EPS)
+        return x, residual
+
+    torch._dynamo.reset()
+    compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
+    weight = random(48, dtype=torch.float32)
+    for batch in (4, 9):
+        with torch.compiler.set_stance("fail_on_recompile" if batch == 9 else "default"):
+            x, residual = (random(batch, 3, 48, dtype=torch.float32) for _ in range(2))
+            torch.testing.assert_close(compiled(x, residual, weight), block(x, residual, weight))
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: the CPU runs compile another backend")
+def test_compile_inductor():
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x, w: kernel.rms_norm(x + 1, w) * 2, fullgraph=True, dynamic=True)
+    weight = random(256, dtype=torch.bfloat16)
+    for batch in (4, 9):
+        x = random(batch, 256, dtype=torch.bfloat16)
+        torch.testing.assert_close(compiled(x, weight), kernel.rms_norm(x + 1, weight) * 2)

@@ -1,0 +1,44 @@
+"""Every error names the argument."""
+
+import pytest
+import torch
+from reference_rmsnorm import DEVICE, kernel
+
+OTHER_DEVICE = "cpu" if DEVICE == "cuda" else "meta"
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("x must be float32, float16 or bfloat16", {"x": torch.zeros(2, 8, dtype=torch.float64)}),
+        ("x must have at least one dimension", {"x": torch.zeros(())}),
+        (r"weight must have shape \[8\], not \[7\]", {"weight": torch.zeros(7)}),
+        (r"weight must have shape \[8\], not \[1, 8\]", {"weight": torch.zeros(1, 8)}),
+        ("weight must have the dtype of x, or float32", {"weight": torch.zeros(8, dtype=torch.float16)}),
+        (r"residual must have shape \[2, 8\], not \[8\]", {"residual": torch.zeros(8)}),
+        ("residual must have the dtype of x", {"residual": torch.zeros(2, 8, dtype=torch.bfloat16)}),
+    ],
+)
+def test_errors_name_the_argument(message, arguments, fake):
+    device = "meta" if fake else DEVICE
+    given = {"x": torch.zeros(2, 8), "residual": torch.zeros(2, 8), "weight": torch.zeros(8), **arguments}
+    given = {name: tensor.to(device) for name, tensor in given.items()}
+    function = kernel.add_rms_norm
+    if "residual" not in arguments:
+        del given["residual"]
+        function = kernel.rms_norm
+    with pytest.raises(RuntimeError, match=message):
+        function(**given)
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: it uses two devices")
+def test_errors_name_the_argument_on_another_device():
+    x, weight = torch.zeros(2, 8, device="cuda"), torch.zeros(8)
+    with pytest.raises(RuntimeError, match="weight must be on the device of x"):
+        kernel.rms_norm(x, weight)
+    with pytest.raises(RuntimeError, match="residual must be on the device of x"):
+        kernel.add_rms_norm(x, x.cpu())
+    with pytest.raises(RuntimeError, match="x must be on a CUDA device"):
+        kernel.rms_norm(x.cpu(), weight.cuda())

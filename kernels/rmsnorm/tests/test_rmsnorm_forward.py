@@ -1,0 +1,165 @@
+"""Compare results with float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from reference_rmsnorm import (
+    DEVICE,
+    DTYPES,
+    EPS,
+    HIDDEN,
+    assert_as_good,
+    assert_gradients,
+    copies,
+    eager,
+    exact,
+    gradients,
+    gradients_of_rows,
+    kernel,
+    random,
+)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_forward(hidden, dtype):
+    x = random(5, hidden, dtype=dtype)
+    for weight in (None, random(hidden, dtype=dtype), random(hidden, dtype=torch.float32)):
+        normed = kernel.rms_norm(x, weight, EPS)
+        assert normed.is_contiguous()
+        assert_as_good(normed, eager(x, weight), exact(x, weight))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_add_forward(hidden, dtype):
+    x, residual, weight = random(5, hidden, dtype=dtype), random(5, hidden, dtype=dtype), random(hidden, dtype=dtype)
+    normed, total = kernel.add_rms_norm(x, residual, weight, EPS)
+    assert torch.equal(total, x + residual)
+    assert_as_good(normed, eager(total, weight), exact(total, weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(512, 4096), (2000, 1000), (1100, 9000), (64, 30000)])
+def test_error_over_many_rows(shape, dtype):
+    """Compare the mean error over many rows, which reveals a norm that is slightly wrong for a whole row."""
+    x, weight = random(*shape, dtype=dtype), random(shape[-1], dtype=dtype)
+    expected = exact(x, weight)
+    ours = (kernel.rms_norm(x, weight, EPS).double() - expected).norm()
+    assert ours <= 1.1 * (eager(x, weight).double() - expected).norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(512, 2048), (8192, 128), (32768, 64)])
+def test_error_of_gradients_over_many_rows(shape, dtype):
+    """The weight's gradient is a sum over rows; the rounding errors of a sequential sum would add up."""
+    inputs = [random(*s, dtype=dtype, requires_grad=True) for s in (shape, shape[-1:])]
+    grads = [random(*shape, dtype=dtype)]
+    expected = gradients(exact, [i.detach().double().requires_grad_() for i in inputs], grads)
+    for ours, theirs, right in zip(
+        gradients(kernel.rms_norm, inputs, grads), gradients(eager, inputs, grads), expected
+    ):
+        assert (ours.double() - right).norm() <= 1.1 * (theirs.double() - right).norm()
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_eps(eps):
+    x, weight = (random(*shape, dtype=torch.float32, requires_grad=True) for shape in ((6, 40), (40,)))
+    grad = random(6, 40, dtype=torch.float32)
+    total = kernel.add_rms_norm(x, x, weight, eps)[0]
+    assert_as_good(kernel.rms_norm(x, weight, eps), eager(x, weight, eps), exact(x, weight, eps))
+    assert_as_good(total, eager(x + x, weight, eps), exact(x + x, weight, eps))
+    functions = [lambda x, weight, f=f: f(x, weight, eps) for f in (kernel.rms_norm, eager, exact)]
+    assert_gradients(*functions, [x, weight], [grad])
+
+
+@pytest.mark.parametrize("shape", [(64,), (1, 64), (3000, 64), (2, 3, 5, 7, 96), (1025, 1), (300, 200)])
+def test_shapes(shape):
+    x, weight = random(*shape, dtype=torch.float16), random(shape[-1], dtype=torch.float16)
+    assert_as_good(kernel.rms_norm(x, weight), eager(x, weight), exact(x, weight))
+
+
+def views(hidden, dtype):
+    """Return tensors whose rows are not contiguous, by name."""
+    x = random(4, 6, 5, hidden + 8, dtype=dtype)
+    deep = random(3, 3, 3, 3, 3, 2 * hidden, dtype=dtype)
+    return {
+        "slice of each row": x[..., :hidden],
+        "slice at an odd offset": x[..., 1 : hidden + 1],
+        "every second row": x[:, :, ::2, :hidden],
+        "permuted": x[..., :hidden].permute(2, 0, 1, 3),
+        "leading dimensions that do not fold": x[:3, 1:5, :4, 8:],
+        "more of them than are read in place": deep.permute(4, 2, 0, 1, 3, 5)[..., :hidden],
+        "expanded rows": random(1, hidden, dtype=dtype).expand(7, hidden),
+        "expanded elements": random(7, 1, dtype=dtype).expand(7, hidden),
+        "elements apart": random(hidden, 9, dtype=dtype).t(),
+        "odd storage offset": random(6 * hidden + 1, dtype=dtype)[1:].view(6, hidden),
+    }
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [33, 64, 1001])
+def test_strides(hidden, dtype):
+    weight = random(2 * hidden, dtype=dtype)
+    for name, x in views(hidden, dtype).items():
+        other = random(*x.shape[::-1], dtype=dtype).permute(*reversed(range(x.dim())))
+        for w in (weight[:hidden], weight[::2], weight[1 : hidden + 1]):
+            expected = kernel.rms_norm(x.contiguous(), w.contiguous())
+            torch.testing.assert_close(kernel.rms_norm(x, w), expected, rtol=1e-2, atol=1e-2, msg=name)
+            assert_as_good(kernel.rms_norm(x, w), eager(x, w), exact(x, w))
+        normed, total = kernel.add_rms_norm(x, other, w)
+        assert torch.equal(total, x + other), name
+        assert_as_good(normed, eager(total, w), exact(total, w))
+        grad_x, grad_weight = gradients_of_rows(other, x, w, x)
+        same_x, same_weight = gradients_of_rows(other.contiguous(), x.contiguous(), w, x.contiguous())
+        torch.testing.assert_close(grad_x, same_x, msg=name)
+        torch.testing.assert_close(grad_weight, same_weight, msg=name)
+
+
+def test_rows_are_read_in_place():
+    storage = random(64, 3, 256, dtype=torch.float32)
+    assert not copies(lambda: kernel.rms_norm(storage[:, 1:, :128]))
+    assert copies(lambda: kernel.rms_norm(storage[:, :, ::2]))
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (4, 0, 64), (4, 0), (0,), (0, 0)])
+def test_empty(shape):
+    x, weight = random(*shape, dtype=torch.float16), random(shape[-1], dtype=torch.float16)
+    assert kernel.rms_norm(x, weight).shape == shape
+    assert [t.shape for t in kernel.add_rms_norm(x, x, weight)] == [shape, shape]
+    x.requires_grad_()
+    weight.requires_grad_()
+    kernel.rms_norm(x, weight).sum().backward()
+    assert x.grad.shape == shape
+    assert torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("hidden", [17, 64])
+def test_not_finite(hidden, value, dtype):
+    x = random(3, hidden, dtype=dtype)
+    x[1, 5] = value
+    assert torch.allclose(kernel.rms_norm(x), eager(x), rtol=1e-2, atol=1e-2, equal_nan=True)
+    normed, total = kernel.add_rms_norm(x, x)
+    assert torch.allclose(total, x + x, equal_nan=True)
+    assert torch.allclose(normed, eager(total), rtol=1e-2, atol=1e-2, equal_nan=True)
+
+
+def test_every_float16():
+    """Every float16 value is read and written exactly: rows of one element, scaled back by a weight."""
+    halves = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.float16).to(DEVICE)
+    zeros = torch.zeros_like(halves)
+    assert torch.equal(
+        kernel.add_rms_norm(halves[None], zeros[None])[1].nan_to_num(7), (halves + 0)[None].nan_to_num(7)
+    )
+    wide = torch.cat([halves.float() * f for f in (1 / 3, 1, 1.0004884, 1.5, 1e-3)]).nan_to_num(1.0)
+    rounded = kernel.rms_norm(torch.ones(1, wide.numel(), device=DEVICE, dtype=torch.float16), wide, eps=0.0)
+    assert torch.equal(rounded[0], wide.to(torch.float16))
+
+
+def test_matches_torch():
+    x, weight = random(32, 512, dtype=torch.float32), random(512, dtype=torch.float32)
+    torch.testing.assert_close(kernel.rms_norm(x, weight), F.rms_norm(x, (512,), weight, EPS))

@@ -1,0 +1,130 @@
+"""Compare the layers that kernelize installs with those of the models."""
+
+import pytest
+import torch
+from kernels import (
+    LocalLayerRepository,
+    Mode,
+    kernelize,
+    use_kernel_forward_from_hub,
+    use_kernel_mapping,
+)
+from reference_rmsnorm import DEVICE, DTYPES, PROJECT, kernel, random
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("eps", [None, 0.5])
+def test_layer(eps, affine):
+    layer = use_kernel_forward_from_hub("RMSNorm")(
+        type("Norm", (torch.nn.RMSNorm,), {})
+    )  # a new class, because marking changes it
+    model = torch.nn.Sequential(layer(48, eps=eps, elementwise_affine=affine), torch.nn.Linear(48, 8)).to(DEVICE)
+    x = random(5, 48, dtype=torch.float32)
+    expected = model(x)
+    mapping = {"RMSNorm": {DEVICE: LocalLayerRepository(PROJECT, layer_name="RMSNorm")}}
+    with use_kernel_mapping(mapping, inherit_mapping=False):
+        kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
+    assert model[0].forward.__func__ is kernel.layers.RMSNorm.forward
+    torch.testing.assert_close(model(x), expected)
+
+
+class LlamaNorm(torch.nn.Module):
+    """The norm of transformers."""
+
+    def __init__(self, size, eps=1e-6):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(size))
+        self.variance_epsilon = eps
+
+    def forward(self, hidden_states):
+        normed = hidden_states.float()
+        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return self.weight * normed.to(hidden_states.dtype)
+
+
+class Olmo2Norm(LlamaNorm):
+    def forward(self, hidden_states):
+        normed = hidden_states.float()
+        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (self.weight * normed).to(hidden_states.dtype)
+
+
+class GemmaNorm(torch.nn.Module):
+    """The norm of transformers."""
+
+    def __init__(self, size, eps=1e-6):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.randn(size))
+        self.eps = eps
+
+    def forward(self, x):
+        normed = x.float()
+        normed = normed * torch.rsqrt(normed.pow(2).mean(-1, keepdim=True) + self.eps)
+        return (normed * (1.0 + self.weight.float())).type_as(x)
+
+
+class DiffusersNorm(torch.nn.Module):
+    """The norm of diffusers."""
+
+    def __init__(self, size, eps=1e-6, affine=True, bias=False):
+        super().__init__()
+        self.eps, self.dim = eps, torch.Size([size])
+        self.weight = torch.nn.Parameter(torch.randn(size)) if affine else None
+        self.bias = torch.nn.Parameter(torch.randn(size)) if bias else None
+
+    def forward(self, hidden_states):
+        input_dtype = hidden_states.dtype
+        variance = hidden_states.to(torch.float32).pow(2).mean(-1, keepdim=True)
+        hidden_states = hidden_states * torch.rsqrt(variance + self.eps)
+        if self.weight is None:
+            return hidden_states.to(input_dtype)
+        if self.weight.dtype in [torch.float16, torch.bfloat16]:
+            hidden_states = hidden_states.to(self.weight.dtype)
+        hidden_states = hidden_states * self.weight
+        return hidden_states if self.bias is None else hidden_states + self.bias
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize(
+    ("layer", "norm", "options"),
+    [
+        ("LlamaRMSNorm", LlamaNorm, {}),
+        ("LlamaRMSNorm", LlamaNorm, {"eps": 0.5}),
+        ("Olmo2RMSNorm", Olmo2Norm, {}),
+        ("GemmaRMSNorm", GemmaNorm, {}),
+        ("DiffusersRMSNorm", DiffusersNorm, {}),
+        ("DiffusersRMSNorm", DiffusersNorm, {"bias": True}),
+        ("DiffusersRMSNorm", DiffusersNorm, {"affine": False}),
+    ],
+)
+def test_layers_of_models(layer, norm, options):
+    marked = use_kernel_forward_from_hub("RMSNorm")(type("RMSNorm", (norm,), {}))
+    mapping = {"RMSNorm": {DEVICE: LocalLayerRepository(PROJECT, layer_name=layer)}}
+    for weight_dtype in DTYPES:
+        model = torch.nn.Sequential(marked(64, **options)).to(DEVICE, weight_dtype)
+        inputs = [random(2, 5, 64, dtype=dtype, requires_grad=True) for dtype in DTYPES]
+        expected = [model(x) for x in inputs]
+        with use_kernel_mapping(mapping, inherit_mapping=False):
+            kernelize(model, mode=Mode.TRAINING | Mode.TORCH_COMPILE, device=DEVICE, use_fallback=False)
+        assert model[0].forward.__func__ is getattr(kernel.layers, layer).forward
+        for x, e in zip(inputs, expected):
+            actual = model(x)
+            # An intermediate of a float32 result may have been rounded to 16 bits.
+            unit = max(torch.finfo(x.dtype).eps, 1e-6) if e.dtype == torch.float32 else None
+            torch.testing.assert_close(actual, e, rtol=unit, atol=unit)
+            wanted = [x, *model.parameters()]
+            grad = torch.randn_like(e)
+            torch.testing.assert_close(
+                torch.autograd.grad(actual, wanted, grad), torch.autograd.grad(e, wanted, grad), rtol=0.05, atol=0.05
+            )
+
+
+def test_layer_refuses_more_than_one_dimension():
+    norm = torch.nn.RMSNorm((4, 8), elementwise_affine=False)
+    with pytest.raises(ValueError, match="normalized_shape"):
+        kernel.layers.RMSNorm.forward(norm, torch.zeros(2, 4, 8, device=DEVICE))
+    norm = DiffusersNorm(8)
+    norm.dim = torch.Size([4, 8])
+    with pytest.raises(ValueError, match="dim must be one dimension"):
+        kernel.layers.DiffusersRMSNorm.forward(norm, torch.zeros(2, 4, 8, device=DEVICE))

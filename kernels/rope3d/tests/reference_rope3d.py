@@ -1,0 +1,87 @@
+"""References, tensors and assertions that the tests of rope3d share.
+
+The kernel is loaded from `build/` with the public client, as a user would load it. It runs on the GPU if there is one,
+else on the CPU.
+"""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+PROJECT = Path(__file__).resolve().parents[1]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+GRID = (3, 4, 5)
+TOKENS = math.prod(GRID)
+# Less than a vector, odd multiples of a pair, not a multiple of a vector, axes that end within a vector, and more than
+# the CPU gathers at a time.
+DIMS = [2, 6, 10, 16, 44, 64, 128, 130, 1000, 1544]
+
+kernel = get_local_kernel(PROJECT)
+ops = kernel.rotary.ops
+
+
+def random(*shape, dtype, requires_grad=False):
+    return torch.randn(*shape, device=DEVICE).to(dtype).requires_grad_(requires_grad)
+
+
+def points(grid):
+    """Return the index of every token on each axis: [3, tokens]."""
+    return torch.cartesian_prod(*(torch.arange(size, dtype=torch.float64) for size in grid)).view(-1, 3).t()
+
+
+def wan_angles(positions, widths, theta=(10000.0,) * 3):
+    """Return the angles [..., tokens, pairs] of axes whose pairs are adjacent."""
+    return torch.cat(
+        [
+            p[..., None] / t ** (torch.arange(0, w, 2, dtype=torch.float64) / max(w, 1))
+            for p, w, t in zip(positions, widths, theta)
+        ],
+        -1,
+    )
+
+
+def ltx_angles(positions, dim, theta=10000.0):
+    """Return the angles [..., tokens, pairs] of interleaved axes, with zeros in front for the elements left over."""
+    steps = torch.linspace(0, 1, dim // 6, dtype=torch.float64)
+    ladder = theta**steps * (math.pi / 2)
+    angles = torch.stack([p[..., None] * ladder for p in positions], -1).flatten(-2)
+    return torch.cat([angles.new_zeros(*angles.shape[:-1], dim % 6 // 2), angles], -1)
+
+
+def wan_widths(dim):
+    return dim - 4 * (dim // 6), 2 * (dim // 6), 2 * (dim // 6)
+
+
+def rotated(x, angles, half=False, dtype=torch.float64):
+    """Rotate x [B, S, H, D] in `dtype`; round to the dtype of x unless it is float64. `angles` may be (cos, sin)."""
+    cos, sin = angles if isinstance(angles, tuple) else (angles.cos(), angles.sin())
+    cos, sin = (t.to(x.device, dtype).unsqueeze(-2) for t in (cos, sin))
+    rotary, passthrough = x.to(dtype).split([2 * cos.shape[-1], x.shape[-1] - 2 * cos.shape[-1]], -1)
+    a, b = rotary.chunk(2, -1) if half else (rotary[..., ::2], rotary[..., 1::2])
+    a, b = a * cos - b * sin, a * sin + b * cos
+    turned = torch.cat([a, b], -1) if half else torch.stack([a, b], -1).flatten(-2)
+    result = torch.cat([turned, passthrough], -1)
+    return result if dtype == torch.float64 else result.to(x.dtype)
+
+
+def assert_as_good(actual, x, angles, half=False):
+    """Assert that the error of `actual` is at most 1.1 times that of float32 arithmetic, rounded once."""
+    exact, eager = rotated(x, angles, half), rotated(x, angles, half, torch.float32)
+    assert actual.dtype == x.dtype and actual.shape == x.shape
+    scale = torch.finfo(x.dtype).eps
+    torch.testing.assert_close(actual.double(), exact, rtol=scale, atol=2 * scale)
+    if x.numel() >= 1000:
+        assert (actual.double() - exact).norm() <= 1.1 * (eager.double() - exact).norm()
+
+
+def assert_agrees(actual, expected):
+    """Assert equality to one unit in the last place; near zero, to one unit of the products that are subtracted."""
+    eps = torch.finfo(actual.dtype).eps
+    torch.testing.assert_close(actual, expected, rtol=eps, atol=torch.finfo(torch.float32).eps * 4)
+
+
+gpu = pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU")

@@ -1,0 +1,89 @@
+"""Compare gradients with float64."""
+
+import pytest
+import torch
+from reference_rope3d import (
+    DTYPES,
+    GRID,
+    TOKENS,
+    assert_as_good,
+    kernel,
+    ltx_angles,
+    points,
+    random,
+    rotated,
+    wan_angles,
+    wan_widths,
+)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("dim", [10, 64])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_backward(inplace, dim, half, dtype):
+    leaves = [random(2, TOKENS, heads, dim, dtype=dtype, requires_grad=True) for heads in (3, 1)]
+    grads = [random(2, TOKENS, heads, dim, dtype=dtype) for heads in (3, 1)]
+    q, k = (leaf.clone() for leaf in leaves) if inplace else leaves
+    outs = kernel.rope3d(q, k, GRID, pairs="half" if half else "interleaved", inplace=inplace)
+    angles = wan_angles(points(GRID), wan_widths(dim))
+    for actual, grad in zip(torch.autograd.grad(outs, leaves, grads), grads):
+        assert_as_good(actual, grad, -angles, half)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_backward_of_the_reference(half):
+    """The reference above is a rotation by the negative angles; this compares it with autograd."""
+    x, grad = (torch.randn(2, TOKENS, 2, 10, dtype=torch.float64) for _ in range(2))
+    angles = wan_angles(points(GRID), wan_widths(10))
+    x.requires_grad_()
+    assert torch.autograd.gradcheck(lambda x: rotated(x, angles, half)[:, ::7], x)
+    (actual,) = torch.autograd.grad(rotated(x, angles, half), x, grad)
+    torch.testing.assert_close(actual, rotated(grad, -angles, half))
+
+
+def test_backward_in_turn():
+    q = random(2, TOKENS, 130, dtype=torch.float32, requires_grad=True)
+    out, _ = kernel.rope3d(q, None, GRID, order="in_turn", layout="bsc")
+    grad = random(2, TOKENS, 130, dtype=torch.float32)
+    (actual,) = torch.autograd.grad(out, q, grad)
+    assert_as_good(actual.unsqueeze(2), grad.unsqueeze(2), -ltx_angles(points(GRID), 130))
+
+
+@pytest.mark.parametrize("used", [0, 1])
+@pytest.mark.parametrize("needed", [(True, False), (False, True), (True, True)])
+def test_only_what_needs_a_gradient_gets_one(needed, used):
+    leaves = [random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=n) for n in needed]
+    out = kernel.rope3d(*leaves, GRID)[used]
+    grad = random(1, TOKENS, 2, 16, dtype=torch.float32)
+    out.backward(grad)
+    for i, leaf in enumerate(leaves):
+        if needed[i] and i == used:
+            assert_as_good(leaf.grad, grad, -wan_angles(points(GRID), wan_widths(16)))
+        else:
+            assert leaf.grad is None
+    with torch.no_grad():
+        assert not kernel.rope3d(*leaves, GRID)[0].requires_grad
+
+
+def test_second_derivative():
+    """The rotation is linear: the gradient of its gradient is the rotation again."""
+    q = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)
+    grad = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)
+    (first,) = torch.autograd.grad(kernel.rope3d(q, None, GRID)[0], q, grad, create_graph=True)
+    (second,) = torch.autograd.grad(first, grad, q.detach())
+    torch.testing.assert_close(second, kernel.rope3d(q, None, GRID)[0])
+
+
+def test_in_place_is_noticed():
+    """Autograd refuses a gradient that needs a value which the rotation has overwritten."""
+    x = random(1, TOKENS, 2, 16, dtype=torch.float32, requires_grad=True)
+    y = x * 2
+    loss = y.square()
+    with torch.no_grad():
+        kernel.rope3d(y, None, GRID, inplace=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.sum().backward()
+    with pytest.raises(RuntimeError, match="leaf"):
+        kernel.rope3d(x, None, GRID, inplace=True)

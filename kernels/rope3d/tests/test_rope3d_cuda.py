@@ -1,0 +1,84 @@
+"""Test streams, CUDA graphs, several devices and large tensors."""
+
+import math
+
+import pytest
+import torch
+from reference_rope3d import DEVICE, GRID, TOKENS, assert_as_good, gpu, kernel, points, random, wan_angles, wan_widths
+
+
+@gpu
+def test_stream():
+    q = random(1, 7 * 64 * 64, 16, 128, dtype=torch.bfloat16)
+    expected, _ = kernel.rope3d(q, None, (7, 64, 64))
+    stream = torch.cuda.Stream()
+    late = torch.zeros_like(q)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(100_000_000)
+        late.copy_(q)
+        out, _ = kernel.rope3d(late, None, (7, 64, 64))
+    stream.synchronize()
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device():
+    """The tensors are not on the current device, and the call does not change the current device."""
+    q, k = (random(1, TOKENS, 3, 64, dtype=torch.float16).to("cuda:1") for _ in range(2))
+    angles = wan_angles(points(GRID), wan_widths(64))
+    cos, sin = (f(angles).float().to("cuda:1") for f in (torch.cos, torch.sin))
+    for own in (kernel.rope3d(q, k, GRID), kernel.apply_rotary(q, k, cos, sin)):
+        for out, x in zip(own, (q, k)):
+            assert out.device == x.device
+            assert_as_good(out, x, angles)
+    assert torch.cuda.current_device() == 0
+
+
+@gpu
+@pytest.mark.parametrize("theta", [10000.0, 123.0])
+def test_graph(theta):
+    """A graph may also make its tables during the capture; other calls must not get these."""
+    q, k = (random(1, TOKENS, 3, 64, dtype=torch.float16, requires_grad=True) for _ in range(2))
+
+    def step(theta):
+        out = kernel.rope3d(q, k, GRID, theta=theta)
+        return torch.autograd.grad(out, (q, k), (k.detach(), q.detach()))
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step(10000.0)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step(theta)
+    expected = step(theta)
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, expected))
+    with torch.no_grad():
+        q.copy_(random(1, TOKENS, 3, 64, dtype=torch.float16))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, step(theta)))
+
+
+@gpu
+def test_more_elements_than_32_bits_count():
+    heads, dim, grid = 64, 128, (64, 64, 65)
+    tokens = math.prod(grid)
+    if torch.cuda.mem_get_info()[0] < 2 * 2 * heads * dim * tokens + 2**30:
+        pytest.skip("needs 9 GB of GPU memory")
+    q = torch.ones(1, tokens, heads, dim, device=DEVICE, dtype=torch.bfloat16)
+    q[0, -1] = random(heads, dim, dtype=torch.bfloat16)
+    last = wan_angles([torch.tensor([size - 1.0], dtype=torch.float64) for size in grid], wan_widths(dim))
+    cos, sin = (f(last).float().to(DEVICE).expand(tokens, -1) for f in (torch.cos, torch.sin))
+    for pairs in ("interleaved", "half"):
+        for rotate in (
+            lambda pairs=pairs: kernel.rope3d(q, None, grid, pairs=pairs),
+            lambda pairs=pairs: kernel.apply_rotary(q, None, cos, sin, pairs=pairs),
+            lambda pairs=pairs: kernel.apply_rotary(q[:, :, :62], q[:, :, 62:], cos, sin, pairs=pairs)[::-1],
+        ):
+            out, _ = rotate()
+            heads = out.shape[2]
+            assert_as_good(out[:, -1:], q[:, -1:, -heads:], last, pairs == "half")
+            del out

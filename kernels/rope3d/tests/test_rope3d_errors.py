@@ -1,0 +1,139 @@
+"""Every error names the argument."""
+
+import pytest
+import torch
+from reference_rope3d import DEVICE, kernel, ops
+
+# The arguments of the ops after q and k.
+FORM = {"prefix": 0, "head_dim": 0, "half": False, "heads_first": False, "inverse": False}
+PAIRS = {"frame_pairs": 2, "height_pairs": 1, "width_pairs": 1, "in_turn": False}
+
+
+def of_grid(**changes):
+    table = torch.zeros(6, 8, 2)
+    return {"table": table, "frames": 1, "height": 2, "width": 3, **PAIRS, **FORM, **changes}
+
+
+def of_tokens(**changes):
+    return {"cos": torch.zeros(6, 4), "sin": torch.zeros(6, 4), "rotary_dim": 0, **FORM, **changes}
+
+
+def assert_refused(name, message, arguments, fake):
+    device = "meta" if fake else DEVICE
+    given = {"q": torch.zeros(2, 6, 4, 8), "k": torch.zeros(2, 6, 2, 8), **arguments}
+    with pytest.raises(RuntimeError, match=message):
+        getattr(ops, name)(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in given.items()})
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("name", ["rotate_grid", "rotate_grid_", "rotate_tokens", "rotate_tokens_"])
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("q must be float32, float16 or bfloat16", {"q": torch.zeros(2, 6, 4, 8, dtype=torch.float64)}),
+        ("q must have 4 dimensions, not 2", {"q": torch.zeros(6, 8)}),
+        ("q must have 4 dimensions, not 3", {"q": torch.zeros(2, 6, 8), "heads_first": True}),
+        ("q must have 3 dimensions, not 4", {"head_dim": -1}),
+        ("prefix must not be negative", {"prefix": -1}),
+        ("q must have an even number of elements in each head", {"q": torch.zeros(2, 6, 4, 7)}),
+        ("q must have a multiple of 3 elements", {"q": torch.zeros(2, 6, 8), "head_dim": 3}),
+        ("k must have the dtype of q", {"k": torch.zeros(2, 6, 2, 8, dtype=torch.float16)}),
+        ("k must have as many sequences", {"k": torch.zeros(1, 6, 2, 8)}),
+        ("k must have as many sequences, tokens", {"k": torch.zeros(2, 5, 2, 8)}),
+        ("k must have as many sequences, tokens and elements", {"k": torch.zeros(2, 6, 2, 10)}),
+    ],
+)
+def test_operator_errors(message, changes, name, fake):
+    assert_refused(name, message, (of_tokens if "tokens" in name else of_grid)(**changes), fake)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("name", ["rotate_grid", "rotate_grid_"])
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("q must have heads of at least 10 elements, not 8", {"width_pairs": 2}),
+        (r"grid and prefix must have 6 tokens, as q has, not 2 \* 2 \* 3 \+ 0", {"frames": 2}),
+        (r"grid and prefix must have 6 tokens, as q has, not 1 \* 2 \* 3 \+ 1", {"prefix": 1}),
+        ("grid must have no negative size", {"frames": -1, "height": -6, "width": 13}),
+        ("grid must have no negative size, nor a negative number of pairs", {"frame_pairs": -1}),
+        ("table must be float32", {"table": torch.zeros(6, 8, 2, dtype=torch.float16)}),
+        (r"table must have shape \[rows, entries, 2\], not \[6, 16\]", {"table": torch.zeros(6, 16)}),
+        (r"table must have shape \[6, 8, 2\], not \[6, 4, 2\]", {"table": torch.zeros(6, 4, 2)}),
+        (r"table must have shape \[6, 8, 2\], not \[7, 8, 2\]", {"table": torch.zeros(7, 8, 2)}),
+        ("table must be contiguous", {"table": torch.zeros(8, 6, 2).transpose(0, 1)}),
+    ],
+)
+def test_grid_operator_errors(message, changes, name, fake):
+    assert_refused(name, message, of_grid(**changes), fake)
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("name", ["rotate_tokens", "rotate_tokens_"])
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("cos must be float32, float16 or bfloat16", {"cos": torch.zeros(6, 4).double()}),
+        ("sin must have the dtype of cos", {"sin": torch.zeros(6, 4).half()}),
+        (r"sin must have shape \[6, 4\], not \[4, 6\]", {"sin": torch.zeros(4, 6)}),
+        ("cos must have two or three dimensions", {"cos": torch.zeros(6), "sin": torch.zeros(6)}),
+        (
+            "cos must be for one sequence or for 2, not 3",
+            {"cos": torch.zeros(3, 6, 4), "sin": torch.zeros(3, 6, 4)},
+        ),
+        (
+            "cos must have 8 or 4 in its last dimension, not 6",
+            {"cos": torch.zeros(6, 6), "sin": torch.zeros(6, 6)},
+        ),
+        ("cos must have 6 or 3 in its last dimension, not 4", {"rotary_dim": 6}),
+        ("rotary_dim must be even and at most 8, not 10", {"rotary_dim": 10}),
+        ("rotary_dim must be even and at most 8, not 5", {"rotary_dim": 5}),
+        (
+            r"cos and prefix must have 6 tokens, as q has, not 7 \+ 0",
+            {"cos": torch.zeros(7, 4), "sin": torch.zeros(7, 4)},
+        ),
+        (r"cos and prefix must have 6 tokens, as q has, not 6 \+ 2", {"prefix": 2}),
+    ],
+)
+def test_token_operator_errors(message, changes, name, fake):
+    assert_refused(name, message, of_tokens(**changes), fake)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("order must be", {"order": "sideways"}),
+        ("widths must be None with the order", {"widths": (2, 2, 2), "order": "in_turn"}),
+        ("pairs must be", {"pairs": "quarter"}),
+        ("layout must be", {"layout": "sbhd"}),
+        ("head_dim must be positive, and goes with", {"head_dim": 8}),
+        ("theta must be one number or 3, not 2", {"theta": (1.0, 2.0)}),
+        ("scale must be one number or 3, not 4", {"scale": (1.0,) * 4}),
+        (r"widths must be 3 even numbers of at most 8 in sum, not \[2, 2, 6\]", {"widths": (2, 2, 6)}),
+        (r"widths must be 3 even numbers of at most 8 in sum, not \[1, 1, 2\]", {"widths": (1, 1, 2)}),
+        ("grid must have 3 sizes, not 2", {"grid": (2, 3)}),
+        ("positions must be given for 3 axes, not 2", {"positions": [[0], [0, 1]]}),
+        ("positions must be as many as grid has on each axis", {"positions": [[0], [0], [0, 1, 2]]}),
+        ("grid or positions must be given", {"grid": None}),
+    ],
+)
+def test_errors_name_the_argument(message, arguments):
+    q = torch.zeros(2, 6, 4, 8, device=DEVICE)
+    with pytest.raises(ValueError, match=message):
+        kernel.rope3d(q, q, **{"grid": (1, 2, 3), **arguments})
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: it uses two devices")
+def test_errors_name_the_argument_on_another_device():
+    q, table = torch.zeros(2, 6, 4, 8, device="cuda"), torch.zeros(6, 4, device="cuda")
+    with pytest.raises(RuntimeError, match="k must be on the device of q"):
+        kernel.apply_rotary(q, q.cpu(), table, table)
+    with pytest.raises(RuntimeError, match="q must be on a CUDA device"):
+        kernel.apply_rotary(q.cpu(), q, table, table)
+    with pytest.raises(RuntimeError, match="cos must be on the device of q"):
+        kernel.apply_rotary(q, q, table.cpu(), table)
+    with pytest.raises(RuntimeError, match="sin must be on the device of cos"):
+        kernel.apply_rotary(q, q, table, table.cpu())

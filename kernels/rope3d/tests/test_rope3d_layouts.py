@@ -1,0 +1,137 @@
+"""Test layouts, strides, prefixes, empty tensors and special values."""
+
+import math
+
+import pytest
+import torch
+from reference_rope3d import (
+    DEVICE,
+    DTYPES,
+    GRID,
+    TOKENS,
+    assert_agrees,
+    assert_as_good,
+    kernel,
+    points,
+    random,
+    rotated,
+    wan_angles,
+    wan_widths,
+)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [10, 64])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("prefix", [0, 7])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_layouts(inplace, prefix, half, dim, dtype):
+    """Every layout and stride, in place or not, gives the result of the contiguous layout."""
+    tokens = TOKENS + prefix
+    pairs = "half" if half else "interleaved"
+    q, k = random(2, tokens, 5, dim, dtype=dtype), random(2, tokens, 2, dim, dtype=dtype)
+    angles = torch.cat([torch.zeros(prefix, dim // 2), wan_angles(points(GRID), wan_widths(dim))])
+    want_q, want_k = kernel.rope3d(q, k, GRID, prefix=prefix, pairs=pairs)
+    assert_as_good(want_q, q, angles, half)
+    assert torch.equal(want_q[:, :prefix], q[:, :prefix]) and torch.equal(want_k[:, :prefix], k[:, :prefix])
+
+    def strided(x, lead):
+        """Return the same values as a view: `lead` elements into longer rows."""
+        storage = x.new_zeros(*x.shape[:-1], x.shape[-1] + 16)
+        view = storage[..., lead : lead + x.shape[-1]]
+        return view.copy_(x)
+
+    joined = torch.cat([q, k, k], 2)
+    cases = {
+        "heads first": ("bhsd", q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()),
+        "heads first, transposed": ("bhsd", q.clone().transpose(1, 2), k.clone().transpose(1, 2)),
+        "heads last, transposed": ("bshd", *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))),
+        "heads in one dimension": ("bsc", q.flatten(2).clone(), k.flatten(2).clone()),
+        "slices of one projection": ("bshd", *joined.clone().split([5, 2, 2], 2)[:2]),
+        "slices in one dimension": ("bsc", *joined.flatten(2).split([5 * dim, 2 * dim, 2 * dim], 2)[:2]),
+        "longer rows": ("bshd", strided(q, 8), strided(k, 8)),
+        "odd offset": ("bshd", strided(q, 1), strided(k, 3)),
+    }
+    for name, (layout, a, b) in cases.items():
+        before = a.clone()
+        head_dim = dim if layout == "bsc" else None
+        form = {"layout": layout, "head_dim": head_dim, "prefix": prefix, "pairs": pairs}
+        out_q, out_k = kernel.rope3d(a, b, GRID, inplace=inplace, **form)
+        for out, x, want in ((out_q, a, want_q), (out_k, b, want_k)):
+            if inplace:
+                assert out is x, name
+            else:
+                assert out.is_contiguous() and out.shape == x.shape, name
+            wanted = want.transpose(1, 2) if layout == "bhsd" else want.flatten(2) if layout == "bsc" else want
+            # A compiler contracts the arithmetic of vectors and of single elements differently.
+            torch.testing.assert_close(out, wanted, msg=name)
+        assert inplace or torch.equal(a, before), name
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_many_tokens(half):
+    """Enough tokens that a launch divides them differently with heads first, and more heads than fit one block."""
+    for grid, heads, dim in (((3, 30, 31), 7, 64), (GRID, 75, 128)):
+        q, k = (random(1, math.prod(grid), h, dim, dtype=torch.bfloat16) for h in (heads, 3))
+        wanted = [rotated(x, wan_angles(points(grid), wan_widths(dim)), half) for x in (q, k)]
+        for layout in ("bshd", "bhsd"):
+            order = (0, 2, 1, 3) if layout == "bhsd" else (0, 1, 2, 3)
+            given = [x.permute(order).contiguous() for x in (q, k)]
+            outs = kernel.rope3d(*given, grid, layout=layout, pairs="half" if half else "interleaved")
+            for out, want in zip(outs, wanted):
+                assert_agrees(out.permute(order), want.bfloat16())
+
+
+def test_what_lies_between_is_not_written():
+    storage = random(2, TOKENS, 3, 80, dtype=torch.bfloat16)
+    before = storage.clone()
+    kernel.rope3d(storage[..., 8:72], None, GRID, inplace=True)
+    assert torch.equal(storage[..., :8], before[..., :8]) and torch.equal(storage[..., 72:], before[..., 72:])
+    assert not torch.equal(storage[..., 8:72], before[..., 8:72])
+
+
+def test_elements_apart():
+    q = random(1, TOKENS, 64, 4, dtype=torch.float32).transpose(2, 3)
+    assert torch.equal(kernel.rope3d(q, None, GRID)[0], kernel.rope3d(q.contiguous(), None, GRID)[0])
+    with pytest.raises(RuntimeError, match="q must have adjacent elements"):
+        kernel.rope3d(q, None, GRID, inplace=True)
+    with pytest.raises(RuntimeError, match="k must have adjacent elements"):
+        kernel.rope3d(q.contiguous(), q, GRID, inplace=True)
+
+
+@pytest.mark.parametrize("shape", [(0, TOKENS, 2, 64), (2, TOKENS, 0, 64), (2, TOKENS, 2, 0), (2, 0, 2, 64)])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_empty(inplace, shape):
+    grid = GRID if shape[1] else (0, 4, 5)
+    q = random(*shape, dtype=torch.float16).requires_grad_(not inplace)
+    k = random(2, TOKENS, 2, 64, dtype=torch.float16) if shape[2] == 0 else q
+    out_q, out_k = kernel.rope3d(q, k.detach(), grid, inplace=inplace)
+    assert out_q.shape == shape and out_k.shape == k.shape
+    if not inplace:
+        out_q.sum().backward()
+        assert q.grad.shape == shape
+
+
+def test_only_prefix():
+    q = random(2, 5, 2, 64, dtype=torch.float16)
+    assert torch.equal(kernel.rope3d(q, None, (0, 4, 5), prefix=5)[0], q)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_not_finite(value, dtype):
+    """A value that is not finite changes only its pair."""
+    q = random(1, TOKENS, 2, 64, dtype=dtype)
+    want, _ = kernel.rope3d(q, None, GRID)
+    q[0, 7, 1, 10] = value
+    out, _ = kernel.rope3d(q, None, GRID)
+    assert not out[0, 7, 1, 10:12].isfinite().any()
+    out[0, 7, 1, 10:12] = want[0, 7, 1, 10:12]
+    assert torch.equal(out, want)
+
+
+def test_subnormal():
+    q = torch.full((1, TOKENS, 1, 64), 2.0**-24 * 100, dtype=torch.float16, device=DEVICE)
+    assert_as_good(kernel.rope3d(q, None, GRID)[0], q, wan_angles(points(GRID), wan_widths(64)))
+    tiny = torch.full((1, 1, 1, 64), 1e-40, device=DEVICE)
+    assert torch.equal(kernel.rope3d(tiny, None, (1, 1, 1))[0], tiny)
