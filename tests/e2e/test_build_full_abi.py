@@ -1,0 +1,35 @@
+"""A project on the full C++ ABI of Torch."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.e2e.conftest import (
+    LOAD,
+    Copy,
+    NewCache,
+    Run,
+    run_python,
+)
+
+
+@pytest.mark.slow
+def test_full_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    """Another Torch release costs its binding and no device code, and the result loads."""
+    project, cache = copy_project("full-scale"), new_cache("cache")
+    first = kernel_builder(
+        cache,
+        "build",
+        project,
+        "--variant",
+        "torch213-cxx11-cpu-x86_64-linux",
+        "--variant",
+        "torch213-cxx11-cu130-x86_64-linux",
+    )
+    assert first.code == 0, first
+    assert first.answer["compiles"] == 4
+    assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
+    further = kernel_builder(cache, "build", project, "--variant", "torch215-cxx11-cu130-x86_64-linux")
+    assert further.code == 0, further
+    assert further.answer["compiles"] == 1
+    assert (project / "build" / "torch213-cxx11-cpu-x86_64-linux" / "metadata.json").is_file()

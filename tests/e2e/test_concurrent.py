@@ -1,0 +1,101 @@
+"""Builds that run at the same time, and files and readers that change during a build."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import CPU
+from tests.e2e.conftest import (
+    BUILDER,
+    Copy,
+    NewCache,
+    Start,
+    assert_whole,
+    compiling,
+    environment,
+    replace,
+    snapshot,
+    wait_for,
+    working_in,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("caches", [1, 2])
+def test_two_builds_of_one_project_at_once(
+    copy_project: Copy, new_cache: NewCache, start: Start, undisturbed: dict[str, bytes | str], caches: int
+) -> None:
+    project = copy_project("stable-scale")
+    used = [new_cache(f"cache{number}") for number in range(caches)]
+    both = [start(used[number % caches], project, "--no-load") for number in range(2)]
+    answers = [json.loads(process.communicate()[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    for cache in used:
+        assert_whole(project, cache, undisturbed)
+    if caches == 1:
+        assert sorted(answer["compiles"] for answer in answers) == [0, 2]
+
+
+@pytest.mark.slow
+def test_two_projects_at_once_in_one_cache(
+    copy_project: Copy, new_cache: NewCache, start: Start, undisturbed: dict[str, bytes | str]
+) -> None:
+    """Their common source is compiled once; the rest, for each of them."""
+    one, two, cache = copy_project("stable-scale", "one"), copy_project("stable-scale", "two"), new_cache("cache")
+    with (two / "torch-ext" / "torch_binding.cpp").open("a") as binding:
+        binding.write("// Changed.\n")
+    both = [start(cache, project, "--no-load") for project in (one, two)]
+    answers = [json.loads(process.communicate()[0]) for process in both]
+    assert [process.returncode for process in both] == [0, 0], answers
+    assert sorted(answer["compiles"] for answer in answers) == [1, 2]
+    assert_whole(one, cache, undisturbed)
+    assert snapshot(two / "build").keys() != undisturbed.keys()
+
+
+def test_a_file_that_changes_meanwhile(slow_project: Path, new_cache: NewCache, start: Start) -> None:
+    """A binary's name is a digest of the Python files too, so they must not change while it is built."""
+    replace(slow_project / "scale" / "scale_cpu.cpp", "count(1000000000)", "count(500000)")
+    cache = new_cache("cache")
+    process = start(cache, slow_project, "--no-load")
+    assert wait_for(compiling(cache), 30)
+    python = slow_project / "torch-ext" / "stable_scale" / "__init__.py"
+    python.write_text(python.read_text() + "# changed\n")
+    stdout, _ = process.communicate()
+    answer = json.loads(stdout)
+    assert process.returncode == 5, answer
+    assert answer["where"] == str(python)
+    assert "changed while" in answer["message"]
+    assert answer["hint"] == "run the build again"
+    assert not (slow_project / "build").exists()
+
+
+def test_a_reader_that_leaves(slow_project: Path, new_cache: NewCache) -> None:
+    """`kernel-builder build 2>&1 | head -1`: no traceback, no compilers left."""
+    cache = new_cache("cache")
+    source = slow_project / "scale" / "scale_cpu.cpp"
+    replace(source, "count(1000000000)", "count(500000)")
+    script = f"{shlex.quote(str(BUILDER))} build {shlex.quote(str(slow_project))} --variant {CPU}"
+    script += " --compiler-cache off 2>&1 | head -1"
+    done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment(cache), check=True)
+    assert done.stdout == "1 variants, 1 binaries\n"
+    assert done.stderr == ""
+    assert wait_for(lambda: working_in(cache) == {}, 10)
+
+
+def test_waiting_says_so(slow_project: Path, copy_project: Copy, new_cache: NewCache, start: Start) -> None:
+    """A second build that waits for the first one's compilers reports it."""
+    cache = new_cache("cache")
+    start(cache, slow_project)
+    assert wait_for(compiling(cache), 30)
+    second = start(cache, copy_project("stable-scale", "second"))
+    said: list[str] = []
+    assert second.stderr is not None
+    reader = threading.Thread(target=lambda: said.extend(second.stderr or ()), daemon=True)
+    reader.start()
+    assert wait_for(lambda: any("another build is using the compilers" in line for line in said), 20)
