@@ -144,9 +144,18 @@ def test_metadata_of_other_tools_is_read_as_far_as_possible() -> None:
     assert (read.origin("kernel"), read.origin("kernel-builder"), read.is_dirty) == ({"dirty": True}, {}, True)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "[" * 100_000])
-def test_metadata_that_is_no_object_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r".+"):
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "Expecting value"),
+        ("{", "Expecting property name"),
+        ("[]", "is not a JSON object"),
+        ("3", "is not a JSON object"),
+        ("[" * 100_000, "is nested too deeply"),
+    ],
+)
+def test_metadata_that_is_not_a_json_object_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         PackageMetadata.from_json(text)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import time
+import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from kernel_builder.config import project
+from kernel_builder.config import build_toml, project
 from kernel_builder.config.project import Kernel, KernelDependency, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
@@ -294,11 +296,15 @@ def test_not_utf8(home: Path) -> None:
     assert "line 15 is not UTF-8" in mistake(home).message
 
 
-def test_ten_megabytes_are_refused_before_they_are_parsed(home: Path) -> None:
+def test_a_file_of_ten_megabytes_is_refused_before_it_is_read_whole(home: Path) -> None:
     (home / "build.toml").write_bytes(b"#\n" * 5_000_000 + MINIMAL.encode())
-    start = time.perf_counter()
-    assert "larger than 1 MB" in mistake(home).message
-    assert time.perf_counter() - start < 0.1
+    tracemalloc.start()
+    try:
+        assert "larger than 1 MB" in mistake(home).message
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3_000_000
 
 
 def test_a_build_toml_that_cannot_be_read(home: Path) -> None:
@@ -363,13 +369,20 @@ def test_relative_directories_are_named_as_given(home: Path, monkeypatch: pytest
     assert caught.value.where == "build.toml: [kernel.relu] src"
 
 
-def test_reading_is_fast(home: Path) -> None:
+def test_reading_costs_little_more_than_parsing_toml(home: Path) -> None:
+    """CPU time, as a ratio to that of the TOML parser alone: 6 on an AMD EPYC with Python 3.11."""
     (home / "build.toml").write_text(WHOLE)
-    read_project(home)
-    start = time.perf_counter()
-    for _ in range(10):
-        read_project(home)
-    assert (time.perf_counter() - start) / 10 < 0.005
+
+    def seconds(call: Callable[[], object]) -> float:
+        taken = []
+        for _ in range(20):
+            start = time.process_time()
+            for _ in range(10):
+                call()
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    assert seconds(lambda: read_project(home)) < 20 * seconds(lambda: build_toml.tomllib.loads(WHOLE))
 
 
 @pytest.mark.parametrize(

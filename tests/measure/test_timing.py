@@ -13,8 +13,9 @@ from kernel_builder.measure.timing import MOST_SETS, CpuClock, host_series, inte
 def test_the_sets_are_four_times_as_large_as_the_cache() -> None:
     for moved in (1 << 10, 1 << 20, 1 << 25, 1 << 30):
         sets = sets_needed(50 << 20, moved)
-        assert sets >= 2
+        assert 2 <= sets <= MOST_SETS
         assert sets * moved > 4 * (50 << 20) or sets == MOST_SETS
+        assert (sets - 2) * moved < 4 * (50 << 20), "no more sets than needed"
 
 
 def test_each_round_starts_with_another_run() -> None:

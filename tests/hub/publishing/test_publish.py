@@ -145,11 +145,12 @@ def test_packages_of_other_tools_are_compared(hub: RunningHub, quick: Path) -> N
         put(hub, quick)
 
 
-def test_packages_with_different_apis_are_not_published(hub: RunningHub, quick: Path) -> None:
-    shutil.copytree(quick / "build" / CUDA, quick / "build" / "torch-xpu")
-    edit(quick / "build/torch-xpu", "metadata.json", '"cuda"', '"xpu"')
-    with pytest.raises(KernelBuilderError, match=r"fail their checks|differs from that of"):
-        put(hub, quick)
+def test_packages_with_different_apis_are_not_published(hub: RunningHub, doubling: Path) -> None:
+    edit(doubling / "build" / CUDA, "__init__.py", "def doubled(x: torch.Tensor)", "def doubled(y: torch.Tensor)")
+    edit(doubling / "build" / CUDA, "__init__.py", "ops.doubled(x)", "ops.doubled(y)")
+    with pytest.raises(PackageError, match=r"API differs from that of torch-cpu:\n  doubled\(x\) becomes doubled\(y\)"):
+        put(hub, doubling)
+    assert not hub.api().repo_exists(DOUBLING, repo_type="kernel")
 
 
 def test_two_concurrent_publishers_both_succeed(hub: RunningHub, doubling: Path) -> None:
