@@ -19,11 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner, Result
 
+from kernel_builder.cli import main
 from kernel_builder.toolchain import Toolchains
-from tests.conftest import CPU, PROJECTS
+from tests.conftest import CPU, PROJECTS, ROOT
 
 BUILDER = Path(sys.executable).with_name("kernel-builder")
+RIGHT = "out[i] = factor * in[i]"
+MEASURED = ("--dtype", "float32", "--rounds", "7")
 
 
 @dataclass(frozen=True)
@@ -236,3 +240,31 @@ def run_python(code: str, *arguments: object) -> str:
     command = [sys.executable, "-c", code, *map(str, arguments)]
     env = {**os.environ, "HF_HUB_OFFLINE": "1"}
     return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout.strip()
+
+
+@pytest.fixture
+def scale(
+    copy_project: Callable[..., Path], new_cache: Callable[[str], Path], kernel_builder: Run
+) -> Callable[..., Path]:
+    """Builds `stable-scale` with workloads; `statement` replaces the kernel's only statement."""
+
+    def make(statement: str = RIGHT) -> Path:
+        project = copy_project("stable-scale")
+        source = project / "scale" / "scale_cpu.cpp"
+        assert RIGHT in source.read_text()
+        source.write_text(source.read_text().replace(RIGHT, statement))
+        (project / "benchmarks").mkdir()
+        shutil.copy(ROOT / "kernels" / "kit" / "workload.py", project / "benchmarks")
+        shutil.copy(ROOT / "tests" / "measure" / "scale_benchmark.py", project / "benchmarks" / "benchmark.py")
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU, "--no-load")
+        assert done.code == 0, done.stderr
+        return project
+
+    return make
+
+
+def benchmark(*arguments: str | Path) -> Result:
+    """Runs the command in this process, which has imported Torch already."""
+    done = CliRunner().invoke(main, ["benchmark", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
+    return done

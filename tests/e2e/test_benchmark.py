@@ -12,43 +12,10 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner, Result
 
-from kernel_builder.cli import main
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Point
-from tests.conftest import CPU, ROOT
-from tests.e2e.conftest import BUILDER, Run
-
-RIGHT = "out[i] = factor * in[i]"
-MEASURED = ("--dtype", "float32", "--rounds", "7")
-
-
-@pytest.fixture
-def scale(
-    copy_project: Callable[..., Path], new_cache: Callable[[str], Path], kernel_builder: Run
-) -> Callable[..., Path]:
-    """Builds `stable-scale` with workloads; `statement` replaces the kernel's only statement."""
-
-    def make(statement: str = RIGHT) -> Path:
-        project = copy_project("stable-scale")
-        source = project / "scale" / "scale_cpu.cpp"
-        assert RIGHT in source.read_text()
-        source.write_text(source.read_text().replace(RIGHT, statement))
-        (project / "benchmarks").mkdir()
-        shutil.copy(ROOT / "kernels" / "kit" / "workload.py", project / "benchmarks")
-        shutil.copy(ROOT / "tests" / "measure" / "scale_benchmark.py", project / "benchmarks" / "benchmark.py")
-        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU, "--no-load")
-        assert done.code == 0, done.stderr
-        return project
-
-    return make
-
-
-def benchmark(*arguments: str | Path) -> Result:
-    """Runs the command in this process, which has imported Torch already."""
-    done = CliRunner().invoke(main, ["benchmark", *map(str, arguments)])
-    assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
-    return done
+from tests.conftest import CPU
+from tests.e2e.conftest import BUILDER, MEASURED, benchmark
 
 
 def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> None:
@@ -80,28 +47,6 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
         assert "64x512" in shown and "128x512" in shown and "WRONG" not in shown
         assert "absent: ModuleNotFoundError" in shown
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
-
-
-@pytest.mark.slow
-def test_device_times_and_host_overhead_can_be_measured_alone(scale: Callable[..., Path], tmp_path: Path) -> None:
-    project, file = scale(), tmp_path / "scale.json"
-    options = [*MEASURED, "--against", "eager", "--shapes", "64x512", "--json", file]
-    for only, rows, hosts in (("device", 1, 0), ("host", 0, 1)):
-        done = benchmark(project, *options, "--only", only)
-        assert done.exit_code == 0, done.output
-        report = BenchmarkReport.read(file)
-        assert (len(report.rows), len(report.hosts)) == (rows, hosts)
-        assert ("geometric means" in done.output, "host overhead" in done.output) == (bool(rows), bool(hosts))
-
-
-def test_torch_compile_is_a_peer(scale: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    file = tmp_path / "scale.json"
-    done = benchmark(scale(), *MEASURED, "--against", "compile", "--jobs", "2", "--json", file, "--shapes", "64x512")
-    assert done.exit_code == 0, done.stderr
-    assert "[2/2] compiling peers" in done.stderr
-    assert list((tmp_path / "inductor").iterdir())
-    assert [row.times.keys() for row in BenchmarkReport.read(file).rows] == [{COPY, OURS, "compile"}]
 
 
 @pytest.mark.parametrize(
