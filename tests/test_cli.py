@@ -23,7 +23,7 @@ def test_every_command_has_help(command: str) -> None:
     assert len(done.output.splitlines()) > 5
 
 
-def test_the_list_of_commands_says_what_each_does() -> None:
+def test_the_list_of_commands_describes_each() -> None:
     done = CliRunner().invoke(main, ["--help"])
     listed = done.output.partition("Commands:")[2].splitlines()
     assert {line.split()[0] for line in listed if line.strip()} == set(COMMANDS)

@@ -98,7 +98,7 @@ def test_check_abi_takes_any_directory_and_its_policies_from_options(tmp_path: P
     assert report["skipped"] == {"torch-stable-abi": "the variant does not claim the stable ABI"}
 
 
-def test_check_abi_uses_the_policy_asked_for(tmp_path: Path) -> None:
+def test_check_abi_uses_the_requested_policy(tmp_path: Path) -> None:
     source = tmp_path / "random.cpp"
     source.write_text('extern "C" unsigned arc4random();\nunsigned f() { return arc4random(); }\n')
     subprocess.run(["g++", "-shared", "-fPIC", str(source), "-o", str(tmp_path / "random.so")], check=True)
@@ -137,7 +137,7 @@ def test_hash_prints_a_line_for_each_package_that_changes_with_any_byte(project:
     assert hashed() != first
 
 
-def test_check_config_says_what_a_project_is(tmp_path: Path) -> None:
+def test_check_config_describes_the_project(tmp_path: Path) -> None:
     (tmp_path / "build.toml").write_text(
         '[general]\nname = "demo-kernel"\nversion = 3\nedition = 5\nlicense = "apache-2.0"\nbackends = ["cpu"]\n\n'
         '[torch]\nsrc = ["binding.cpp"]\nstable-abi = "2.10"\n\n'

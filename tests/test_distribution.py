@@ -110,7 +110,7 @@ def test_packages_name_the_commit_of_a_builder_in_a_checkout(tree: Path, tmp_pat
     assert list(tree.rglob("*.pyc"))
 
 
-def test_the_version_costs_nothing_before_it_is_read() -> None:
+def test_importlib_metadata_is_imported_only_when_the_version_is_read() -> None:
     show = "import sys, kernel_builder.cli; print('importlib.metadata' in sys.modules)"
     assert run(sys.executable, "-c", show, cwd=ROOT, PYTHONPATH=str(ROOT)).strip() == "False"
 

@@ -121,7 +121,7 @@ def test_a_variant_that_the_project_rules_out_is_refused(project: str, name: str
         offered.check_offered(read_project(PROJECTS / project), Variant.parse(name))
 
 
-def test_variants_outside_the_matrix_can_be_asked_for(full: Project, stable: Project) -> None:
+def test_variants_outside_the_matrix_can_be_requested(full: Project, stable: Project) -> None:
     offered.check_offered(full, Variant.parse("torch29-cxx11-cu129-x86_64-linux"))
     offered.check_offered(stable, Variant.parse("torch211-cxx11-cu130-x86_64-linux"))
 

@@ -32,37 +32,37 @@ def directory(copy_project: Copy) -> Path:
     return copy_project("stable-scale")
 
 
-class Heard(Silent):
-    """Keeps what a build reports."""
+class RecordedProgress(Silent):
+    """Records the steps that a build reports, and that it reported a message."""
 
     def __init__(self) -> None:
         self.details: list[str] = []
-        self.said = threading.Event()
+        self.message = threading.Event()
 
     def advance(self, task: str, done: int, total: int, *, unit: Unit = "steps", detail: str = "") -> None:
         self.details.append(detail)
 
     def say(self, message: str) -> None:
-        self.said.set()
+        self.message.set()
 
 
 def planned(directory: Path) -> Graph:
     return plan([(read_project(directory), [Variant.parse(CPU)])], Toolchains())
 
 
-def test_only_what_is_missing_is_made(directory: Path, new_cache: NewCache) -> None:
+def test_only_missing_outputs_are_built(directory: Path, new_cache: NewCache) -> None:
     graph, cache = planned(directory), new_cache("cache")
     (binary,) = graph.binaries
-    heard = Heard()
+    recorded = RecordedProgress()
 
     def run() -> tuple[int, int]:
-        heard.details.clear()
-        outcome = ninja_run.run(graph, cache, jobs=1, progress=heard)
+        recorded.details.clear()
+        outcome = ninja_run.run(graph, cache, jobs=1, progress=recorded)
         assert not (cache / "work").exists()
         return outcome.compiles, outcome.steps
 
     assert run() == (2, 3)
-    assert heard.details[-1] == "link stable-scale cpu"
+    assert recorded.details[-1] == "link stable-scale cpu"
     assert run() == (0, 0)
     whole = binary_path(cache, binary).read_bytes()
     binary_path(cache, binary).unlink()
@@ -100,16 +100,16 @@ def test_a_failed_step_keeps_the_results_of_others(directory: Path, new_cache: N
 
 def test_one_build_at_a_time_uses_a_cache(directory: Path, new_cache: NewCache) -> None:
     graph, cache = planned(directory), new_cache("cache")
-    heard, done = Heard(), threading.Event()
+    recorded, done = RecordedProgress(), threading.Event()
 
     def build() -> None:
-        ninja_run.run(graph, cache, jobs=1, progress=heard)
+        ninja_run.run(graph, cache, jobs=1, progress=recorded)
         done.set()
 
     thread = threading.Thread(target=build)
     with locked(cache / "build.lock"):
         thread.start()
-        assert heard.said.wait(10)
+        assert recorded.message.wait(10)
         assert not done.wait(0.2)
         assert not (cache / "work").exists()
     assert done.wait(60)
@@ -124,7 +124,7 @@ def test_paths_that_nvcc_would_split_are_refused(directory: Path, tmp_path: Path
     assert not (tmp_path / name).exists()
 
 
-def test_jobs_are_at_most_the_processors() -> None:
+def test_the_default_number_of_jobs_is_at_most_the_number_of_cores() -> None:
     assert 1 <= ninja_run.default_jobs() <= len(os.sched_getaffinity(0))
 
 

@@ -70,7 +70,7 @@ def test_a_failure_changes_nothing(build: Path) -> None:
 
 
 @pytest.mark.parametrize("inside", [False, True])
-def test_leftovers_of_killed_builds_are_taken_back(build: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
+def test_leftovers_of_killed_builds_are_undone(build: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
     """Before, after and between the two steps of a swap, on a file system that cannot swap in one."""
     if inside:
         monkeypatch.chdir(build)

@@ -307,7 +307,7 @@ def test_a_file_of_ten_megabytes_is_refused_before_it_is_read_whole(home: Path) 
     assert peak < 3_000_000
 
 
-def test_a_build_toml_that_cannot_be_read(home: Path) -> None:
+def test_a_build_toml_that_cannot_be_read_is_refused(home: Path) -> None:
     (home / "build.toml").unlink()
     (home / "build.toml").symlink_to("build.toml")
     assert mistake(home).where == str(home / "build.toml")
@@ -324,7 +324,7 @@ def test_a_build_toml_that_cannot_be_read(home: Path) -> None:
         ("torch-ext/my_relu", "torch-ext/my_relu"),
     ],
 )
-def test_a_link_out_of_the_project(home: Path, tmp_path: Path, link: str, where: str) -> None:
+def test_a_symbolic_link_out_of_the_project_is_refused(home: Path, tmp_path: Path, link: str, where: str) -> None:
     outside = tmp_path / "outside"
     (home / link).rename(outside)
     (home / link).symlink_to(outside)

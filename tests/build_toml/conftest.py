@@ -1,7 +1,7 @@
-"""Compares our reader of build.toml with the public parser: both accept the same files, except for listed reasons.
+"""Fixtures of the tests that compare our reader of build.toml with the public parser.
 
-We reject every file that the public parser rejects. Files that it accepts we accept too, or reject for a reason that
-`STRICTER` in `test_stricter.py` lists. `test_mutations.py` compares both on randomly changed files.
+Our reader rejects every file that the public parser rejects. It accepts the other files, or rejects them for a reason
+that `STRICTER` in `test_stricter.py` lists. `test_mutations.py` compares both on randomly changed files.
 """
 
 from __future__ import annotations
@@ -26,41 +26,42 @@ GENERAL = {
 TORCH = '[torch]\nsrc = ["torch-ext/binding.cpp"]\n'
 CPU = '[kernel.c]\nbackend = "cpu"\ndepends = ["torch"]\nsrc = ["a.cpp"]\n'
 CUDA = '[kernel.g]\nbackend = "cuda"\ndepends = ["torch"]\nsrc = ["a.cu"]\n'
-# Names of projects whose Python packages the directory `home` has.
+# Names of projects. The fixture `home` has a Python package for each.
 NAMES = ("a-b", "ab", "a1", "a--b", "a-" + "b" * 40)
 DEPENDENCY = '{repo-id = "o/k", version = 1}'
 
 
 def general(**changes: str | None) -> str:
-    """A complete file with these keys of [general] changed, or removed if None. `_` stands for `-`."""
+    """Return a valid file with these keys of [general] changed, or removed if None. `_` in a key means `-`."""
     keys = {**GENERAL, **{key.replace("_", "-"): value for key, value in changes.items()}}
     lines = "".join(f"{key} = {value}\n" for key, value in keys.items() if value is not None)
     return f"[general]\n{lines}{TORCH}{CPU}{CUDA}"
 
 
 def framework(text: str) -> str:
-    """A complete file with `text` in place of [torch]."""
+    """Return a valid file with `text` in place of [torch]."""
     return general().replace(TORCH, text + "\n")
 
 
 def torch(line: str) -> str:
+    """Return a valid file with `line` as the only line of [torch]."""
     return framework(f"[torch]\n{line}")
 
 
 def kernel(backend: str, *lines: str, depends: str = '["torch"]', src: str = '["a.cpp"]', name: str = "x") -> str:
-    """A complete file with one more kernel."""
+    """Return a valid file with one more kernel."""
     more = "\n".join(lines)
     return f'{general()}[kernel.{name}]\nbackend = "{backend}"\ndepends = {depends}\nsrc = {src}\n{more}\n'
 
 
 def more(text: str) -> str:
-    """A complete file followed by `text`."""
+    """Return a valid file followed by `text`."""
     return general() + text
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A project directory with every file that the cases name."""
+    """Return a project directory with every file that the tested build.toml files name."""
     home = tmp_path_factory.mktemp("project")
     packages = [f"torch-ext/{project.python_name(name)}" for name in NAMES] + ["tvm-ffi-ext/a_b"]
     files = ["a.cpp", "a.cu", "inc/a.h", "torch-ext/binding.cpp", *(f"{package}/__init__.py" for package in packages)]
@@ -71,7 +72,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def theirs(home: Path) -> Build | None:
-    """The project as the public parser reads it, or None if it rejects the file."""
+    """Return the project as the public parser reads it, or None if it rejects the file."""
     try:
         return Build.open(home)
     except ValueError:
@@ -79,6 +80,7 @@ def theirs(home: Path) -> Build | None:
 
 
 def ours(home: Path) -> project.Project | ConfigError:
+    """Return the project as our reader reads it, or its error."""
     try:
         return read_project(home)
     except ConfigError as error:

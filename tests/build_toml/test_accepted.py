@@ -101,7 +101,7 @@ def test_both_accept(home: Path, text: str) -> None:
     assert_same_values(home)
 
 
-def test_python_dependencies_are_the_clients() -> None:
+def test_python_dependencies_are_those_of_the_client() -> None:
     known = json.loads((resources.files("kernels") / "python_depends.json").read_text())
     mine = {key: set(names) for key, names in build_toml.PYTHON_DEPENDS.items() if names}
     assert mine.pop("general") == set(known["general"])

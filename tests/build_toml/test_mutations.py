@@ -84,7 +84,10 @@ def dump(value: Any) -> str:
 
 @st.composite
 def mutations(draw: st.DrawFn) -> dict[str, Any]:
-    """A valid document with one to three changes: a key deleted, renamed or added, a value replaced or repeated."""
+    """Return a valid document with one to three changes.
+
+    A change deletes, renames or adds a key, or replaces or repeats a value.
+    """
     document = copy.deepcopy(draw(st.sampled_from(SEEDS)))
     for _ in range(draw(st.integers(1, 3))):
         node: Any = document
@@ -120,6 +123,6 @@ def test_mutations(home: Path, document: dict[str, Any]) -> None:
     if build is None:
         assert isinstance(mine, ConfigError)
     elif isinstance(mine, ConfigError):
-        assert any(re.search(says, mine.message) for says, _ in STRICTER.values()), str(mine)
+        assert any(re.search(message, mine.message) for message, _ in STRICTER.values()), str(mine)
     else:
         assert_same_values(home)

@@ -23,7 +23,7 @@ from tests.build_toml.conftest import (
 
 # Reason -> (the text of our error, files that we reject for this reason and the public parser accepts).
 STRICTER: dict[str, tuple[str, list[str]]] = {
-    "a file that the builder would miss": (
+    "a missing file": (
         r"there is no (file|directory) ",
         [
             torch('src = ["no.cpp"]'),
@@ -35,7 +35,7 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
             kernel("cpu", src=f'["{"a" * 5000}"]'),
         ],
     ),
-    "a path out of the project": (
+    "a path outside the project": (
         r"is not a path inside the project",
         [
             *(torch(f'src = ["{path}"]') for path in ("../a.cpp", "/etc/passwd", "inc/../a.cpp", "")),
@@ -43,7 +43,7 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
             *(kernel("cpu", src=f'["{path}"]') for path in ("../a.cpp", "/a.cpp")),
         ],
     ),
-    "a path that no build file can hold": (r"has a control character", [torch('src = ["a\\nb.cpp"]')]),
+    "a path with a control character": (r"has a control character", [torch('src = ["a\\nb.cpp"]')]),
     "a file that would be linked twice": (
         r"is named twice",
         [torch('src = ["a.cpp", "a.cpp"]'), kernel("cpu", src='["a.cpp", "./a.cpp"]')],
@@ -55,9 +55,9 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
             general(edition=None).replace('backend = "cpu"', 'backend = "cpu"\ninclude = ["."]'),
         ],
     ),
-    "a project for no backend": (r"is an empty array", [general(backends="[]")]),
-    "a kernel for no capability": (r"is an empty array", [kernel("cuda", "cuda-capabilities = []")]),
-    "a capability that no toolkit has": (
+    "no backends": (r"is an empty array", [general(backends="[]")]),
+    "no capabilities": (r"is an empty array", [kernel("cuda", "cuda-capabilities = []")]),
+    "a capability that no CUDA release has": (
         r"is not a CUDA capability",
         [
             *(
@@ -67,7 +67,7 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
             framework('[torch-noarch]\ncuda_capabilities = ["1.0"]'),
         ],
     ),
-    "a range without a version": (
+    "an empty version range": (
         r"no version is at least",
         [torch('minver = "2.10"\nmaxver = "2.9"'), more('[general.cuda]\nminver = "13.0"\nmaxver = "12.8"\n')],
     ),
@@ -100,11 +100,11 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
             general(kernel_depends='[{repo-id = "o/k", revision = ""}]'),
         ],
     ),
-    "a kernel's name that is no file name": (
+    "a kernel name that is not a file name": (
         r"is not a kernel's name",
         [kernel("cpu", name=f'"{name}"') for name in ("", "../x", "a/b", "a b", "é", "-x")],
     ),
-    "an ending that no file has": (
+    "a file extension that no file can have": (
         r"is not a file name's ending",
         [torch(f'pyext = ["py", "{ending}"]') for ending in (".py", "", "a/b", "*")],
     ),
@@ -112,7 +112,7 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
         r"expected the Python package",
         [torch('pyext = ["json"]'), torch("pyext = []"), general(name='"no-package"')],
     ),
-    "a Git URL that few tools take": (
+    "a Git URL that few tools accept": (
         r"is not the URL of a Git repository",
         [
             general(source=f'"{url}"')
@@ -129,10 +129,10 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
             )
         ],
     ),
-    "a key that would take the parser all memory": (r"has a key of more than 16 parts", [more(f"# {'.a' * 400_000}")]),
+    "a key of too many parts": (r"has a key of more than 16 parts", [more(f"# {'.a' * 400_000}")]),
     "a file of more than 1 MB": (r"is larger than 1 MB", [more("#" * 1_000_001)]),
-    # The public parser's library also accepts a table's fields as an array, and a table for a string: not the format.
-    "an array where a table belongs": (
+    # The public parser's library also accepts an array for a table and a table for a string. The format has neither.
+    "an array in place of a table": (
         r"expected a table, got an array",
         [
             general(hub='["o/k", "v1"]'),
@@ -141,20 +141,20 @@ STRICTER: dict[str, tuple[str, list[str]]] = {
             'kernel.x = ["cpu", [], [], [], []]\n' + general().replace(CPU + CUDA, ""),
         ],
     ),
-    "a table where a word belongs": (r"expected a string, got a table", [kernel("cpu", depends="[{torch = {}}]")]),
+    "a table in place of a string": (r"expected a string, got a table", [kernel("cpu", depends="[{torch = {}}]")]),
 }
 
 
 @pytest.mark.parametrize(
-    ("says", "text"),
-    [pytest.param(says, text, id=reason) for reason, (says, texts) in STRICTER.items() for text in texts],
+    ("message", "text"),
+    [pytest.param(message, text, id=reason) for reason, (message, texts) in STRICTER.items() for text in texts],
 )
-def test_only_we_reject(home: Path, says: str, text: str) -> None:
+def test_only_our_reader_rejects(home: Path, message: str, text: str) -> None:
     write(home, text)
     assert theirs(home) is not None
     error = ours(home)
     assert isinstance(error, ConfigError)
-    assert re.search(says, error.message), error.message
+    assert re.search(message, error.message), error.message
     assert error.where
     assert error.where.startswith(str(home))
     assert error.hint

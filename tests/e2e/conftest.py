@@ -97,14 +97,14 @@ def replace(file: Path, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
-def assert_refused(done: Done, code: int, error: str, *, where: str, says: str, hint: str) -> None:
-    """Assert that a build failed with this error, and that its fields contain these texts."""
+def assert_refused(done: Done, code: int, error: str, *, where: str, message: str, hint: str | None) -> None:
+    """Assert that a build failed with this error, and that its fields contain these texts; None if it has no hint."""
     assert done.code == code, done
     got = done.answer
     assert got["error"] == error, done
     assert where in got["where"], done
-    assert says in got["message"], done
-    assert hint in (got["hint"] or ""), done
+    assert message in got["message"], done
+    assert got["hint"] is None if hint is None else hint in got["hint"], done
 
 
 def working_in(directory: Path) -> dict[int, str]:
@@ -176,7 +176,7 @@ def cache(new_cache: NewCache) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes | str]:
-    """Build the CPU variant of stable-scale without a disturbance, and return its packages."""
+    """Return the packages of an undisturbed build of the CPU variant of stable-scale."""
     home = tmp_path_factory.mktemp("undisturbed")
     project, cache = home / "stable-scale", home / "cache"
     shutil.copytree(PROJECTS / "stable-scale", project)
@@ -246,7 +246,10 @@ def run_python(code: str, *arguments: object) -> str:
 def scale(
     copy_project: Callable[..., Path], new_cache: Callable[[str], Path], kernel_builder: Run
 ) -> Callable[..., Path]:
-    """Builds `stable-scale` with workloads; `statement` replaces the kernel's only statement."""
+    """Return a function that builds `stable-scale` with workloads.
+
+    Its argument `statement` replaces the only statement of the kernel.
+    """
 
     def make(statement: str = RIGHT) -> Path:
         project = copy_project("stable-scale")
@@ -264,7 +267,7 @@ def scale(
 
 
 def benchmark(*arguments: str | Path) -> Result:
-    """Runs the command in this process, which has imported Torch already."""
+    """Run `kernel-builder benchmark` in this process, which has imported Torch already."""
     done = CliRunner().invoke(main, ["benchmark", *map(str, arguments)])
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exc_info
     return done

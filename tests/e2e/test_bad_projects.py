@@ -20,7 +20,7 @@ from tests.e2e.conftest import (
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "where", "says", "hint"),
+    ("old", "new", "where", "message", "hint"),
     [
         ("license", "licence", "build.toml: [general] licence", "unknown key", "did you mean `license`?"),
         ("version = 1", 'version = "1"', "build.toml: [general] version", "expected an integer", "an integer"),
@@ -32,18 +32,18 @@ from tests.e2e.conftest import (
         ('["cpu", "cuda"]', "[]", "build.toml: [general] backends", "empty", 'backends = ["cpu", "cuda"]'),
     ],
 )
-def test_a_mistake_in_build_toml(
-    project: Path, cache: Path, kernel_builder: Run, old: str, new: str, where: str, says: str, hint: str
+def test_a_mistake_in_build_toml_is_refused(
+    project: Path, cache: Path, kernel_builder: Run, old: str, new: str, where: str, message: str, hint: str
 ) -> None:
     replace(project / "build.toml", old, new)
     with untouched(project):
         done = kernel_builder(cache, "build", project)
-    assert_refused(done, 2, "ConfigError", where=f"{project}/", says=says, hint=hint)
+    assert_refused(done, 2, "ConfigError", where=f"{project}/", message=message, hint=hint)
     assert where in done.answer["where"]
 
 
 @pytest.mark.parametrize(
-    ("content", "says", "hint"),
+    ("content", "message", "hint"),
     [
         (b"# K\xfcche\n", "line 1 is not UTF-8", "encoding UTF-8"),
         (b"# ten megabytes\n" * 650_000, "larger than 1 MB", "a few kB"),
@@ -51,24 +51,28 @@ def test_a_mistake_in_build_toml(
         (None, "there is no such file, so this is not a kernel project", "kernel-builder init"),
     ],
 )
-def test_a_build_toml_that_cannot_be_read(
-    project: Path, cache: Path, kernel_builder: Run, content: bytes | None, says: str, hint: str
+def test_a_build_toml_that_cannot_be_read_is_refused(
+    project: Path, cache: Path, kernel_builder: Run, content: bytes | None, message: str, hint: str
 ) -> None:
     file = project / "build.toml"
     file.unlink() if content is None else file.write_bytes(content)
     with untouched(project):
         done = kernel_builder(cache, "build", project)
-    assert_refused(done, 2, "ConfigError", where=str(file), says=says, hint=hint)
+    assert_refused(done, 2, "ConfigError", where=str(file), message=message, hint=hint)
 
 
 def test_a_directory_that_does_not_exist(cache: Path, kernel_builder: Run, tmp_path: Path) -> None:
     done = kernel_builder(cache, "build", tmp_path / "nothing")
-    assert_refused(done, 2, "ConfigError", where="nothing/build.toml", says="no such file", hint="name the directory")
+    assert_refused(
+        done, 2, "ConfigError", where="nothing/build.toml", message="no such file", hint="name the directory"
+    )
     assert not (tmp_path / "nothing").exists()
 
 
 @pytest.mark.parametrize("link", ["scale/scale_cpu.cpp", "scale/scale.h", "scale/unlisted.h"])
-def test_a_link_out_of_the_project(project: Path, cache: Path, kernel_builder: Run, tmp_path: Path, link: str) -> None:
+def test_a_symbolic_link_out_of_the_project_is_refused(
+    project: Path, cache: Path, kernel_builder: Run, tmp_path: Path, link: str
+) -> None:
     """A listed or included file must be inside the project."""
     file, outside = project / link, tmp_path / "outside.h"
     if link.endswith("unlisted.h"):
@@ -80,23 +84,30 @@ def test_a_link_out_of_the_project(project: Path, cache: Path, kernel_builder: R
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--backend", "cpu")
     assert_refused(
-        done, 2, "ConfigError", where=str(project), says="link out of the project", hint="copy what it points"
+        done, 2, "ConfigError", where=str(project), message="link out of the project", hint="copy what it points"
     )
     assert link in str(done.answer)
 
 
-def test_a_header_by_its_absolute_path(project: Path, cache: Path, kernel_builder: Run, tmp_path: Path) -> None:
+def test_a_header_included_by_its_absolute_path_is_refused(
+    project: Path, cache: Path, kernel_builder: Run, tmp_path: Path
+) -> None:
     (tmp_path / "mine.h").write_text("")
     replace(project / "scale" / "scale_cpu.cpp", "#include", f'#include "{tmp_path}/mine.h"\n#include')
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--backend", "cpu")
     assert_refused(
-        done, 2, "ConfigError", where="scale/scale_cpu.cpp", says="by an absolute path", hint="copy it into the project"
+        done,
+        2,
+        "ConfigError",
+        where="scale/scale_cpu.cpp",
+        message="by an absolute path",
+        hint="copy it into the project",
     )
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "where", "says", "hint"),
+    ("old", "new", "where", "message", "hint"),
     [
         ("scale_cpu.cpp", "scale_cuda.cu", "[kernel.scale_cpu] src", "is a CUDA source", 'backend = "cuda"'),
         ("scale_cpu.cpp", "scale_cpu.f90", "[kernel.scale_cpu] src", "neither a header nor a source", ".cpp"),
@@ -109,24 +120,24 @@ def test_a_header_by_its_absolute_path(project: Path, cache: Path, kernel_builde
         ),
     ],
 )
-def test_sources_of_another_kind(
-    project: Path, cache: Path, kernel_builder: Run, old: str, new: str, where: str, says: str, hint: str
+def test_sources_of_the_wrong_kind_are_refused(
+    project: Path, cache: Path, kernel_builder: Run, old: str, new: str, where: str, message: str, hint: str
 ) -> None:
     replace(project / "build.toml", old, new)
     (project / new if "/" in new else project / "scale" / new).touch()
-    if says == "nothing to compile":
+    if message == "nothing to compile":
         replace(project / "build.toml", '"scale/scale_cpu.cpp", ', "")
         where = "[torch] src"
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CPU)
-    assert_refused(done, 2, "ConfigError", where=where, says=says, hint=hint)
+    assert_refused(done, 2, "ConfigError", where=where, message=message, hint=hint)
 
 
 @pytest.mark.parametrize(
     ("table", "backend"),
     [('[general.cuda]\nmaxver = "9.0"\n', "cuda"), ('minver = "3.0"\n', "cpu")],
 )
-def test_a_range_with_no_variant_left(
+def test_version_ranges_that_leave_no_variant_are_refused(
     project: Path, cache: Path, kernel_builder: Run, table: str, backend: str
 ) -> None:
     if backend == "cpu":
@@ -136,12 +147,12 @@ def test_a_range_with_no_variant_left(
     with untouched(project):
         done = kernel_builder(cache, "build", project)
     assert_refused(
-        done, 3, "VariantError", where="minver, maxver", says=f"leave no {backend} variant", hint="widen the range"
+        done, 3, "VariantError", where="minver, maxver", message=f"leave no {backend} variant", hint="widen the range"
     )
 
 
 @pytest.mark.parametrize(
-    ("variant", "says", "hint"),
+    ("variant", "message", "hint"),
     [
         ("torch-stable-abi210-cpo-x86_64-linux", "is not a variant's name; expected for example", "list-variants"),
         ("torch-stable-abi211-cpu-x86_64-linux", "the project's stable ABI for cpu is 2.10", CPU),
@@ -151,19 +162,19 @@ def test_a_range_with_no_variant_left(
         ("", "is not a variant's name", "list-variants"),
     ],
 )
-def test_a_variant_that_cannot_be(
-    project: Path, cache: Path, kernel_builder: Run, variant: str, says: str, hint: str
+def test_a_variant_that_cannot_be_built_is_refused(
+    project: Path, cache: Path, kernel_builder: Run, variant: str, message: str, hint: str
 ) -> None:
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CPU, "--variant", variant)
-    assert_refused(done, 3, "VariantError", where=variant, says=says, hint=hint)
+    assert_refused(done, 3, "VariantError", where=variant, message=message, hint=hint)
 
 
-def test_two_projects_of_one_name(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+def test_two_projects_with_one_name_are_refused(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
     one, two = copy_project("python-only", "one"), copy_project("python-only", "two")
     with untouched(one, two):
         done = kernel_builder(cache, "build", one, two)
-    assert_refused(done, 2, "ConfigError", where="[general] name", says="named python-only", hint="rename")
+    assert_refused(done, 2, "ConfigError", where="[general] name", message="named python-only", hint="rename")
 
 
 @pytest.mark.parametrize(
@@ -176,7 +187,7 @@ def test_two_projects_of_one_name(copy_project: Copy, cache: Path, kernel_builde
         (["build", "--jobs", "many", "--json"], "not a valid integer"),
     ],
 )
-def test_nonsense_on_the_command_line(cache: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_wrong_commands_and_options_are_refused(cache: Path, tmp_path: Path, arguments: list[str], words: str) -> None:
     """click refuses wrong commands: usage on stderr, nothing on stdout, exit code 2."""
     done = subprocess.run(
         [BUILDER, *arguments], capture_output=True, text=True, check=False, cwd=tmp_path, env=environment(cache)

@@ -23,7 +23,7 @@ GLIBC = tuple(int(part) for part in (os.confstr("CS_GNU_LIBC_VERSION") or "glibc
 
 
 def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> None:
-    """The error has file, variant, command and the compiler's words."""
+    """The error names the file and the variant, and has the command and the output of the compiler."""
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "factor * in[i]", "factor * input[i]")
     arguments = ("build", project, "--variant", CPU)
@@ -32,7 +32,7 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
         people = subprocess.run(
             [BUILDER, *arguments], capture_output=True, text=True, env=environment(cache), check=False
         )
-    assert_refused(done, 5, "BuildError", where=str(source), says=CPU, hint="")
+    assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=None)
     assert "scale/scale_cpu.cpp:4" in done.answer["output"]
     assert "‘input’ was not declared" in done.answer["output"]
     assert "g++ -c " in done.answer["command"]
@@ -41,17 +41,19 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
     for words in (f"error: {source}", CPU, "command: ", "‘input’ was not declared"):
         assert words in people.stderr
     replace(source, "factor * input[i]", "factor * in[i]")
-    mended = kernel_builder(cache, *arguments, "--no-load")
-    # The source and the binding, whose namespace covers the source.
-    assert (mended.code, mended.answer["compiles"]) == (0, 2)
+    repaired = kernel_builder(cache, *arguments, "--no-load")
+    # Two compiles: the source, and the binding, whose namespace is a digest that includes the source.
+    assert (repaired.code, repaired.answer["compiles"]) == (0, 2)
 
 
-def test_several_errors_name_one_and_finish_nothing(project: Path, cache: Path, kernel_builder: Run) -> None:
+def test_of_several_compile_errors_one_is_reported_and_nothing_is_linked(
+    project: Path, cache: Path, kernel_builder: Run
+) -> None:
     replace(project / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * input[i]")
     replace(project / "torch-ext" / "torch_binding.cpp", "Tensor in,", "Tensir in,")
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CPU, "--jobs", "2")
-    assert_refused(done, 5, "BuildError", where=str(project), says=CPU, hint="")
+    assert_refused(done, 5, "BuildError", where=str(project), message=CPU, hint=None)
     assert not (cache / "binaries").exists() or not list((cache / "binaries").rglob("*.so"))
 
 
@@ -60,7 +62,7 @@ def test_one_bad_project_of_two_stops_both(copy_project: Copy, cache: Path, kern
     replace(bad / "scale" / "scale_cpu.cpp", "factor * in[i]", "factor * input[i]")
     with untouched(good, bad):
         done = kernel_builder(cache, "build", good, bad, "--backend", "cpu")
-    assert_refused(done, 5, "BuildError", where=str(bad), says=CPU, hint="")
+    assert_refused(done, 5, "BuildError", where=str(bad), message=CPU, hint=None)
 
 
 @pytest.mark.parametrize("header", ["scale/lost.h", "cutlass/cutlass.h"])
@@ -70,7 +72,7 @@ def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, heade
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CPU)
     hint = f"{header} is neither in the project nor in the headers of this variant"
-    assert_refused(done, 5, "BuildError", where=str(source), says=CPU, hint=hint)
+    assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=hint)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +89,7 @@ def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, heade
         ),
     ],
 )
-def test_symbols_that_are_nowhere_or_too_new(
+def test_undefined_and_too_new_symbols_are_reported(
     project: Path, cache: Path, kernel_builder: Run, declaration: str, call: str, code: int, error: str, words: str
 ) -> None:
     source = project / "scale" / "scale_cpu.cpp"
@@ -102,9 +104,9 @@ def test_symbols_that_are_nowhere_or_too_new(
     assert done.answer["hint"]
 
 
-def test_what_is_built_does_not_load(project: Path, cache: Path, kernel_builder: Run) -> None:
-    """A package that cannot be imported is not put in place."""
+def test_a_package_that_does_not_load_is_not_installed(project: Path, cache: Path, kernel_builder: Run) -> None:
+    """A package that cannot be imported does not replace the old one."""
     (project / "torch-ext" / "stable_scale" / "__init__.py").write_text("from . import lost\n")
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CPU)
-    assert_refused(done, 7, "CheckError", where=str(project), says="lost", hint="is unchanged")
+    assert_refused(done, 7, "CheckError", where=str(project), message="lost", hint="is unchanged")

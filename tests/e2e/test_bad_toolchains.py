@@ -31,8 +31,8 @@ def test_no_compiler(project: Path, cache: Path, kernel_builder: Run, tmp_path: 
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--backend", "cpu", PATH=str(empty), CXX="")
         named = kernel_builder(cache, "build", project, "--backend", "cpu", "--cxx", "no-such-g++")
-    assert_refused(done, 4, "ToolchainError", where="g++", says="g++ 11 or newer", hint="apt-get install g++")
-    assert_refused(named, 4, "ToolchainError", where="no-such-g++", says="no such program", hint="--cxx")
+    assert_refused(done, 4, "ToolchainError", where="g++", message="g++ 11 or newer", hint="apt-get install g++")
+    assert_refused(named, 4, "ToolchainError", where="no-such-g++", message="no such program", hint="--cxx")
 
 
 @pytest.mark.parametrize("how", ["PATH", "--cxx", "CXX"])
@@ -46,11 +46,11 @@ def test_a_compiler_that_is_too_old(project: Path, cache: Path, kernel_builder: 
     more = {"PATH": {"PATH": f"{old.parent}:{os.environ['PATH']}"}, "CXX": {"CXX": str(old)}}.get(how, {})
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--backend", "cpu", *arguments, **more)
-    assert_refused(done, 4, "ToolchainError", where=str(old), says="is g++ 9.4.0, expected 11", hint="gcc-toolset")
+    assert_refused(done, 4, "ToolchainError", where=str(old), message="is g++ 9.4.0, expected 11", hint="gcc-toolset")
 
 
 def test_no_ninja(project: Path, cache: Path, tmp_path: Path) -> None:
-    """In a virtual environment that has all packages and no programs."""
+    """The virtual environment of this test has the builder's dependencies, but not their programs."""
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     inner = next((tmp_path / "venv" / "lib").glob("*/site-packages"))
@@ -87,16 +87,19 @@ def test_no_ninja(project: Path, cache: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "says"),
-    [("--compiler-cache", "no-such-sccache", "no program"), ("--cuda-home", "/nonexistent", "")],
+    ("option", "value", "message"),
+    [
+        ("--compiler-cache", "no-such-sccache", "no program"),
+        ("--cuda-home", "/nonexistent", "is not a CUDA toolkit: it has no bin/nvcc"),
+    ],
 )
-def test_programs_that_do_not_exist(
-    project: Path, cache: Path, kernel_builder: Run, option: str, value: str, says: str
+def test_missing_programs_named_by_options_are_reported(
+    project: Path, cache: Path, kernel_builder: Run, option: str, value: str, message: str
 ) -> None:
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CUDA, option, value)
     assert done.code == 4, done
-    assert says in done.answer["message"]
+    assert message in done.answer["message"]
     assert done.answer["hint"]
 
 
@@ -108,13 +111,13 @@ def test_an_index_that_cannot_be_reached(project: Path, kernel_builder: Run, tmp
         done = kernel_builder(tmp_path / "cold", "build", project, "--variant", CPU, PIP_INDEX_URL=url)
         offline = kernel_builder(tmp_path / "cold", "build", project, "--variant", CPU, "--offline")
     assert_refused(
-        done, 4, "FetchError", where=f"at {url}", says="the index cannot be reached", hint="kernel-builder toolchain"
+        done, 4, "FetchError", where=f"at {url}", message="the index cannot be reached", hint="kernel-builder toolchain"
     )
-    assert_refused(offline, 4, "FetchError", where="Torch 2.10", says="not in the store", hint="toolchain fetch")
+    assert_refused(offline, 4, "FetchError", where="Torch 2.10", message="not in the store", hint="toolchain fetch")
     assert list((tmp_path / "cold" / "toolchains").glob("trees/*torch*")) == []
 
 
-def test_a_download_that_is_not_what_is_pinned(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
+def test_a_download_that_differs_from_the_lock_is_refused(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
     wheel = lock.shipped().torch[Release(2, 10)].platforms[this_platform()]["stable"]
     with IndexServer({wheel.file: b"short"}, {wheel.file: Fault()}, stated={wheel.file: wheel.sha256}) as server:
         arguments = ("build", project, "--variant", CPU, "--index-url", server.url)
@@ -122,19 +125,19 @@ def test_a_download_that_is_not_what_is_pinned(project: Path, kernel_builder: Ru
             truncated = kernel_builder(tmp_path / "cold", *arguments)
             server.stated.clear()
             altered = kernel_builder(tmp_path / "cold", *arguments)
-    assert_refused(truncated, 4, "FetchError", where=wheel.file, says="truncated", hint="another index")
-    assert_refused(altered, 4, "FetchError", where=wheel.file, says=f"expected {wheel.sha256}", hint="mirrors")
+    assert_refused(truncated, 4, "FetchError", where=wheel.file, message="truncated", hint="another index")
+    assert_refused(altered, 4, "FetchError", where=wheel.file, message=f"expected {wheel.sha256}", hint="mirrors")
 
 
 def test_no_permission_to_write_the_cache(project: Path, kernel_builder: Run, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with untouched(project):
         done = kernel_builder(tmp_path / "file" / "cache", "build", project, "--variant", CPU)
-    assert_refused(done, 4, "StoreError", where="file", says="cannot be written", hint="KERNEL_BUILDER_CACHE")
+    assert_refused(done, 4, "StoreError", where="file", message="cannot be written", hint="KERNEL_BUILDER_CACHE")
 
 
-def test_a_cache_in_a_place_that_compilers_cannot_take(project: Path, kernel_builder: Run, new_cache: NewCache) -> None:
+def test_a_cache_path_with_white_space_is_refused(project: Path, kernel_builder: Run, new_cache: NewCache) -> None:
     cache = new_cache("my cache, mine")
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CPU)
-    assert_refused(done, 4, "StoreError", where=str(cache), says="white space", hint="KERNEL_BUILDER_CACHE")
+    assert_refused(done, 4, "StoreError", where=str(cache), message="white space", hint="KERNEL_BUILDER_CACHE")

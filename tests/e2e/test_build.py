@@ -1,13 +1,16 @@
-"""From a project to packages that the unmodified client loads."""
+"""Builds of a project give packages that the unmodified client loads."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 from kernels import Metadata  # type: ignore[attr-defined]
 
+from kernel_builder.config.variant import Release
+from kernel_builder.toolchain import Toolchains
 from tests.conftest import CPU, CUDA
 from tests.e2e.conftest import (
     LOAD,
@@ -54,7 +57,7 @@ def test_stable_abi_project(copy_project: Copy, new_cache: NewCache, kernel_buil
     assert {package["status"] for package in again.answer["packages"]} == {"unchanged"}
 
 
-def test_one_changed_source_is_that_step_the_binding_and_the_link(
+def test_a_changed_source_recompiles_itself_and_the_binding_and_links(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run
 ) -> None:
     project, cache = copy_project("stable-scale"), new_cache("cache")
@@ -67,7 +70,7 @@ def test_one_changed_source_is_that_step_the_binding_and_the_link(
     source.write_text(source.read_text().replace("factor * in[i]", "in[i] * factor + 0.0f"))
     after = kernel_builder(cache, "build", project, "--backend", "cpu", "--no-load")
     assert (after.answer["compiles"], after.answer["steps"]) == (2, 3)
-    # Outputs that no build has used for long are removed.
+    # A build removes outputs that no build has used for a month.
     assert not unused.exists()
     assert after.answer["packages"][0]["module"] != before.answer["packages"][0]["module"]
 
@@ -94,7 +97,7 @@ print(one.scaled(torch.ones(1), 2.0).item(), two.scaled(torch.ones(1), 2.0).item
     assert run_python(code, project / "one", project / "two") == "2.0 3.0"
 
 
-def test_several_projects_are_one_graph(
+def test_several_projects_are_built_by_one_command(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
 ) -> None:
     one, two = copy_project("stable-scale", "one"), copy_project("python-only", "two")
@@ -105,15 +108,21 @@ def test_several_projects_are_one_graph(
     assert (out / "python-only" / "torch-cpu" / "metadata.json").is_file()
 
 
-def test_a_system_toolkit_stands_in(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """The pinned toolkit stands in for one that the user has installed."""
-    from kernel_builder.config.variant import Release
-    from kernel_builder.toolchain import Toolchains
-
-    toolkit = Toolchains().cuda(Release(13, 0)).root
+def test_cuda_home_names_the_toolkit_to_build_with(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    """The toolkit of this test is a copy of the pinned one. Its nvcc records that it runs."""
+    pinned, toolkit, calls = Toolchains().cuda(Release(13, 0)).root, tmp_path / "cuda", tmp_path / "calls"
+    shutil.copytree(pinned, toolkit, copy_function=os.symlink)
+    nvcc = toolkit / "bin" / "nvcc"
+    nvcc.parent.chmod(0o755)
+    nvcc.unlink()
+    nvcc.write_text(f'#!/bin/sh\necho "$@" >> {calls}\nexec {pinned}/bin/nvcc "$@"\n')
+    nvcc.chmod(0o755)
     project = copy_project("stable-scale")
     done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA, "--cuda-home", toolkit)
     assert done.code == 0, done
+    assert "scale_cuda.cu" in calls.read_text()
 
 
 def test_other_files_in_build_are_kept(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:

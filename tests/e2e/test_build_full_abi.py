@@ -15,7 +15,7 @@ from tests.e2e.conftest import (
 
 @pytest.mark.slow
 def test_full_abi_project(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Another Torch release costs its binding and no device code, and the result loads."""
+    """One more Torch release compiles its binding only, no device code. The package loads."""
     project, cache = copy_project("full-scale"), new_cache("cache")
     first = kernel_builder(
         cache,

@@ -1,4 +1,4 @@
-"""A compiler cache (sccache) below the builder's own."""
+"""A compiler cache (sccache) in addition to the builder's own cache."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_compiler_cache_gives_the_same_bytes(
     finally:
         subprocess.run([sccache, "--stop-server"], capture_output=True, check=False, env={**os.environ, **server})
     assert before["requests_executed"] > 0
-    # A builder's cache that was emptied is filled from the compiler cache alone.
+    # After the builder's cache is emptied, every object comes from the compiler cache.
     assert after["cache_hits"] > before["cache_hits"]
     assert after["cache_misses"] == before["cache_misses"]
     assert content(project / "plain-out") == content(project / "cached-out") == content(project / "warm-out")

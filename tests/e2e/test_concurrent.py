@@ -46,7 +46,7 @@ def test_two_builds_of_one_project_at_once(
 def test_two_projects_at_once_in_one_cache(
     copy_project: Copy, new_cache: NewCache, start: Start, undisturbed: dict[str, bytes | str]
 ) -> None:
-    """Their common source is compiled once; the rest, for each of them."""
+    """The source that both projects have is compiled once. The bindings differ, and are compiled for each."""
     one, two, cache = copy_project("stable-scale", "one"), copy_project("stable-scale", "two"), new_cache("cache")
     with (two / "torch-ext" / "torch_binding.cpp").open("a") as binding:
         binding.write("// Changed.\n")
@@ -58,8 +58,10 @@ def test_two_projects_at_once_in_one_cache(
     assert snapshot(two / "build").keys() != undisturbed.keys()
 
 
-def test_a_file_that_changes_meanwhile(slow_project: Path, new_cache: NewCache, start: Start) -> None:
-    """A binary's name is a digest of the Python files too, so they must not change while it is built."""
+def test_a_python_file_that_changes_during_the_build_is_an_error(
+    slow_project: Path, new_cache: NewCache, start: Start
+) -> None:
+    """The name of a binary is a digest that includes the Python files, so they must not change during the build."""
     replace(slow_project / "scale" / "scale_cpu.cpp", "count(1000000000)", "count(500000)")
     cache = new_cache("cache")
     process = start(cache, slow_project, "--no-load")
@@ -75,7 +77,7 @@ def test_a_file_that_changes_meanwhile(slow_project: Path, new_cache: NewCache, 
     assert not (slow_project / "build").exists()
 
 
-def test_a_reader_that_leaves(slow_project: Path, new_cache: NewCache) -> None:
+def test_a_closed_pipe_ends_the_build_without_a_traceback(slow_project: Path, new_cache: NewCache) -> None:
     """`kernel-builder build 2>&1 | head -1`: no traceback, no compilers left."""
     cache = new_cache("cache")
     source = slow_project / "scale" / "scale_cpu.cpp"
@@ -88,14 +90,16 @@ def test_a_reader_that_leaves(slow_project: Path, new_cache: NewCache) -> None:
     assert wait_for(lambda: working_in(cache) == {}, 10)
 
 
-def test_waiting_says_so(slow_project: Path, copy_project: Copy, new_cache: NewCache, start: Start) -> None:
-    """A second build that waits for the first one's compilers reports it."""
+def test_a_build_that_waits_for_another_reports_it(
+    slow_project: Path, copy_project: Copy, new_cache: NewCache, start: Start
+) -> None:
+    """A second build with the same cache waits for the first, and prints why."""
     cache = new_cache("cache")
     start(cache, slow_project)
     assert wait_for(compiling(cache), 30)
     second = start(cache, copy_project("stable-scale", "second"))
-    said: list[str] = []
+    lines: list[str] = []
     assert second.stderr is not None
-    reader = threading.Thread(target=lambda: said.extend(second.stderr or ()), daemon=True)
+    reader = threading.Thread(target=lambda: lines.extend(second.stderr or ()), daemon=True)
     reader.start()
-    assert wait_for(lambda: any("another build is using the compilers" in line for line in said), 20)
+    assert wait_for(lambda: any("another build is using the compilers" in line for line in lines), 20)

@@ -1,4 +1,4 @@
-"""Full disks, volumes, overlays and read-only file systems."""
+"""Builds on full disks, in mount points and overlays, and on read-only file systems."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ exit $code
 
 
 @needs_mounts
-def test_packages_go_into_a_volume(copy_project: Copy, new_cache: NewCache, tmp_path: Path) -> None:
+def test_packages_in_a_mount_point_are_replaced(copy_project: Copy, new_cache: NewCache, tmp_path: Path) -> None:
     """A mount point or bind mount cannot be moved: its packages are replaced one by one."""
     project, cache, volume, result = copy_project("python-only"), new_cache("cache"), tmp_path / "v", tmp_path / "r"
     for mount in ("mount -t tmpfs none", f"mkdir {tmp_path}/source; mount --bind {tmp_path}/source"):
@@ -114,7 +114,7 @@ rm -rf {result}; cp -a {volume} {result}
 
 
 @needs_mounts
-def test_packages_of_a_container_image(copy_project: Copy, new_cache: NewCache, tmp_path: Path) -> None:
+def test_packages_in_an_overlay_are_replaced(copy_project: Copy, new_cache: NewCache, tmp_path: Path) -> None:
     """An overlay's lower directories cannot be renamed."""
     lower, cache = copy_project("python-only").parent, new_cache("cache")
     image, merged, result = tmp_path / "image", tmp_path / "merged", tmp_path / "result"
@@ -142,7 +142,9 @@ cp -a {merged} {result}
 
 @needs_mounts
 @pytest.mark.parametrize("where", ["cache", "project"])
-def test_a_read_only_file_system(copy_project: Copy, new_cache: NewCache, tmp_path: Path, where: str) -> None:
+def test_a_read_only_file_system_is_reported(
+    copy_project: Copy, new_cache: NewCache, tmp_path: Path, where: str
+) -> None:
     project, cache = copy_project("python-only"), new_cache("cache")
     place = cache if where == "cache" else project
     with untouched(project, cache):
@@ -160,7 +162,9 @@ def test_a_read_only_file_system(copy_project: Copy, new_cache: NewCache, tmp_pa
     assert ("KERNEL_BUILDER_CACHE" if where == "cache" else "--out") in answer["hint"]
 
 
-def test_no_space_for_a_note_of_success(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_a_check_that_cannot_be_recorded_is_repeated(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
     """If the cache cannot record that a package was checked, the next build checks it again."""
     project, cache = copy_project("python-only"), new_cache("cache")
     (cache / "packages").write_text("in the way")

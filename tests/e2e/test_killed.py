@@ -29,7 +29,7 @@ from tests.e2e.conftest import (
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
 @pytest.mark.parametrize("line", ["1 variants", "[1/3]", "[2/3]", "[3/3]", "] checking"])
-def test_kill_and_again(
+def test_a_build_after_a_killed_one_gives_the_same_packages(
     copy_project: Copy,
     new_cache: NewCache,
     kernel_builder: Run,
@@ -38,7 +38,7 @@ def test_kill_and_again(
     line: str,
     group: bool,
 ) -> None:
-    """SIGKILL while planning, compiling, linking and packaging, of the process or its whole group."""
+    """The first build gets SIGKILL while it plans, compiles, links or packages: the process, or its whole group."""
     project, cache = copy_project("stable-scale"), new_cache("cache")
     process = start(cache, project)
     assert process.stderr is not None
@@ -56,10 +56,10 @@ def test_kill_and_again(
 
 
 @pytest.mark.slow
-def test_kill_over_older_packages(
+def test_a_killed_build_leaves_the_old_or_the_new_packages(
     copy_project: Copy, new_cache: NewCache, kernel_builder: Run, start: Start, undisturbed: dict[str, bytes | str]
 ) -> None:
-    """At every moment there is either the whole old package or the whole new one, and the new one does appear."""
+    """After a SIGKILL at any moment, `build` has the complete old packages or the complete new ones."""
     project, cache = copy_project("stable-scale"), new_cache("cache")
     source = project / "scale" / "scale_cpu.cpp"
     changed = source.read_text()
@@ -81,7 +81,7 @@ def test_kill_over_older_packages(
         process.wait()
         now = snapshot(build)
         assert now == old if moment == 0 else now in (old, undisturbed)
-    # The swap gives the directory another inode. Killed right after it, the build leaves the new packages.
+    # The swap gives the directory another inode. A build that is killed right after it leaves the new packages.
     shutil.rmtree(warm / "packages", ignore_errors=True)
     inode, end = build.stat().st_ino, time.monotonic() + 60
     process = start(warm, project, "--no-load")
@@ -96,20 +96,21 @@ def test_kill_over_older_packages(
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("group", [False, True], ids=["process", "group"])
-def test_stopped(slow_project: Path, new_cache: NewCache, start: Start, how: signal.Signals, group: bool) -> None:
-    """Ctrl-C or another signal to end: builder and compilers end at once, without a traceback."""
+def test_a_signal_stops_the_build_and_its_compilers(
+    slow_project: Path, new_cache: NewCache, start: Start, how: signal.Signals, group: bool
+) -> None:
+    """On Ctrl-C, SIGTERM or SIGHUP the builder and its compilers end before the compile does, without a traceback."""
     cache = new_cache("cache")
     with untouched(slow_project):
         process = start(cache, slow_project)
         assert wait_for(compiling(cache), 30)
         (os.killpg if group else os.kill)(process.pid, how)
-        began = time.monotonic()
         stdout, stderr = process.communicate(timeout=10)
-        assert time.monotonic() - began < 3
     assert process.returncode in {1, 128 + how}, (process.returncode, stderr)
     assert stdout == ""
     assert "Traceback" not in stderr
     assert working_in(cache) == {}
+    assert not list(cache.glob("binaries/*/*")), "the compile, which takes a minute, was stopped"
 
 
 def test_compilers_of_a_killed_build_end_with_it(slow_project: Path, new_cache: NewCache, start: Start) -> None:
@@ -124,10 +125,11 @@ def test_compilers_of_a_killed_build_end_with_it(slow_project: Path, new_cache: 
 def test_compilers_that_outlive_a_killed_build_do_no_harm(
     slow_project: Path, new_cache: NewCache, kernel_builder: Run, start: Start
 ) -> None:
-    """The next build does not wait for them; they write neither to its directory nor to the cache."""
+    """The next build does not wait for these compilers. They write neither to its directory nor to the cache."""
     replace(slow_project / "scale" / "scale_cpu.cpp", "count(1000000000)", "count(500000)")
     cache = new_cache("cache")
-    # In the session of this test, where stopped processes stay stopped when their parent dies.
+    # In the session of this test: in a session of its own, the kernel would continue a stopped process
+    # when its parent dies.
     first = start(cache, slow_project, own_session=False)
     assert wait_for(compiling(cache), 30)
     ninja = next(number for number, command in working_in(cache).items() if "/ninja -C" in command)
@@ -148,8 +150,10 @@ def test_compilers_that_outlive_a_killed_build_do_no_harm(
     assert kernel_builder(cache, *arguments).answer["steps"] == 0
 
 
-def test_stopped_while_checking(copy_project: Copy, new_cache: NewCache, start: Start) -> None:
-    """The staging directory is removed, and the process that loads the package ends."""
+def test_a_build_stopped_while_checking_leaves_nothing_behind(
+    copy_project: Copy, new_cache: NewCache, start: Start
+) -> None:
+    """The build removes its staging directory and ends the process that loads the package."""
     project, cache = copy_project("stable-scale"), new_cache("cache")
     with untouched(project):
         process = start(cache, project)

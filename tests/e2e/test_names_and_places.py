@@ -24,7 +24,7 @@ from tests.e2e.conftest import (
 
 
 @pytest.mark.parametrize("name", ["""it's "$HOME": a `name`; & {more}, 100%""", "new\nline", "gr\udcf6sser"])
-def test_odd_names_of_project_directories(
+def test_project_directories_may_have_any_name(
     copy_project: Copy, cache: Path, kernel_builder: Run, tmp_path: Path, name: str
 ) -> None:
     odd, plain = copy_project("stable-scale", name), copy_project("stable-scale", "plain")
@@ -35,8 +35,8 @@ def test_odd_names_of_project_directories(
     assert snapshot(odd / "build") == snapshot(plain / "build")
 
 
-def test_odd_names_of_sources(project: Path, cache: Path, kernel_builder: Run) -> None:
-    """g++ accepts any name; nvcc does not, and it passes names to a shell."""
+def test_unusual_names_of_sources_are_built_or_refused(project: Path, cache: Path, kernel_builder: Run) -> None:
+    """nvcc passes names to a shell, so the builder refuses names with characters that the shell would expand."""
     for old, new in (("scale_cpu.cpp", "a b'$:,é;.cpp"), ("scale_cuda.cu", "it's a scale.cu")):
         replace(project / "build.toml", old, new)
         (project / "scale" / old).rename(project / "scale" / new)
@@ -47,12 +47,12 @@ def test_odd_names_of_sources(project: Path, cache: Path, kernel_builder: Run) -
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CUDA)
     assert_refused(
-        done, 2, "ConfigError", where="[kernel.scale_cuda] src", says="nvcc cannot compile", hint="rename the file"
+        done, 2, "ConfigError", where="[kernel.scale_cuda] src", message="nvcc cannot compile", hint="rename the file"
     )
 
 
 @pytest.mark.parametrize("out", [False, True])
-def test_a_file_where_packages_should_go(project: Path, cache: Path, kernel_builder: Run, out: bool) -> None:
+def test_a_destination_that_is_a_file_is_refused(project: Path, cache: Path, kernel_builder: Run, out: bool) -> None:
     shutil.rmtree(project / "build")
     place = project / ("packages" if out else "build")
     place.write_text("mine")
@@ -60,21 +60,23 @@ def test_a_file_where_packages_should_go(project: Path, cache: Path, kernel_buil
         done = kernel_builder(
             cache, "build", project, "--variant", CPU, "--no-load", *(["--out", place] if out else [])
         )
-    assert_refused(done, 6, "PackageError", where=str(place), says="is a file", hint="--out")
+    assert_refused(done, 6, "PackageError", where=str(place), message="is a file", hint="--out")
     assert done.answer["hint"]
 
 
-def test_a_place_that_cannot_be_written(project: Path, cache: Path, kernel_builder: Run, tmp_path: Path) -> None:
+def test_a_destination_that_cannot_be_written_is_refused(
+    project: Path, cache: Path, kernel_builder: Run, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with untouched(project):
         done = kernel_builder(
             cache, "build", project, "--variant", CPU, "--no-load", "--out", tmp_path / "file" / "out"
         )
-    assert_refused(done, 6, "PackageError", where=str(tmp_path / "file"), says="cannot be written", hint="--out")
+    assert_refused(done, 6, "PackageError", where=str(tmp_path / "file"), message="cannot be written", hint="--out")
 
 
 @pytest.mark.parametrize("dangling", [False, True])
-def test_build_may_be_a_link_elsewhere(
+def test_build_may_be_a_symbolic_link(
     copy_project: Copy, cache: Path, kernel_builder: Run, tmp_path: Path, dangling: bool
 ) -> None:
     project, elsewhere = copy_project("stable-scale"), tmp_path / "elsewhere" / "packages"
@@ -91,7 +93,7 @@ def test_build_may_be_a_link_elsewhere(
     assert dangling or (elsewhere / "mine.txt").read_text() == "mine"
 
 
-def test_nobody_reads_the_output(project: Path, cache: Path) -> None:
+def test_a_closed_stdout_does_not_stop_the_build(project: Path, cache: Path) -> None:
     """`kernel-builder build … | head -0`: no traceback, and the package is whole."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -102,7 +104,7 @@ def test_nobody_reads_the_output(project: Path, cache: Path) -> None:
         text=True,
         env=environment(cache),
         check=False,
-        # The default, as in a shell; Python ignores the signal and its children would inherit that.
+        # As in a shell. Python ignores SIGPIPE, and a child process would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL),
     )
     os.close(writing)

@@ -1,4 +1,4 @@
-"""Equal sources give equal bytes, whatever the directory, cache and time."""
+"""Equal sources give equal bytes in any directory, with any cache, at any time."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.e2e.conftest import (
 )
 
 
-def test_builds_are_equal_to_the_bit(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Directory, cache and jobs differ; both backends and the Python-only project are built."""
+def test_builds_are_bit_identical(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    """Two builds of a compiled and a Python-only project, with another directory, cache and number of jobs."""
     results = []
     for name, jobs in (("here", "1"), ("somewhere/else", "3")):
         cache = new_cache(f"cache-{jobs}")
@@ -35,7 +35,7 @@ def test_binaries_contain_neither_times_nor_paths(copy_project: Copy, new_cache:
         for source in ("scale_cpu.cpp", "scale_cuda.cu"):
             with (project / "scale" / source).open("a") as stream:
                 stream.write('const char* where = __FILE__ " " __DATE__ " " __TIME__ " " __TIMESTAMP__;\n')
-                stream.write("void said(const char**out) { *out = where; }\n")
+                stream.write("void get_where(const char**out) { *out = where; }\n")
         done = kernel_builder(new_cache(f"cache-{name}"), "build", project, "--no-load", "--compiler-cache", "off")
         assert done.code == 0, done
         results.append(content(project / "build"))
@@ -43,8 +43,10 @@ def test_binaries_contain_neither_times_nor_paths(copy_project: Copy, new_cache:
     assert results[0] == results[1]
 
 
-def test_the_namespace_reaches_every_use_of_it(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
-    """Also where the compiler copies the name in pieces, and in code for the GPU."""
+def test_the_op_namespace_is_whole_where_a_compiler_copies_it_in_pieces(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    """g++ copies a long string literal in pieces. Device code that uses the name compiles too."""
     project, cache = copy_project("stable-scale"), new_cache("cache")
     for name in ("torch-ext/torch_binding.cpp", "scale/scale_cuda.cu"):
         with (project / name).open("a") as stream:
@@ -64,7 +66,7 @@ extern "C" __attribute__((visibility("default"), used)) void PyInit_name_is(char
 __device__ const char name_on_the_device[] = EXPANDED(TORCH_EXTENSION_NAME);
 """
             )
-    # The check of the module's own symbols refuses the extra export of this test, after the link.
+    # After the link, a check rejects the additional exported symbol of this test.
     done = kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
     assert (done.code, done.answer["error"]) == (7, "CheckError"), done
     code = """
@@ -78,6 +80,6 @@ print(buffer.value.decode())
     name = run_python(code, cpu)
     assert name.encode() in cpu.read_bytes()
     assert name.startswith("_stable_scale_cpu_")
-    # A second build of the same sources gives the same name to the same steps.
+    # A second build of the same sources gives the same names.
     kernel_builder(cache, "build", project, "--no-load", "--compiler-cache", "off")
     assert sorted((cache / "binaries").rglob("*.so")) == modules

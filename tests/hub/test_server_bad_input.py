@@ -377,8 +377,8 @@ def test_ranges_and_conditions(hub: RunningHub) -> None:
         url = f"{hub.url}/kernels/{KERNEL}/resolve/main/{path}"
         whole = requests.get(url)
         assert whole.content == data and whole.headers["X-Linked-Size"] == str(len(data))
-        for asked, expected in (("0-0", data[:1]), ("5-", data[5:]), ("-3", data[-3:]), ("2-99999999", data[2:])):
-            part = requests.get(url, headers={"Range": f"bytes={asked}"})
+        for wanted, expected in (("0-0", data[:1]), ("5-", data[5:]), ("-3", data[-3:]), ("2-99999999", data[2:])):
+            part = requests.get(url, headers={"Range": f"bytes={wanted}"})
             assert (part.status_code, part.content) == (206, expected)
         assert requests.get(url, headers={"Range": f"bytes={len(data)}-"}).status_code == 416
         assert requests.get(url, headers={"Range": "bytes=1-0, 4-9"}).status_code == 200

@@ -267,7 +267,9 @@ api.upload_file(path_or_fileobj="{tmp_path}/x.so", path_in_repo="x.so", repo_id=
     assert Path(got).read_bytes() == binary
 
 
-def test_a_clients_xet_cache_of_another_hub_does_no_harm(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+def test_the_xet_cache_of_a_client_may_come_from_another_hub(
+    start_hub: Callable[..., RunningHub], tmp_path: Path
+) -> None:
     hub = start_hub()
     code = """
 from huggingface_hub import HfApi
@@ -277,9 +279,11 @@ for repo in ("one/twice", "two/twice"):
 """.format(folder=str(write_kernel(tmp_path / "one")))
     python(hub, code, tmp_path / "home")
     hub.stop()
-    anew = start_hub("--port", hub.url.rpartition(":")[2], root=tmp_path / "anew")
-    python(anew, code, tmp_path / "home")
-    assert anew.url == hub.url and anew.api().file_exists("two/twice", f"build/{VARIANT}/table.bin", repo_type="kernel")
+    second = start_hub("--port", hub.url.rpartition(":")[2], root=tmp_path / "second")
+    python(second, code, tmp_path / "home")
+    assert second.url == hub.url and second.api().file_exists(
+        "two/twice", f"build/{VARIANT}/table.bin", repo_type="kernel"
+    )
 
 
 def test_concurrent_commits_on_two_servers_are_all_in_the_history(

@@ -72,9 +72,9 @@ def publish(hub: RunningHub, directory: Path, token: str = "any") -> None:
 
 def test_the_pages_show_the_kernel_and_the_line_that_loads_it(hub: RunningHub, browser: object, tmp_path: Path) -> None:
     publish(hub, tmp_path / "kernel")
-    asked: list[str] = []
+    requested: list[str] = []
     page = browser.new_context(java_script_enabled=False).new_page()  # type: ignore[attr-defined]
-    page.on("request", lambda request: asked.append(request.url))
+    page.on("request", lambda request: requested.append(request.url))
     page.goto(hub.url)
     assert "Doubles a tensor." in page.inner_text("main")
     page.click(f"text={KERNEL}")
@@ -88,7 +88,7 @@ def test_the_pages_show_the_kernel_and_the_line_that_loads_it(hub: RunningHub, b
     assert [f"/kernels/{KERNEL}/resolve/main/benchmarks/results/speed.svg", 120] in shown
     assert [f"/kernels/{KERNEL}/resolve/main/benchmarks/results/more.svg", 120] in shown
     assert page.inner_text("article td >> nth=0") == "twice(x)"
-    assert all(url.startswith(hub.url) for url in asked)
+    assert all(url.startswith(hub.url) for url in requested)
 
 
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
@@ -97,15 +97,15 @@ HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
 def test_hostile_cards_and_names_run_no_script(hub: RunningHub, browser: object, tmp_path: Path) -> None:
     publish(hub, tmp_path / "kernel")
     page = browser.new_context().new_page()  # type: ignore[attr-defined]
-    asked: list[str] = []
-    said: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
-    page.on("dialog", lambda dialog: (said.append(dialog.message), dialog.dismiss()))
+    requested: list[str] = []
+    dialogs: list[str] = []
+    page.on("request", lambda request: requested.append(request.url))
+    page.on("dialog", lambda dialog: (dialogs.append(dialog.message), dialog.dismiss()))
     page.goto(f"{hub.url}/kernels/{KERNEL}")
     assert page.title() == KERNEL
     article = page.inner_html("article")
     assert "<script" not in article and "onerror" not in article and 'href="javascript' not in article
-    assert all(url.startswith(hub.url) for url in asked)
+    assert all(url.startswith(hub.url) for url in requested)
     response = page.goto(f"{hub.url}/kernels/{KERNEL}/resolve/main/benchmarks/results/speed.svg")
     assert "sandbox" in response.headers["content-security-policy"]
     metadata = json.dumps({"backend": {"type": HOSTILE, "archs": [HOSTILE]}}).encode()
@@ -124,7 +124,7 @@ def test_hostile_cards_and_names_run_no_script(hub: RunningHub, browser: object,
         page.goto(f"{hub.url}/{address}")
     page.goto(f"{hub.url}/kernels/{KERNEL}")
     assert "too large to show here" in page.inner_text("article") and "onerror" in page.inner_text("#variants")
-    assert not said and all(url.startswith(hub.url) for url in asked)
+    assert not dialogs and all(url.startswith(hub.url) for url in requested)
     assert page.goto(f"{hub.url}/kernels/no/such").status == 404 and "no kernel repository" in page.inner_text("main")
 
 

@@ -135,13 +135,13 @@ def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., 
                 got = requests.request(method, hub.url + path, json=body, params=query, headers=headers)
                 kept = {key: value for key, value in got.headers.items() if key not in {"date", "x-request-id"}}
                 kept.pop("content-length", None)
-                told = {key: value.replace(name, "…") for key, value in kept.items()}
-                answers.append((got.status_code, got.text.replace(name, "…"), told))
+                shown = {key: value.replace(name, "…") for key, value in kept.items()}
+                answers.append((got.status_code, got.text.replace(name, "…"), shown))
             assert answers[0] == answers[1], (method, route)
             assert answers[0][0] == (403 if query else 404), (method, route, answers[0])
 
 
-def test_a_public_address_needs_tokens_and_the_server_its_extra() -> None:
+def test_a_public_address_needs_tokens_and_the_server_needs_its_extra() -> None:
     code = "from kernel_builder.cli import main; main()"
     command = [sys.executable, "-c", code, "hub", "serve", "--host", "0.0.0.0"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -227,7 +227,7 @@ def _send(url: str, path: str, data: bytes) -> None:
     requests.post(f"{url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=10).raise_for_status()
 
 
-def test_check_mends_traces_of_crashes_and_reports_damage(
+def test_check_repairs_traces_of_crashes_and_reports_damage(
     hub: RunningHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = publish(hub, write_kernel(tmp_path / "one"))

@@ -77,7 +77,7 @@ def test_all_threads_are_pinned_to_one_core_and_released() -> None:
     assert [before, *after] == [os.sched_getaffinity(0), before, before]
 
 
-def test_this_machine_has_a_cache() -> None:
+def test_the_size_of_the_last_level_cache_is_found() -> None:
     assert 1 << 18 <= CpuClock().cache < 1 << 31
 
 

@@ -91,7 +91,7 @@ def nix(tmp_path_factory: pytest.TempPathFactory) -> Nix:
     if PYTHON not in json.loads((ROOT / "nix" / "python.json").read_text())["needed"]["builder"]:
         pytest.skip(f"the flake has no wheels for Python {PYTHON}, and nixpkgs' stand-in has no other")
     root = tmp_path_factory.mktemp("nix")
-    # The sandbox, where the kernel allows one, sees the machine's tools: the stand-in for nixpkgs is made of them.
+    # The sandbox, where the kernel allows one, sees the machine's tools: the stand-in for nixpkgs uses them.
     certificates = str(Path(_certificates()).parent)
     places = ["/bin", "/usr", "/lib", "/lib64", "/etc/alternatives", certificates, sys.prefix, sys.base_prefix]
     paths = " ".join(f"{place}={place}" for place in places if Path(place).exists())
@@ -141,14 +141,15 @@ def flake(nix: Nix) -> Path:
 
 
 def _add_wheels(nix: Nix, flake: Path) -> None:
-    """Put the wheels that the builder needs into the store by one call of pip: the flake has one for each wheel.
+    """Download the wheels of the builder's dependencies with one call of pip, and add them to the store.
 
-    A fixed-output derivation is not run if its output is there; what is tested of them is the fetching of toolchains.
+    The flake would call pip once for each wheel. Nix does not run a fixed-output derivation whose output is in the
+    store, so only the first wheel and the toolchains are fetched by the flake.
     """
     pinned = json.loads((flake / "nix" / "python.json").read_text())
     wheels = pinned["needed"]["builder"][PYTHON][f"{os.uname().machine}-linux"]
     lines = []
-    for file in wheels[1:]:  # the flake fetches one itself
+    for file in wheels[1:]:  # the flake fetches the first
         project, version, *_ = file.split("-")
         lines.append(f"{project}=={version} --hash=sha256:{pinned['wheels'][file]}\n")
     requirements, downloads = nix.root / "requirements.txt", nix.root / "wheels"
@@ -165,7 +166,7 @@ def _add_wheels(nix: Nix, flake: Path) -> None:
 
 @pytest.fixture
 def kernel_flake(nix: Nix, flake: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Makes a flake of a project, as users of this builder have them."""
+    """Return a function that makes a flake of a project, with the `flake.nix` that users write."""
 
     def make(project: Path, ignored: Sequence[str] = ("build", "__pycache__")) -> Path:
         target = tmp_path / project.name

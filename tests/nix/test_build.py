@@ -1,4 +1,4 @@
-"""`nix build` gives what `kernel-builder build` gives, step by step, and fetches only what is pinned."""
+"""`nix build` gives the bytes of `kernel-builder build`, rebuilds only what changed, and fetches only pinned files."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def digests(bundle: Path) -> dict[str, str]:
     return {package.name: hash_tree(package).value for package in bundle.iterdir()}
 
 
-def test_rmsnorm_is_to_the_byte_what_the_command_line_builds(nix: Nix, flake: Path, tmp_path: Path) -> None:
+def test_rmsnorm_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, tmp_path: Path) -> None:
     bundle = nix.build(flake, "rmsnorm")
     assert {path.name for path in bundle.iterdir()} == {CPU, CUDA}
     assert digests(bundle) == built_by_the_command_line(flake, flake / "kernels/rmsnorm", tmp_path / "out")
 
 
-def test_cpu_tests_pass_on_what_was_built(nix: Nix, flake: Path) -> None:
+def test_cpu_tests_pass_on_the_built_packages(nix: Nix, flake: Path) -> None:
     nix.build(flake, f"checks.{os.uname().machine}-linux.rmsnorm-cpu-tests")
 
 
-def test_a_change_rebuilds_what_it_must_and_no_more(nix: Nix, kernel_flake: KernelFlake) -> None:
+def test_a_change_rebuilds_only_what_depends_on_it(nix: Nix, kernel_flake: KernelFlake) -> None:
     project = kernel_flake(ROOT / "kernels" / "rmsnorm")
     nix.build(project, "bundle")
 
@@ -81,7 +81,7 @@ def test_a_changed_source_gives_the_bytes_of_the_command_line(
     assert digests(nix.build(project, attribute)) == expected
 
 
-def test_full_abi_project_is_to_the_byte_what_the_command_line_builds(
+def test_a_full_abi_project_has_the_bytes_of_the_command_line_build(
     nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
 ) -> None:
     variant = "torch215-cxx11-cpu-x86_64-linux"
@@ -90,7 +90,9 @@ def test_full_abi_project_is_to_the_byte_what_the_command_line_builds(
     assert digests(nix.build(project, f"redistributable.{variant}")) == expected
 
 
-def test_python_only_project(nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path) -> None:
+def test_a_python_only_project_has_the_bytes_of_the_command_line_build(
+    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
+) -> None:
     project = kernel_flake(PROJECTS / "python-only")
     expected = built_by_the_command_line(flake, project, tmp_path / "out")
     assert digests(nix.build(project, "bundle")) == expected
@@ -109,7 +111,7 @@ def test_another_hash_in_the_lock_is_refused(nix: Nix, flake: Path, tmp_path: Pa
     assert "torch-2.10" in done.stderr
 
 
-def test_a_compile_error_is_told_as_the_command_line_tells_it(nix: Nix, kernel_flake: KernelFlake) -> None:
+def test_a_compile_error_is_reported_as_by_the_command_line(nix: Nix, kernel_flake: KernelFlake) -> None:
     project = kernel_flake(ROOT / "kernels" / "rmsnorm")
     source = project / "rmsnorm_cpu" / "rmsnorm.cpp"
     source.write_text(source.read_text() + "\n#error broken on purpose\n")
@@ -119,7 +121,9 @@ def test_a_compile_error_is_told_as_the_command_line_tells_it(nix: Nix, kernel_f
     assert "broken on purpose" in done.stderr
 
 
-def test_a_shell_builds_the_same_without_the_network(nix: Nix, kernel_flake: KernelFlake, tmp_path: Path) -> None:
+def test_a_build_in_a_shell_gives_the_same_bytes_without_the_network(
+    nix: Nix, kernel_flake: KernelFlake, tmp_path: Path
+) -> None:
     project = kernel_flake(ROOT / "kernels" / "rmsnorm")
     out = tmp_path / "out"
     command = ["kernel-builder", "build", ".", "--variant", CPU, "--offline", "--no-load", "--out", str(out)]

@@ -1,4 +1,4 @@
-"""Evaluation without a build: variants, the files that a source reaches, outputs, refusals."""
+"""Evaluation without a build: variants, the files that a source includes, outputs, and errors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def names_by_python(text: str, system: str) -> list[str] | None:
 
 
 @pytest.mark.parametrize("system", PLATFORMS)
-def test_variants_are_those_of_the_builder(nix: Nix, tmp_path: Path, system: str) -> None:
+def test_nix_and_python_offer_the_same_variants(nix: Nix, tmp_path: Path, system: str) -> None:
     texts = tmp_path / "texts.json"
     texts.write_text(json.dumps(BUILD_TOMLS))
     got = nix.eval(
@@ -75,10 +75,10 @@ def test_variants_are_those_of_the_builder(nix: Nix, tmp_path: Path, system: str
 
 
 @pytest.mark.parametrize("directory", PROJECT_DIRECTORIES, ids=lambda path: path.name)
-def test_a_source_reaches_at_least_what_the_builder_finds(nix: Nix, directory: Path) -> None:
+def test_nix_and_python_find_the_same_includes(nix: Nix, directory: Path) -> None:
     read = read_project(directory)
     parts = [read.framework, *read.kernels]
-    asked = [
+    sources = [
         (source, list(part.include), list(part.src))
         for part in parts
         for source in getattr(part, "src", ())
@@ -87,13 +87,13 @@ def test_a_source_reaches_at_least_what_the_builder_finds(nix: Nix, directory: P
     expressions = [
         f"scan {{ include = builtins.fromJSON ''{json.dumps(include)}''; "
         f"listed = builtins.fromJSON ''{json.dumps(listed)}''; }} ''{source}''"
-        for source, include, listed in asked
+        for source, include, listed in sources
     ]
     got = nix.eval(
         f"let scan = import {ROOT}/nix/sources.nix {directory}; in [ {' '.join(f'({one})' for one in expressions)} ]"
     )
     assert isinstance(got, list)
-    for (source, include, listed), reached in zip(asked, got, strict=True):
+    for (source, include, listed), reached in zip(sources, got, strict=True):
         scanned = include_scan.scan(directory, source, include, listed, {"registration.h": ""})
         assert {name for name, _ in scanned.files} == set(reached["files"])
         assert scanned.torch == reached["torch"]
@@ -155,7 +155,7 @@ def test_all_outputs_evaluate(nix: Nix, flake: Path, system: str) -> None:
         assert needed <= json.loads(done.stdout).keys()
 
 
-def test_nix_is_content_with_the_flake(nix: Nix, flake: Path) -> None:
+def test_nix_flake_check_evaluates_without_errors(nix: Nix, flake: Path) -> None:
     done = nix.run(flake, "flake", "check", "--no-build")
     assert "error" not in done.stderr
 
@@ -185,12 +185,12 @@ def test_a_kernel_has_the_outputs_of_the_public_builder(nix: Nix, kernel_flake: 
 
 
 @pytest.mark.parametrize("argument", ["pythonCheckInputs", "pythonNativeCheckInputs"])
-def test_shells_get_what_the_tests_of_a_project_need(
+def test_shells_get_the_python_packages_of_the_projects_tests(
     nix: Nix, kernel_flake: Callable[[Path], Path], argument: str
 ) -> None:
     flake = kernel_flake(PROJECTS / "python-only") / "flake.nix"
-    asked = f"{argument} = packages: [ packages.einops ]; path = ./.;"
-    flake.write_text(flake.read_text().replace("path = ./.;", asked))
+    changed = f"{argument} = packages: [ packages.einops ]; path = ./.;"
+    flake.write_text(flake.read_text().replace("path = ./.;", changed))
     for shell in ("default", "test"):
         done = nix.run(flake.parent, "eval", f".#devShells.x86_64-linux.{shell}.drvPath", ok=False)
         assert "'einops' missing" in done.stderr  # in the stand-in for nixpkgs
@@ -220,7 +220,7 @@ def test_cuda_that_the_lock_lacks_comes_from_nixpkgs(nix: Nix, flake: Path, tmp_
         assert f"-{step}.drv" in done.stderr
 
 
-def test_pinned_wheels_are_what_the_builder_needs(nix: Nix) -> None:
+def test_pinned_wheels_satisfy_the_builders_dependencies(nix: Nix) -> None:
     needed = json.loads((ROOT / "nix/python.json").read_text())["needed"]["builder"]
     declared = tomli.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     for python, systems in needed.items():

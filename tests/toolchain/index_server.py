@@ -265,13 +265,13 @@ class IndexServer:
             data[fault.flip] ^= 0x01
         data = data[: len(data) - fault.shorter]
         start, stop, status = 0, len(data), 200
-        asked = re.fullmatch(r"bytes=(\d*)-(\d+)", handler.headers["Range"] or "")
-        if asked and not fault.no_ranges:
+        wanted = re.fullmatch(r"bytes=(\d*)-(\d+)", handler.headers["Range"] or "")
+        if wanted and not fault.no_ranges:
             status = 206
-            if asked[1]:
-                start, stop = int(asked[1]), min(int(asked[2]) + 1, len(data))
+            if wanted[1]:
+                start, stop = int(wanted[1]), min(int(wanted[2]) + 1, len(data))
             else:  # the last bytes of the file
-                start = max(len(data) - int(asked[2]), 0)
+                start = max(len(data) - int(wanted[2]), 0)
         if start >= stop:
             handler.send_response(416)
             handler.send_header("Content-Range", f"bytes */{len(data)}")

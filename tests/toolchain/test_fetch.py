@@ -103,10 +103,10 @@ def test_a_download_continues_after_a_broken_connection(
 ) -> None:
     server.faults[NVCC] = Fault(times=2, cut=1_000_000)
     toolchains().cuda(CUDA)
-    asked = [request for request in server.requests if request.file == NVCC]
+    requests = [request for request in server.requests if request.file == NVCC]
     wheel = next(wheel for wheel in pinned.cuda[CUDA].platforms[this_platform()] if wheel.file == NVCC)
-    assert len(asked) == 3
-    again = sum(request.sent for request in asked) - wheel.download
+    assert len(requests) == 3
+    again = sum(request.sent for request in requests) - wheel.download
     assert 0 <= again < 100_000, "bytes were downloaded twice"
 
 

@@ -69,7 +69,7 @@ def test_a_torch_release_that_the_index_lacks(server: IndexServer) -> None:
         resolve(Index(server.url), [Release(2, 99)], [], PLATFORMS, Silent())
 
 
-def test_it_reads_back(pinned: lock.Lock, tmp_path: Path) -> None:
+def test_a_written_lock_reads_back(pinned: lock.Lock, tmp_path: Path) -> None:
     path = tmp_path / "lock.json"
     path.write_text(lock.dumps(pinned))
     assert lock.read(path) == pinned

@@ -110,7 +110,7 @@ def test_an_incomplete_toolkit_is_rejected(toolchains: Make, toolkit: Path) -> N
         toolchains(cuda_home=toolkit).cuda(Release(13, 0))
 
 
-def test_obstacles(toolchains: Make, toolkit: Path) -> None:
+def test_cuda_obstacle_explains_why_a_release_cannot_be_used(toolchains: Make, toolkit: Path) -> None:
     here = this_platform()
     there = next(platform for platform in PLATFORMS if platform != here)
     tools = toolchains(offline=True)

@@ -212,11 +212,11 @@ class Running:
 
     def job_of(self, repository: str, workflow: str) -> dict[str, str]:
         """Return the environment variables by which a GitHub job gets its identity."""
-        asked = urlencode({"repository": repository, "workflow": workflow})
+        query = urlencode({"repository": repository, "workflow": workflow})
         return {
             "GITHUB_ACTIONS": "true",
             "ACTIONS_ID_TOKEN_REQUEST_TOKEN": "any",
-            "ACTIONS_ID_TOKEN_REQUEST_URL": f"{self.url}/token?{asked}",
+            "ACTIONS_ID_TOKEN_REQUEST_URL": f"{self.url}/token?{query}",
         }
 
 
@@ -227,8 +227,8 @@ def running() -> Iterator[Running]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked = parse_qs(urlsplit(self.path).query)
-            self._answer({"value": token(asked["repository"][0], asked["workflow"][0])})
+            query = parse_qs(urlsplit(self.path).query)
+            self._answer({"value": token(query["repository"][0], query["workflow"][0])})
 
         def do_POST(self) -> None:
             sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -112,7 +112,7 @@ def test_variants_are_kept_or_pruned(hub: RunningHub, doubling: Path, tmp_path: 
     shutil.move(cuda, doubling / "build" / CUDA)
 
 
-def test_no_variant_keeps_another_api(hub: RunningHub, doubling: Path) -> None:
+def test_an_api_change_that_leaves_a_variant_behind_is_refused(hub: RunningHub, doubling: Path) -> None:
     put(hub, doubling)
     before = tree(hub, DOUBLING, "v1")
     for name in (CPU, CUDA):
@@ -217,8 +217,8 @@ def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
         time.sleep(0.01)
     before = len(hub.log.read_text().splitlines())
     assert put(hub, quick, dry_run=True).builds.sent
-    asked = [json.loads(line)["method"] for line in hub.log.read_text().splitlines()[before:]]
-    assert asked and set(asked) <= {"GET", "HEAD"}
+    methods = [json.loads(line)["method"] for line in hub.log.read_text().splitlines()[before:]]
+    assert methods and set(methods) <= {"GET", "HEAD"}
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_a_dry_run_writes_nothing(hub: RunningHub, quick: Path) -> None:
         ({"branch": "main"}, ConfigError, "builds are on the branch of their version"),
         ({"branch": "v2"}, ConfigError, "the project is version 1"),
         ({"repo_id": "../etc/passwd"}, HubError, "not a valid name of a repository"),
-        ({"repo_id": "nobody"}, HubError, "has no organisation"),
+        ({"repo_id": "unowned"}, HubError, "has no organisation"),
         ({"repo_id": None}, ConfigError, "there is no repository to publish to"),
     ],
 )

@@ -55,8 +55,8 @@ def test_the_client_accepts_signatures_of_continuous_integration(
     put(hub, doubling, REPO)
     found = verify(REPO, endpoint=hub.url, require_signature=True)
     assert [(verdict.signature, verdict.ok) for verdict in found.variants] == [("valid", True)] * 2
-    status, said = client_verdict(hub, sigstore.trust)
-    assert status == 0 and said.count("kernel metadata is correctly signed") == 2, said
+    status, output = client_verdict(hub, sigstore.trust)
+    assert status == 0 and output.count("kernel metadata is correctly signed") == 2, output
     strangers = verify(REPO, endpoint=hub.url, signers=[f"https://github.com/{OURS[1]}"])
     assert not strangers.ok and "policies" in strangers.variants[0].signature
 
@@ -71,8 +71,8 @@ def test_signatures_of_other_workflows_or_other_bytes_are_rejected(
     assert not verify(REPO, endpoint=hub.url).ok  # the client does not trust this workflow
     signer = f"https://github.com/{OURS[1]}"
     assert verify(REPO, endpoint=hub.url, signers=[signer]).ok
-    status, said = client_verdict(hub, sigstore.trust)
-    assert status == 1 and said.count("metadata signature verification failed") == 2, said
+    status, output = client_verdict(hub, sigstore.trust)
+    assert status == 1 and output.count("metadata signature verification failed") == 2, output
 
     edit(packages[1], "__init__.py", "Doubling", "Tripling")
     (packages[1] / "metadata.json.sigstore").write_bytes(signature)

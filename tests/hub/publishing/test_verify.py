@@ -40,7 +40,7 @@ def test_a_file_changed_on_the_hub_is_found(hub: RunningHub, doubling: Path) -> 
     described |= {"backend": "text", "provenance": {"kernel": {"commit": "--orphan=x"}, "kernel-builder": "\x1b[2J"}}
     changed["build/torch-cpu/metadata.json"] = json.dumps(described).encode()
     operations = [CommitOperationAdd(path, content) for path, content in changed.items()]
-    hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="Hm")
+    hub.api().create_commit(DOUBLING, operations, repo_type="kernel", revision="v1", commit_message="Change files")
     found = check(hub, DOUBLING)
     assert [verdict.ok for verdict in found.variants] == [False, False]
     assert found.variants[0].provenance == {"kernel": {"dirty": False}, "kernel-builder": {}}

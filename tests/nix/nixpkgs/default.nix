@@ -1,5 +1,5 @@
-# Stands in for nixpkgs: every attribute that the flake asks nixpkgs for, and no other, made from this machine's tools.
-# `machine.json` says where they are; tests/nix/conftest.py writes it.
+# A stand-in for nixpkgs: exactly the attributes that the flake uses, made from this machine's tools.
+# tests/nix/conftest.py writes their paths to `machine.json`.
 { system, config }:
 let
   machine = builtins.fromJSON (builtins.readFile ./machine.json);
@@ -38,7 +38,7 @@ in
       '';
     };
     pkgs.torch.version = machine.torchVersion;
-    # What the flake asks for is in the environment; to ask for another package is an error.
+    # The environment has all of these packages. A request for any other package is an evaluation error.
     withPackages =
       choose:
       builtins.deepSeq (choose {
