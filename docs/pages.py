@@ -23,7 +23,6 @@ INCLUDED = {
     "changelog.md": "CHANGELOG.md",
     "security.md": "SECURITY.md",
 }
-# Links to files of the repository from what is no page of the site, such as the kernels' cards, are checked too.
 _EXTERNAL = re.compile(r"[a-z]+:|#|/")
 _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")
 
@@ -37,7 +36,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_pre_build(config: MkDocsConfig) -> None:
-    """Check the links of Markdown files that are no page of the site."""
+    """Check the links of Markdown files that are not pages of the site, such as the kernels' cards."""
     listed = subprocess.run(["git", "-C", ROOT, "ls-files", "*.md"], check=True, capture_output=True, text=True).stdout
     others = {name for name in listed.splitlines() if not name.startswith("docs/")} - set(INCLUDED.values())
     broken = [
@@ -51,7 +50,7 @@ def on_pre_build(config: MkDocsConfig) -> None:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages themselves."""
+    """Add the pages that are not in docs/."""
     for page, source in INCLUDED.items():
         text = (ROOT / source).read_text(encoding="utf-8")
         files.append(File.generated(config, page, content=text))
@@ -61,7 +60,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links that leave docs/ into links to another page, or to the file in the repository."""
+    """Replace links that leave docs/ by links to another page, or to the file in the repository."""
     path = page.file.src_uri
     source = INCLUDED.get(path, f"docs/{path}")
 
@@ -84,7 +83,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def _reference() -> dict[str, tuple[str, str]]:
-    """Page -> its title and text: one for the command line, and one for each directory of the package."""
+    """Return page -> its title and text: one page for the command line, and one for each directory of the package."""
     package = ROOT / "kernel_builder"
     pages = {"reference/cli.md": ("Command line", _command_line())}
     for directory in [package, *sorted(path.parent for path in package.rglob("__init__.py") if path.parent != package)]:

@@ -1,5 +1,5 @@
-# build.toml -> the variants that it offers on one system, by the rules of kernel_builder/config/offered.py; a test compares
-# the two. The result is plain data: steps.nix chooses the compilers.
+# The variants that a build.toml offers on one system. The rules are those of kernel_builder/config/offered.py; a test
+# compares the two. The result has names and versions only: steps.nix chooses the compilers.
 { matrix, system }: build: with builtins;
 let
   torch = build.torch or { };

@@ -22,12 +22,12 @@ let
   };
   kernel-builder = script "kernel-builder" ''exec python3 -m kernel_builder "$@"'';
 
-  # Torch for shells and tests: nixpkgs' where it serves the stable ABI, else Torch's own wheels.
+  # Torch for shells and tests: from nixpkgs if it is 2.10 or later, which has the stable ABI, else Torch's own wheels.
   hasTorch = compareVersions python.pkgs.torch.version "2.10" >= 0;
   testPython = python.withPackages (packages:
     pythonCheckInputs packages ++ (if hasTorch then with packages; [ numpy pytest torch ] else [ ]));
   testPath = if hasTorch then dependencies else "${steps.installed "torch"}:${dependencies}";
-  # Lets Python find the build: `import` finds the first variant, `get_kernel` the one that fits.
+  # Variables for Python: `import` finds the first variant, `get_kernel` the variant that fits the machine.
   finding = variants:
     let repository = kernel.build.general.hub.repo-id or null;
     in "export PYTHONPATH=${bundleOf variants}/${(head variants).name}:${testPath}\n"
@@ -48,7 +48,8 @@ let
   test = variants: script "ci-test" (''
     export PATH=${testPython}/bin:$PATH project=${kernel.path} bundle=${bundleOf variants}
   '' + finding variants + readFile ./ci-test.sh);
-  # `nix flake check` wants sets of packages to be packages too: `.#redistributable.VARIANT` is one variant.
+  # `nix flake check` requires that a set of packages is itself a package: `.#redistributable` is the bundle, and
+  # `.#redistributable.VARIANT` one variant.
   packages = rec {
     inherit kernel-builder;
     bundle = kernel.bundle // { inherit (kernel) variant; variants = map (variant: variant.name) variants; };
@@ -65,7 +66,7 @@ let
   };
 in {
   inherit packages;
-  # Lists are not packages; `nix eval .#variants` looks here too.
+  # `nix flake check` refuses lists in `packages`; `nix eval .#variants` finds them here.
   legacyPackages = rec { inherit (packages.bundle) variants; archVariants = variants; };
   devShells = devShells // {
     default = devShells.${first.name};

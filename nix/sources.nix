@@ -1,6 +1,6 @@
-# The files that a source can reach through its includes: at least those that kernel_builder/build/include_scan.py finds,
-# which scans again in the step. Comments and conditions are ignored. A file too many costs a needless compilation when it
-# changes; a file too few is an error of the compile step.
+# The files that a source can include: at least those that kernel_builder/build/include_scan.py finds when it scans again
+# in the compile step. This scan does not understand comments and conditions. A file that is not needed costs a compile
+# when it changes; a missing file is an error of the compile step.
 root: { include, listed }: source: with builtins;
 let
   start = stringLength (toString root) + 1;
@@ -17,7 +17,7 @@ let
     in {
       namespace = length (split "TORCH_EXTENSION_NAME" text) > 1;
       names = map (groups: elemAt groups 1) (filter isList (split "${directive}[<\"]([^>\"\n]+)[>\"]" text));
-      computed = length (split "${directive}[A-Za-z_]" text) > 1; # of a macro, so it could be any file
+      computed = length (split "${directive}[A-Za-z_]" text) > 1; # `#include MACRO` can name any file
     };
   visit = { key }:
     let

@@ -1,20 +1,20 @@
-# One derivation for each step of a build, on one system. kernel_builder/nix.py does the work of a step; this file says
-# what the step can see, and so what it depends on.
+# One derivation for each step of a build, on one system. kernel_builder/nix.py does the work of a step; this file defines
+# the inputs of the step.
 { pkgs, system, commit }: with builtins;
 let
   lock = fromJSON (readFile ../kernel_builder/toolchain/lock.json);
   wheels = fromJSON (readFile ./python.json);
   variantsOf = import ./matrix.nix { inherit system; matrix = fromTOML (readFile ../kernel_builder/config/matrix.toml); };
-  # Attributes that only some releases of nixpkgs have; removed ones are errors when they are evaluated.
+  # An attribute of nixpkgs, or null if this release lacks it. In some releases a removed attribute throws an error.
   optional = name: let found = tryEval (pkgs.${name} or null); in if found.success then found.value else null;
-  stdenv = if optional "gcc13Stdenv" == null then pkgs.stdenv else pkgs.gcc13Stdenv; # the newest that nvcc 12.6 takes
+  stdenv = if optional "gcc13Stdenv" == null then pkgs.stdenv else pkgs.gcc13Stdenv; # the newest that nvcc 12.6 supports
   python = pkgs.python3;
 
   when = condition: value: if condition then value else { };
   run = name: attributes:
     stdenv.mkDerivation ({
       name = concatStringsSep "-" (filter isString (split "[^A-Za-z0-9._-]+" name));
-      PYTHONDONTWRITEBYTECODE = 1; # where there is no sandbox, root could write it into the store
+      PYTHONDONTWRITEBYTECODE = 1; # without a sandbox, root would write bytecode into the store
     } // attributes);
   # A directory of named entries, as links ("ln -s") or as copies ("cp -r").
   directory = name: command: entries: run name { buildCommand = concatStringsSep "\n"
@@ -34,7 +34,7 @@ let
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
   builder = "${subset "kernel-builder" ../. [ "kernel_builder" ]}:${dependencies}";
-  libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # g++'s wrapper does not say where they are
+  libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # nixpkgs' wrapper of g++ does not print these directories
   step = name: program: spec: attributes: run name ({
     spec = toJSON spec;
     passAsFile = [ "spec" ];
@@ -51,7 +51,7 @@ let
     buildCommand = attributes.buildCommand + "\nchmod -R u+w $out; autoPatchelf $out";
   };
 
-  # Only these use the network. The machine's settings name the index, as for pip; Nix checks the hash.
+  # Only these derivations use the network. PIP_INDEX_URL names the index, as for pip. Nix checks the hash.
   fixed = sha256: {
     outputHashMode = "flat";
     outputHashAlgo = "sha256";
@@ -114,7 +114,7 @@ let
         // when usesTorch { "torch-${release}-${kind}" = torchTree release kind; };
     };
 
-  # A project: `path` is its directory, `commit` is what its packages' metadata records of the sources.
+  # A project. `path` is its directory; `commit` is the commit of the sources, for the metadata of its packages.
   kernel = { path, commit }@given:
     let
       build = fromTOML (readFile (path + "/build.toml"));
@@ -122,7 +122,7 @@ let
       torch = build.torch or { };
       kernels = build.kernel or { };
       isHeader = file: match ".*[.](cuh|h|hh|hpp|hxx|inc|inl)" file != null;
-      # A variant's sources, each with its table of build.toml and the files that it reaches.
+      # A variant's sources, each with its table of build.toml and the files that it can include.
       unitsOf = variant:
         let
           mine = filter (name: kernels.${name}.backend == variant.backend) (attrNames kernels);
