@@ -1,4 +1,4 @@
-"""The distribution: versions from tags, a wheel with every file, and a command line that works when it is installed."""
+"""The distribution: its version comes from the tag, the wheel has every file, the installed command line works."""
 
 from __future__ import annotations
 

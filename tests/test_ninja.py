@@ -74,7 +74,7 @@ def test_only_missing_outputs_are_built(directory: Path, new_cache: NewCache) ->
 
 
 def test_files_that_changed_since_the_plan_are_refused(directory: Path, new_cache: NewCache) -> None:
-    """Otherwise the cache would keep an object under the key of another source."""
+    """Without this error, the cache would hold an object of the changed source under the key of the old one."""
     graph, cache = planned(directory), new_cache("cache")
     source = directory / "scale" / "scale_cpu.cpp"
     source.write_text(source.read_text() + "\n")

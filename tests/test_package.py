@@ -1,4 +1,4 @@
-"""How packages replace older ones, also after a build was killed half-way; reading metadata of any tool."""
+"""Packages replace older ones in one step, also after a killed build. Metadata of other tools can be read."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_a_failure_changes_nothing(build: Path) -> None:
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_leftovers_of_killed_builds_are_undone(build: Path, monkeypatch: pytest.MonkeyPatch, inside: bool) -> None:
-    """Before, after and between the two steps of a swap, on a file system that cannot swap in one."""
+    """On a file system that cannot swap in one step, a build can be killed before, between and after two renames."""
     if inside:
         monkeypatch.chdir(build)
         home, cut_off = build, build / "two"
@@ -104,7 +104,7 @@ def test_a_file_system_that_cannot_swap(build: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_one_build_at_a_time_has_a_staging_directory(build: Path) -> None:
-    """Also with different caches: a second build must not remove the first one's as a leftover."""
+    """A second build, with any cache, must not remove the staging directory of the first as a leftover."""
     entered = threading.Event()
 
     def second() -> None:

@@ -1,4 +1,4 @@
-"""Keys of steps and binaries: they cover everything that determines the bytes, and nothing else."""
+"""Keys of steps and binaries depend on everything that determines the bytes, and on nothing else."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PYTHON = "torch-ext/stable_scale/__init__.py"
 
 
 def test_identical_steps_are_merged(copy_project: Copy) -> None:
-    """Variants of one binary share steps, and so do equal projects in different directories."""
+    """Variants with the same binary share steps, and so do equal projects in different directories."""
     one, two = copy_project("stable-scale", "one"), copy_project("stable-scale", "elsewhere/two, größer")
     for path in two.rglob("*"):
         os.utime(path, (1, 1))

@@ -370,7 +370,7 @@ def test_relative_directories_are_named_as_given(home: Path, monkeypatch: pytest
 
 
 def test_reading_costs_little_more_than_parsing_toml(home: Path) -> None:
-    """CPU time, as a ratio to that of the TOML parser alone: 6 on an AMD EPYC with Python 3.11."""
+    """The ratio of CPU times is 6 on an AMD EPYC with Python 3.11."""
     (home / "build.toml").write_text(WHOLE)
 
     def seconds(call: Callable[[], object]) -> float:

@@ -23,7 +23,10 @@ def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def compile_module(tmp_path_factory: pytest.TempPathFactory, libraries: Path) -> Compile:
-    """`compile_module(variant, extra_source, *flags)` returns a shared object; equal calls compile once."""
+    """Return the function `compile_module(variant, extra_source, *flags)`, which returns a shared object.
+
+    Equal calls compile once.
+    """
     done: dict[tuple[str, ...], Path] = {}
 
     def compile_module(variant: str, extra: str = "", *flags: str, torch_library: str = "-ltorch_cpu") -> Path:
@@ -51,7 +54,7 @@ def compile_module(tmp_path_factory: pytest.TempPathFactory, libraries: Path) ->
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    """`make(variant, module=None, files=None, **metadata)` returns the directory of a package."""
+    """Return the function `make(variant, module=None, files=None, **metadata)`, which writes a package."""
 
     def make(
         variant: str, module: Path | None = None, files: Mapping[str, str] | None = None, **metadata: object

@@ -26,7 +26,7 @@ def calling_c(function: str) -> str:
 SCALAR_OF_TORCH = calling("namespace c10 { struct Scalar { Scalar(int); void* p; }; }", "c10::Scalar s(1)")
 
 
-def test_sound_packages_have_no_findings(compile_module: Compile, make: Make) -> None:
+def test_valid_packages_have_no_findings(compile_module: Compile, make: Make) -> None:
     packages = [
         make(STABLE_CPU, compile_module(STABLE_CPU)),
         make(
@@ -174,7 +174,7 @@ def test_a_broken_binary_has_one_finding(
     assert hint in finding.hint
 
 
-def test_torch_must_be_needed(compile_module: Compile, make: Make) -> None:
+def test_a_binary_that_is_not_linked_with_torch_is_reported(compile_module: Compile, make: Make) -> None:
     found = findings(make(STABLE_CPU, compile_module(STABLE_CPU, torch_library="-lc")))
     assert {finding.check for finding in found} == {"undefined"}
     assert "torch_library_impl is a symbol of Torch, and no library that the binary needs defines it" in [

@@ -21,7 +21,7 @@ ELSEWHERE = f"torch-stable-abi210-cpu-{'aarch64' if this_platform().startswith('
 
 @pytest.fixture(scope="module")
 def build(compile_module: Compile, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Packages of a project: a valid one, a Python-only one, and some that fail to load for different reasons."""
+    """Return packages of a project: a valid one, a Python-only one, and some that do not load."""
     build = tmp_path_factory.mktemp("project") / "build"
     sound = compile_module(STABLE_CPU)
     crash = "__attribute__((constructor)) static void crash() { __builtin_trap(); }"
@@ -42,7 +42,7 @@ def load(package: Path) -> CheckReport:
 
 
 @pytest.mark.parametrize("variant", [STABLE_CPU, "torch-cpu"])
-def test_a_sound_package_loads_and_is_left_as_it_was(build: Path, variant: str) -> None:
+def test_a_valid_package_loads_and_is_not_changed(build: Path, variant: str) -> None:
     before = sorted((build / variant).rglob("*"))
     assert load(build / variant).passed == ("load",)
     assert sorted((build / variant).rglob("*")) == before

@@ -1,4 +1,4 @@
-"""Each rule for a package's Python: sources that break it, and sources that only seem to."""
+"""The rules for a package's Python: sources that break them, and sources that look similar and do not."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_public_names_of_torch(make: Make, source: str) -> None:
 
 
 def test_our_kernels_use_no_private_names_of_torch() -> None:
-    """A warning for other packages, a failed test for ours."""
+    """The check only warns about other packages. For our kernels, this test fails."""
     projects = sorted(path.parent for path in (ROOT / "kernels").glob("*/build.toml"))
     packages = [project / "torch-ext" for project in projects]
     assert all(list(package.rglob("*.py")) for package in packages) and packages

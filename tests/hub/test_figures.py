@@ -19,7 +19,7 @@ def test_the_page_is_written_from_the_results(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_measured_figures_follow_from_the_samples() -> None:
-    """They are computed here from the samples alone, without the code that writes the page."""
+    """This test computes the figures from the samples, without the code that writes the page."""
     report = json.loads((ROOT / "benchmarks/results/hub.json").read_text())
     figures = {figure["name"]: figure for figure in report["figures"]}
     values = {name: figure["values"] for name, figure in figures.items()}

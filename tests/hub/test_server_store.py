@@ -109,7 +109,7 @@ VALUES = {"revision": "main", "path": ".gitattributes", "number": "1", "sha256":
 
 
 def test_a_private_repository_is_hidden_on_every_route(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
-    """Strangers get the same answers for a private repository as for one that does not exist."""
+    """Clients without access get the same answers for a private repository as for one that does not exist."""
     file = tmp_path / "tokens.json"
     writer = tokens.add(file, "ci", read=(), write=("ours",))
     stranger = tokens.add(file, "guest", read=(), write=("theirs",))

@@ -16,9 +16,9 @@ def multiplied():
 
 
 def nowhere():
-    import a_library_that_nobody_has
+    import a_library_that_is_not_installed
 
-    return a_library_that_nobody_has.scaled
+    return a_library_that_is_not_installed.scaled
 
 
 def doubled():

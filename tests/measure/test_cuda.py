@@ -54,7 +54,7 @@ def test_each_call_writes_to_memory_of_its_own(tensors: list[torch.Tensor]) -> N
     assert len(set(last[: len(tensors)])) == len(set(last[len(tensors) :])) == len(tensors)
 
 
-def test_a_run_keeps_what_its_graph_works_on() -> None:
+def test_a_run_keeps_the_tensors_of_its_graph_alive() -> None:
     clock = CudaClock()
     tensors = [torch.randn(1 << 20, device="cuda") for _ in range(3)]
     kept = [weakref.ref(tensor) for tensor in tensors]
@@ -66,7 +66,7 @@ def test_a_run_keeps_what_its_graph_works_on() -> None:
     assert all(reference() is not None for reference in kept)
 
 
-def test_gradients_alone_can_be_captured(tensors: list[torch.Tensor]) -> None:
+def test_a_backward_pass_alone_can_be_captured(tensors: list[torch.Tensor]) -> None:
     clock = CudaClock()
     with clock.context():
         inputs = [tensor.detach().requires_grad_() for tensor in tensors]

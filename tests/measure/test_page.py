@@ -32,7 +32,7 @@ def test_the_page_is_up_to_date() -> None:
 
 
 def test_the_page_shows_every_row_of_the_results() -> None:
-    """The figures are computed here from the JSON alone, without the code that writes the page."""
+    """This test computes the figures from the JSON, without the code that writes the page."""
     page = (ROOT / "docs" / "kernels.md").read_text()
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.h100.json")):
         kernel = path.name.partition(".")[0]
@@ -83,7 +83,7 @@ def test_host_overhead_is_compared_with_the_yardstick(script: ModuleType, report
     assert not found.met and found.measured == "2.50 at norm, 1 of 1 above"
 
 
-def test_a_section_has_all_that_was_measured(script: ModuleType, report: BenchmarkReport) -> None:
+def test_a_section_shows_the_command_the_commit_and_every_row(script: ModuleType, report: BenchmarkReport) -> None:
     text = script.page({"h100": {"adaln": report}})
     assert "a-kernel --json a.json" in text and "commit 0123" in text
     assert "| 8x2048 | 33.0 | 13.0 | 12.5 (1.04) | 1.03-1.05 | 2640 |" in text and "WRONG" in text

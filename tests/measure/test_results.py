@@ -43,7 +43,7 @@ def test_errors_are_text_if_json_goes_to_a_file(tmp_path: Path, monkeypatch: pyt
     assert done.stderr.startswith(f"error: {tmp_path / 'a.json'}: is not a result of")
 
 
-def test_no_wrong_result_has_a_time(report: BenchmarkReport) -> None:
+def test_a_wrong_result_has_no_time_in_the_table(report: BenchmarkReport) -> None:
     table = tables.times(report.rows)
     assert table[0] == ["shape", "MB", "copy", "ours", "95%", "GB/s", "eager", "liger", "best peer / ours"]
     ours = ["12.5 (1.04)", "1.03-1.05", "2640"]

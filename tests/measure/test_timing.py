@@ -31,7 +31,7 @@ def test_each_round_starts_with_another_run() -> None:
 
 @pytest.fixture
 def spend(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Replaces the wall clock by one that advances only when `spend(seconds)` is called."""
+    """Replace the wall clock by one that advances only when `spend(seconds)` is called."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 

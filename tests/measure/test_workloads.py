@@ -70,7 +70,7 @@ from workload import Workload
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("import a_library_that_nobody_has", "cannot be imported: ModuleNotFoundError"),
+        ("import a_library_that_is_not_installed", "cannot be imported: ModuleNotFoundError"),
         ("x = 1", "declares no workload: a class with title, small, shapes"),
         (
             f"{WORKLOAD}\nclass A(Workload):\n    shapes = {{'forward': {{'cuda': [], 'cpu': []}}}}",
@@ -89,7 +89,7 @@ def test_errors_name_the_class(source: str, message: str, tmp_path: Path) -> Non
 
 
 def test_bytes_count_each_tensor_once() -> None:
-    """Counted by hand: x, weight and result; then x and weight again, and the gradients of result, x and weight."""
+    """Forward: x, weight and result. Backward: x and weight again, and the gradients of result, x and weight."""
     norm = load(ROOT / "kernels" / "rmsnorm")["rms_norm"]
     x, weight = 2 * 4 * 1024, 2 * 1024
     moved = {}

@@ -158,7 +158,7 @@ class Fault:
 
 @dataclass
 class ServedRequest:
-    """An answered request for a file. `sent` is the number of bytes of the body."""
+    """A request for a file that was answered. `sent` is the number of bytes of the body."""
 
     file: str
     start: int
@@ -169,7 +169,7 @@ class ServedRequest:
 
 @dataclass
 class IndexServer:
-    """Serves the index as a context manager. `files` and `faults` may be changed at any time."""
+    """A server of the index, as a context manager. `files` and `faults` may be changed at any time."""
 
     files: dict[str, bytes]
     faults: dict[str, Fault] = field(default_factory=dict)

@@ -275,7 +275,7 @@ def test_missing_write_permission_is_reported(
     assert done.returncode == HubError.exit_code and "hf auth login" in done.stderr
 
 
-class Cable:
+class CuttingProxy:
     """A proxy to a Hub that closes all connections after a number of bytes from the client."""
 
     def __init__(self, hub: RunningHub, limit: int | None) -> None:
@@ -319,12 +319,12 @@ def test_a_repeated_upload_after_a_cut_at_every_tenth_completes_it(
     large.write_text("".join(f"# {number:0100}\n" for number in range(15_000)))
     edit(quick / "build" / CUDA, "table.py", "#", "#")
     whole = start_hub(root=tmp_path / "whole")
-    cable = Cable(whole, None)
-    put(whole, quick, endpoint=cable.url)
+    proxy = CuttingProxy(whole, None)
+    put(whole, quick, endpoint=proxy.url)
     wanted = tree(whole, DOUBLING, "v1"), tree(whole, DOUBLING, "main")
     hub = start_hub(root=tmp_path / "cut")
     for tenth in range(1, 10):
-        broken = Cable(hub, cable.sent * tenth // 10)
+        broken = CuttingProxy(hub, proxy.sent * tenth // 10)
         with pytest.raises(KernelBuilderError):
             put(hub, quick, f"org/cut-{tenth}", endpoint=broken.url)
         done = put(hub, quick, f"org/cut-{tenth}")
@@ -340,7 +340,7 @@ def test_a_repeated_upload_after_a_kill_completes_it(hub: RunningHub, quick: Pat
     began = time.monotonic()
     assert start("org/whole").wait() == 0
     seconds = time.monotonic() - began
-    for part in range(4, 8):  # the first half of the time it only reads
+    for part in range(4, 8):  # the first half of an upload only reads
         running = start("org/killed")
         time.sleep(seconds * part / 8)
         running.kill()

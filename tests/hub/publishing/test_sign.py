@@ -61,7 +61,7 @@ def test_the_client_accepts_signatures_of_continuous_integration(
     assert not strangers.ok and "policies" in strangers.variants[0].signature
 
 
-def test_signatures_of_other_workflows_or_other_bytes_are_rejected(
+def test_signatures_of_other_workflows_or_other_metadata_are_rejected(
     hub: RunningHub, doubling: Path, sigstore: sigstore_instance.Running
 ) -> None:
     packages = sorted((doubling / "build").iterdir())
