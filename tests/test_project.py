@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import timeit
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -111,8 +112,7 @@ def mistake(home: Path, text: str | None = None) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         read_project(home)
     error = caught.value
-    assert error.hint
-    assert error.where
+    assert error.hint and error.where
     assert error.where.startswith(str(home))
     return error
 
@@ -374,13 +374,7 @@ def test_reading_costs_little_more_than_parsing_toml(home: Path) -> None:
     (home / "build.toml").write_text(WHOLE)
 
     def seconds(call: Callable[[], object]) -> float:
-        taken = []
-        for _ in range(20):
-            start = time.process_time()
-            for _ in range(10):
-                call()
-            taken.append(time.process_time() - start)
-        return min(taken)
+        return min(timeit.repeat(call, timer=time.process_time, number=10, repeat=20))
 
     assert seconds(lambda: read_project(home)) < 20 * seconds(lambda: build_toml.tomllib.loads(WHOLE))
 
