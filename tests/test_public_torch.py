@@ -12,7 +12,7 @@ from types import FrameType, ModuleType
 
 import pytest
 
-KERNELS = Path(__file__).resolve().parents[2]
+KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 PROJECTS = sorted(path.parents[1].name for path in KERNELS.glob("*/torch-ext/torch_binding.cpp"))
 
 
