@@ -25,11 +25,11 @@ quickstart: .venv/ready
 
 test: .venv/ready lint docs
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
-	.venv/bin/python -m pytest -p tests.skips tests kernels/kit/tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+	.venv/bin/python -m pytest -p tests.skips tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 gpu-test: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cuda
-	.venv/bin/python -m pytest -p tests.skips tests/measure kernels/kit/tests $(KERNELS:%=%/tests) $(PYTEST)
+	.venv/bin/python -m pytest -p tests.skips tests/measure tests/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
 
 device-code: .venv/ready
 	.venv/bin/python -m pytest -m device_code tests/e2e/test_device_code.py $(PYTEST)

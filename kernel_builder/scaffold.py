@@ -1,11 +1,13 @@
 """Creates a kernel project from the templates in `templates/init`.
 
-A project is made from several template directories: `common`, and one for each backend. A file that several of them
-have is the concatenation of all.
+A project is made from several template directories: `common`, and either `relu` and one for each backend, or `kit`. A
+file that several of them have is the concatenation of all. A project on the kit also gets the files of the kit that its
+`build.toml` names.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import string
 import tempfile
@@ -15,23 +17,30 @@ from pathlib import Path
 
 from kernel_builder.config.build_toml import NAME, REPO_ID
 from kernel_builder.config.project import python_name
+from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.config.toml_schema import nearest
 from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parent / "templates" / "init"
-_COMMON = "common"
+_KIT = Path(__file__).parent / "templates" / "kit"
 # Replaced in the paths of templates; `${python_name}` in a path would confuse formatters and linters.
 _PYTHON_NAME = "python_name"
 
 
 def backends() -> tuple[str, ...]:
     """Return the backends that have templates."""
-    return tuple(sorted(directory.name for directory in _TEMPLATES.iterdir() if directory.name != _COMMON))
+    return tuple(sorted(directory.name for directory in _TEMPLATES.iterdir() if directory.name in BACKENDS))
 
 
 def create(
-    directory: Path | None, repo_id: str, wanted: Sequence[str], *, licence: str, overwrite: bool = False
+    directory: Path | None,
+    repo_id: str,
+    wanted: Sequence[str],
+    *,
+    licence: str,
+    on_kit: bool = False,
+    overwrite: bool = False,
 ) -> Path:
     """Create a project. After an error, every file is as it was before.
 
@@ -40,6 +49,7 @@ def create(
         repo_id: The Hub repository, such as `org/my-kernel`; the part after the slash is the name of the kernel.
         wanted: The backends.
         licence: The SPDX name of the licence.
+        on_kit: Whether to start from an operator on the kit, which needs all backends of the kit, CPU and CUDA.
         overwrite: Whether to replace existing files.
 
     Returns:
@@ -49,7 +59,7 @@ def create(
         ConfigError: If an argument is invalid, a file exists already, or the directory cannot be written.
     """
     name = _name(repo_id)
-    _check_backends(wanted)
+    _check_backends(wanted, on_kit)
     if not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9.+]*", licence):
         raise ConfigError(
             f"{licence!r} is not an SPDX name",
@@ -57,14 +67,17 @@ def create(
             hint="use for example apache-2.0, mit or bsd-3-clause",
         )
     directory = directory or Path(name)
-    files = _render(repo_id, name, [backend for backend in backends() if backend in wanted], licence)
+    chosen = [backend for backend in backends() if backend in wanted]
+    files = _render(repo_id, name, chosen, licence, on_kit)
+    if on_kit:
+        files |= _kit_files(directory, files)
     there = [path for path in files if (directory / path).is_symlink() or (directory / path).exists()]
     if there and not overwrite:
         raise ConfigError(
             f"has {', '.join(there)} already", where=str(directory), hint="name another PATH, or add --overwrite"
         )
     for path in there:
-        if (directory / path).is_dir():
+        if (directory / path).is_dir() and not (directory / path).is_symlink():
             raise ConfigError("is a directory; expected a file", where=str(directory / path), hint="move it away")
     try:
         _write(directory, files)
@@ -92,7 +105,7 @@ def _name(repo_id: str) -> str:
     return name
 
 
-def _check_backends(wanted: Sequence[str]) -> None:
+def _check_backends(wanted: Sequence[str], on_kit: bool) -> None:
     known = backends()
     for backend in wanted:
         if backend not in known:
@@ -108,10 +121,16 @@ def _check_backends(wanted: Sequence[str]) -> None:
             )
     if not wanted:
         raise ConfigError("names no backend", where="--backends", hint=f"choose from {', '.join(known)}")
+    if on_kit and {"cpu", "cuda"} - set(wanted):
+        raise ConfigError(
+            "a project on the kit has a CPU and a CUDA backend",
+            where="--kit",
+            hint="leave out --backends, or delete a backend from the new project",
+        )
 
 
-def _render(repo_id: str, name: str, wanted: Sequence[str], licence: str) -> dict[str, str]:
-    """Return the files of the project: path -> content."""
+def _render(repo_id: str, name: str, wanted: Sequence[str], licence: str, on_kit: bool) -> dict[str, str | Path]:
+    """Return the files of the project, without those of the kit: path -> content."""
     values = {
         "name": name,
         "python_name": python_name(name),
@@ -119,24 +138,50 @@ def _render(repo_id: str, name: str, wanted: Sequence[str], licence: str) -> dic
         "license": licence,
         "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
         "device": "cuda" if "cuda" in wanted else wanted[0],
+        "operator": "silu" if on_kit else "relu",
+        "layer": "SiLU" if on_kit else "ReLU",
     }
+    parts = ("common", "kit") if on_kit else ("common", "relu", *wanted)
     files: dict[str, str] = {}
-    for tree in (_TEMPLATES / part for part in (_COMMON, *wanted)):
+    for tree in (_TEMPLATES / part for part in parts):
         for template in sorted(path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
             path = template.relative_to(tree).as_posix().replace(_PYTHON_NAME, values["python_name"])
             content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
             files[path] = files.get(path, "") + content
-    return files
+    return {**files}
 
 
-def _write(directory: Path, files: Mapping[str, str]) -> None:
-    """Write the files into the directory, and undo everything after an error."""
+def _kit_files(directory: Path, files: Mapping[str, str | Path]) -> dict[str, str | Path]:
+    """Return the kit's files for a project: path -> content, or the target of a symbolic link.
+
+    Beside a directory `kit` of the same git repository that has all of them, the project gets links to it.
+    """
+    copies = {name: (_KIT.parent / name).read_text() for name in re.findall(r'"(kit/[^"]+)"', str(files["build.toml"]))}
+    copies["kit/workload.py"] = (_KIT / "workload.py").read_text()
+    beside = Path(os.path.realpath(directory)).parent
+    if in_work_tree(beside / "project", beside / "kit") and all(
+        _equals(beside / name, copies[name]) for name in copies
+    ):
+        return {"kit": Path("../kit"), "benchmarks/workload.py": Path("../../kit/workload.py")}
+    del copies["kit/workload.py"]  # its copy is in benchmarks/
+    return {**copies}
+
+
+def _equals(path: Path, content: str) -> bool:
+    return path.is_file() and path.read_bytes() == content.encode()
+
+
+def _write(directory: Path, files: Mapping[str, str | Path]) -> None:
+    """Write the files into the directory, and undo everything after an error. A path as content makes a link to it."""
     present = next(parent for parent in (directory, *directory.absolute().parents) if parent.is_dir())
     with tempfile.TemporaryDirectory(prefix=".kernel-builder-", dir=present) as scratch, ExitStack() as undo:
         staged, replaced = Path(scratch, "new"), Path(scratch, "old")
         for name, content in files.items():
             (staged / name).parent.mkdir(parents=True, exist_ok=True)
-            (staged / name).write_text(content, encoding="utf-8")
+            if isinstance(content, Path):
+                (staged / name).symlink_to(content)
+            else:
+                (staged / name).write_text(content, encoding="utf-8")
         for name in files:
             target = directory / name
             for parent in reversed(target.parents):

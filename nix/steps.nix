@@ -27,13 +27,25 @@ let
         && any (one: one == file || below one file || (type == "directory" && below file one)) listed;
       start = stringLength (toString root) + 1;
     in path { inherit name; path = root; filter = file: keep (substring start (stringLength file) file); };
+  # Whether a file of a directory is a symbolic link, or below one.
+  isLinked = root: file: file != "." && (((readDir (dirOf (root + "/${file}"))).${baseNameOf file} or null) == "symlink"
+    || isLinked root (dirOf file));
+  # As `subset`, and listed files that are reached by links become regular files: the links lead out of the directory.
+  sources = name: root: listed:
+    let
+      linked = filter (isLinked root) listed;
+      rest = subset name root (filter (file: !isLinked root file) listed);
+      add = file: "install -D -m 644 ${toFile (baseNameOf file) (readFile (root + "/${file}"))} $out/${file}";
+    in if linked == [ ] then rest else run name { buildCommand = concatStringsSep "\n"
+      ([ "cp -r ${rest} $out; chmod -R u+w $out" ] ++ map add linked); };
   # The part of the builder that determines objects; a change to the rest recompiles nothing.
   planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") ([
     "__init__.py" "build" "config" "elf.py" "errors.py" "files.py" "nix.py" "progress.py" "templates/compat.cpp"
     "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
-  builder = "${subset "kernel-builder" ../. [ "kernel_builder" ]}:${dependencies}";
+  # `init` reads the kit through a link in kernel_builder/templates.
+  builder = "${subset "kernel-builder" ../. [ "kernel_builder" "kernels/kit" ]}:${dependencies}";
   libraries = "${stdenv.cc.cc.lib}/lib:${stdenv.cc.libc}/lib"; # nixpkgs' wrapper of g++ does not print these directories
   step = name: program: spec: attributes: run name ({
     spec = toJSON spec;
@@ -138,7 +150,7 @@ let
         in step "${general.name}-${file}" "compile" ({
           inherit file;
           variant = if reached.torch then variant.name else variant.withoutTorch;
-          source = subset "source" path reached.files;
+          source = sources "source" path reached.files;
           build = {
             general = { inherit (general) name license edition; version = 0; backends = [ variant.backend ]; };
             torch = { src = [ ]; } // when (variant.floor != null) { stable-abi = variant.floor; }
@@ -148,14 +160,14 @@ let
       package = variant:
         let
           units = unitsOf variant;
-          listed = table: table.include or [ ] ++ table.src or [ ];
+          listed = table: filter (one: !isLinked path one) (table.include or [ ]) ++ table.src or [ ];
           # Sources that mention the op namespace are compiled here, since it is a digest of all inputs of the binary.
           compiled = filter (unit: !unit.reached.namespace) units;
         in step "${general.name}-${variant.name}" "package" ({
           inherit commit;
           builder = builderCommit;
           variant = variant.name;
-          source = subset general.name path ([ "build.toml" "torch-ext" ]
+          source = sources general.name path ([ "build.toml" "torch-ext" ]
             ++ concatMap listed ([ torch ] ++ attrValues kernels) ++ concatMap (unit: unit.reached.files) units);
           objects = map (compile variant) compiled;
         } // toolchain variant (build ? torch)) {

@@ -20,7 +20,15 @@ import kernel_builder
 
 from .conftest import ROOT
 
-TRACKED = (".gitattributes", ".git_archival.txt", "LICENSE", "README.md", "kernel_builder", "pyproject.toml")
+TRACKED = (
+    ".gitattributes",
+    ".git_archival.txt",
+    "LICENSE",
+    "README.md",
+    "kernel_builder",
+    "kernels/kit",
+    "pyproject.toml",
+)
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -49,7 +57,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in TRACKED:
         source, target = ROOT / name, tree / name
         if source.is_dir():
-            shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(source, target, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copyfile(source, target)
     git(tree, "init", "--quiet")
@@ -116,11 +124,19 @@ def test_importlib_metadata_is_imported_only_when_the_version_is_read() -> None:
 
 
 def test_the_wheel_has_every_file_of_the_package(tree: Path, distributions: Path) -> None:
+    """And the kit, which the repository has only as a symbolic link."""
     (wheel,) = distributions.glob("*.whl")
-    tracked = set(git(tree, "ls-files", "kernel_builder").split())
-    assert {name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("kernel_builder/")} == tracked
+    link = "kernel_builder/templates/kit"
+    assert (tree / link).is_symlink()
+    kit = {path.name: path.read_bytes() for path in (ROOT / "kernels" / "kit").iterdir() if path.is_file()}
+    tracked = set(git(tree, "ls-files", "kernel_builder").split()) - {link} | {f"{link}/{name}" for name in kit}
     assert any(name.endswith(".toml") for name in tracked)
     assert any(name.endswith(".json") for name in tracked)
+    with zipfile.ZipFile(wheel) as archive:
+        assert {name for name in archive.namelist() if name.startswith("kernel_builder/")} == tracked
+        assert {name: archive.read(f"{link}/{name}") for name in kit} == kit
+        assert archive.read("kernel_builder/templates/init/common/benchmarks/workload.py") == kit["workload.py"]
+        assert not any(entry.external_attr >> 28 == 0xA for entry in archive.infolist()), "no symbolic links"
 
 
 def test_an_installed_wheel_has_a_working_command_line(distributions: Path, tmp_path: Path) -> None:
@@ -143,6 +159,8 @@ def test_an_installed_wheel_has_a_working_command_line(distributions: Path, tmp_
     assert shown.split()[-1] == wheel.name.split("-")[1]
     run(command, "init", "--name", "me/my-kernel", cwd=tmp_path)
     run(command, "check-config", "my-kernel", cwd=tmp_path)
+    run(command, "init", "--name", "me/on-kit", "--kit", cwd=tmp_path)
+    run(command, "check-config", "on-kit", cwd=tmp_path)
     assert "torch-stable-abi" in run(command, "list-variants", "my-kernel", cwd=tmp_path)
     run(command, "toolchain", "--help", cwd=tmp_path)
     run(command, "hub", "serve", "--help", cwd=tmp_path)

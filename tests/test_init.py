@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,11 @@ from kernel_builder.cli import main
 from kernel_builder.config import project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, this_platform
+
+from .conftest import ROOT
+
+KERNEL_BUILDER = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
+KIT = ROOT / "kernels" / "kit"
 
 
 def init(*args: str | Path) -> Result:
@@ -63,11 +69,11 @@ def test_the_project_is_valid(args: list[str], backends: tuple[str, ...]) -> Non
         compile(file.read_text(), file, "exec")
 
 
-def test_it_builds_and_passes_its_own_tests() -> None:
-    assert init("a project", "--name", "org/my-relu", "--backends", "cpu").exit_code == 0
-    kernel_builder = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
+@pytest.mark.parametrize(("args", "operator"), [(["--backends", "cpu"], "relu"), (["--kit"], "silu")])
+def test_it_builds_and_passes_its_own_tests(args: list[str], operator: str) -> None:
+    assert init("a project", "--name", "org/my-kernel", *args).exit_code == 0
     variant = f"torch-stable-abi210-cpu-{this_platform()}"
-    subprocess.run([*kernel_builder, "build", "a project", "--variant", variant], check=True)
+    subprocess.run([*KERNEL_BUILDER, "build", "a project", "--variant", variant], check=True)
     assert Path("a project/build", variant, "metadata.json").is_file()
     for command in (["-m", "pytest", "-q", "a project/tests"], ["a project/example.py"]):
         subprocess.run([sys.executable, *command], check=True)
@@ -75,7 +81,54 @@ def test_it_builds_and_passes_its_own_tests() -> None:
         main, ["benchmark", "a project", "--backend", "cpu", "--against", "eager", "--rounds", "3"]
     )
     assert measured.exit_code == 0, measured.output
-    assert "relu, forward, bfloat16" in measured.output and "relu, backward, bfloat16" in measured.output
+    assert f"{operator}, forward, bfloat16" in measured.output and f"{operator}, backward, bfloat16" in measured.output
+
+
+@pytest.mark.slow
+def test_the_device_code_of_a_project_on_the_kit_compiles() -> None:
+    assert init("--name", "org/my-silu", "--kit").exit_code == 0
+    config = Path("my-silu/build.toml")
+    config.write_text(config.read_text().replace('"cuda"\n', '"cuda"\ncuda-capabilities = ["9.0"]\n'))
+    variant = f"torch-stable-abi210-cu130-{this_platform()}"
+    subprocess.run([*KERNEL_BUILDER, "build", "my-silu", "--variant", variant], check=True)
+    assert Path("my-silu/build", variant, "metadata.json").is_file()
+
+
+def test_a_project_on_the_kit_has_the_files_that_it_names() -> None:
+    assert init("--name", "org/my-silu", "--kit").exit_code == 0
+    assert not [path for path in Path("my-silu").rglob("*") if path.is_symlink()]
+    config = Path("my-silu/build.toml").read_text()
+    assert config.count('"kit/') > len(list(Path("my-silu/kit").iterdir())) > 3
+    for path in Path("my-silu/kit").iterdir():
+        assert f'"kit/{path.name}"' in config
+        assert path.read_bytes() == (KIT / path.name).read_bytes()
+    assert Path("my-silu/benchmarks/workload.py").read_bytes() == (KIT / "workload.py").read_bytes()
+    assert "$" not in "".join(tree(Path("my-silu")).values())
+    assert read_project(Path("my-silu")).backends == ("cpu", "cuda")
+    assert [str(backend) for backend in Build.open(Path("my-silu")).general.backends] == ["cpu", "cuda"]
+
+
+def test_a_project_beside_the_kit_has_links_to_it(tmp_path: Path) -> None:
+    kernels = tmp_path / "repository" / "kernels"
+    shutil.copytree(KIT, kernels / "kit")
+
+    def links() -> list[str]:
+        result = init(kernels / "one", "--name", "org/one", "--kit", "--overwrite")
+        assert result.exit_code == 0, result.output
+        return sorted(str(path.relative_to(kernels)) for path in kernels.rglob("*") if path.is_symlink())
+
+    assert links() == []  # outside a repository, the builder would refuse them
+    shutil.rmtree(kernels / "one")
+    (tmp_path / "repository" / ".git").mkdir()
+    assert links() == ["one/benchmarks/workload.py", "one/kit"]
+    assert links() == ["one/benchmarks/workload.py", "one/kit"]  # overwritten
+    assert (kernels / "one/kit").readlink() == Path("../kit")
+    assert read_project(kernels / "one").name == "one"
+    assert tree(kernels / "kit") == tree(KIT)
+    shutil.rmtree(kernels / "one")
+    (kernels / "kit/rows.h").write_text("// another kit\n")
+    assert links() == []
+    assert (kernels / "one/kit/rows.h").read_bytes() == (KIT / "rows.h").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -88,6 +141,7 @@ def test_it_builds_and_passes_its_own_tests() -> None:
         (["--name", "org/ab", "--backends", "cdua"], "'cdua' is not a backend", "did you mean cuda?"),
         (["--name", "org/ab", "--backends", ""], "names no backend", "choose from cpu, cuda"),
         (["--name", "org/ab", "--license", 'mit"'], "is not an SPDX name", "apache-2.0"),
+        (["--name", "org/ab", "--kit", "--backends", "cpu"], "a CPU and a CUDA backend", "leave out --backends"),
     ],
 )
 def test_bad_arguments(args: list[str], message: str, hint: str, tmp_path: Path) -> None:

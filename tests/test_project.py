@@ -333,6 +333,26 @@ def test_a_symbolic_link_out_of_the_project_is_refused(home: Path, tmp_path: Pat
     assert "is a symbolic link out of the project" in error.message
 
 
+@pytest.mark.parametrize("link", ["relu.cpp", "inc", "torch-ext/my_relu/layers", "torch-ext/my_relu"])
+def test_links_into_the_git_repository_of_the_project_are_followed(home: Path, tmp_path: Path, link: str) -> None:
+    text = MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]')
+    (home / "build.toml").write_text(text)
+    expected = read_project(home)
+    outside = tmp_path / "shared"
+    (home / link).rename(outside)
+    (home / link).symlink_to(outside)
+    mistake(home)
+    (tmp_path / ".git").mkdir()
+    assert read_project(home) == expected
+    (home / ".git").mkdir()  # a repository in the repository
+    mistake(home)
+    (home / ".git").rmdir()
+    (home / link).unlink()
+    outside.rename(tmp_path / ".git/shared")
+    (home / link).symlink_to(tmp_path / ".git/shared")
+    mistake(home)
+
+
 def test_links_inside_the_project_are_followed(home: Path, tmp_path: Path) -> None:
     (home / "relu.cpp").rename(home / "real.cpp")
     (home / "relu.cpp").symlink_to("real.cpp")

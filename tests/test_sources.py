@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.build.include_scan import Scan, scan
+from kernel_builder.errors import ConfigError
 
 
 @pytest.fixture
@@ -31,6 +32,21 @@ def found(scanned: Scan) -> list[str]:
 def test_includes_are_followed_through_directories_and_cycles(project: Path) -> None:
     assert found(scan(project, "a.cpp", ["other"])) == ["a.cpp", "lib/one.h", "lib/two.h", "other/inc/three.h"]
     assert found(scan(project, "a.cpp")) == ["a.cpp", "lib/one.h", "lib/two.h"]
+
+
+def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> None:
+    root = tmp_path / "kernels" / "one"
+    root.mkdir(parents=True)
+    (root / "a.cpp").write_text('#include "kit/two.h"\n')
+    (root / "kit").symlink_to("../../lib")
+    with pytest.raises(ConfigError, match="symbolic link out of the project"):
+        scan(root, "a.cpp", ["."])
+    (tmp_path / ".git").mkdir()
+    before = scan(root, "a.cpp", ["."])
+    assert found(before) == ["a.cpp", "kit/one.h", "kit/two.h"]
+    (project / "lib" / "two.h").write_text("int changed;\n")
+    after = scan(root, "a.cpp", ["."])
+    assert dict(before.files)["kit/two.h"] != dict(after.files)["kit/two.h"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from kernel_builder.config.project_files import check_link
 from kernel_builder.errors import ConfigError
 
 CUDA_SUFFIXES = frozenset({".cu"})
@@ -98,16 +99,6 @@ def _inside(root: Path, candidate: PurePosixPath) -> str | None:
     return name if name and (root / name).is_file() else None
 
 
-def _refuse_foreign(root: Path, name: str) -> None:
-    """Refuse a header that is a link out of the project. Files in `build.toml` were checked when it was read."""
-    if not Path(os.path.realpath(root / name)).is_relative_to(os.path.realpath(root)):
-        raise ConfigError(
-            "is a symbolic link out of the project",
-            where=str(root / name),
-            hint="copy what it points to into the project: a kernel is built from its own files only",
-        )
-
-
 def scan(
     root: Path,
     source: str,
@@ -126,7 +117,8 @@ def scan(
         generated: Headers that the builder provides: name -> content.
 
     Raises:
-        ConfigError: If a file includes another by an absolute path, or through a symbolic link out of the project.
+        ConfigError: If a file includes another by an absolute path, or through a symbolic link out of the
+            project and its git repository.
     """
     found: dict[str, str] = {}
     torch = python = namespace = False
@@ -151,7 +143,8 @@ def scan(
             places = ([PurePosixPath(name).parent] if beside else []) + [PurePosixPath(entry) for entry in include]
             ours = next((hit for place in places if (hit := _inside(root, place / target))), None)
             if ours is not None:
-                _refuse_foreign(root, ours)
+                # The files that `build.toml` lists were checked when it was read.
+                check_link(Path(os.path.realpath(root)), root / ours, ours, str(root / ours))
                 queue.append(ours)
             elif target not in generated:
                 torch = torch or target.split("/", 1)[0] in _TORCH_ROOTS

@@ -63,7 +63,16 @@ def provenance(project: Project) -> dict[str, Any]:
     inputs = {"build.toml", *(str(path.relative_to(project.root)) for _, path in project.python_files)}
     for part in [project.framework, *project.kernels]:
         inputs.update(getattr(part, "src", ()))
-    kernel = git_state(project.root, sorted(inputs))
+    kernel = git_state(project.root, sorted({path for name in inputs for path in _git_paths(project.root / name)}))
     if kernel:
         recorded["kernel"] = asdict(kernel)
     return recorded
+
+
+def _git_paths(path: Path) -> list[str]:
+    """Return what git tracks of a file: the file itself, and the symbolic links that lead to it."""
+    for part in (*reversed(path.parents), path):
+        if part.is_symlink():
+            target = Path(os.path.normpath(part.parent / part.readlink()))
+            return [str(part), *_git_paths(target / path.relative_to(part))]
+    return [str(path)]

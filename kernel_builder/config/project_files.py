@@ -1,4 +1,8 @@
-"""Reads the project in a directory: its `build.toml`, and the files that the `build.toml` names."""
+"""Reads the project in a directory: its `build.toml`, and the files that the `build.toml` names.
+
+A symbolic link may lead out of the project as long as it stays in the git work tree of the project, so that projects of
+one repository can share files. The content is read through the link.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,8 @@ def read_project(directory: Path) -> Project:
     """Read and validate the project in `directory`.
 
     Raises:
-        ConfigError: If `build.toml` is missing or invalid, or a file that it names is missing or outside the project.
+        ConfigError: If `build.toml` is missing or invalid, or a file that it names is missing or is a symbolic link out
+            of the git work tree.
     """
     file = directory / build_toml.FILE
     project = build_toml.read(file, Path(os.path.realpath(directory)))
@@ -33,7 +38,7 @@ def read_project(directory: Path) -> Project:
 
 
 def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], place: TomlPlace) -> None:
-    """Raise an error for sources and include directories that are missing, named twice, or outside the project."""
+    """Raise an error for sources and include directories that are missing, named twice, or links too far out."""
     for key, paths, kind, exists in (
         ("src", src, "file", Path.is_file),
         ("include", include, "directory", Path.is_dir),
@@ -46,8 +51,7 @@ def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], pla
                     where=where,
                     hint="create it or correct its name; names are relative to the directory of build.toml",
                 )
-            if not _inside(root, root / path):
-                raise _leaves(path, where)
+            check_link(root, root / path, path, where)
             if key == "src" and paths.count(path) > 1:
                 raise ConfigError(
                     f"{path!r} is named twice", where=where, hint="name it once, or its symbols are defined twice"
@@ -61,23 +65,37 @@ def _holds(test: Callable[[Path], bool], path: Path) -> bool:
         return False
 
 
-def _inside(root: Path, path: Path) -> bool:
-    """Return whether `path` is in the project when symbolic links are followed. `root` has none."""
-    return Path(os.path.realpath(path)).is_relative_to(root)
+def work_tree(root: Path) -> Path:
+    """Return the git work tree that contains a project, or the project itself if there is none. `root` has no links."""
+    return next((parent for parent in (root, *root.parents) if (parent / ".git").exists()), root)
 
 
-def _leaves(path: str, where: str) -> ConfigError:
-    return ConfigError(
-        f"{path!r} is a symbolic link out of the project",
-        where=where,
-        hint="copy what it points to into the project: a kernel is built from its own files only",
-    )
+def in_work_tree(root: Path, path: Path) -> bool:
+    """Return whether `path` is in the work tree of the project `root`, when symbolic links are followed."""
+    real = Path(os.path.realpath(path))
+    if real.is_relative_to(root):
+        return True
+    top = work_tree(root)
+    return real.is_relative_to(top) and ".git" not in real.relative_to(top).parts
+
+
+def check_link(root: Path, path: Path, name: str, where: str) -> None:
+    """Raise an error if `path` is a symbolic link to a file or directory that the project may not use.
+
+    Raises:
+        ConfigError: If the link leads out of the git work tree of the project, or out of a project that is in none.
+    """
+    if not in_work_tree(root, path):
+        raise ConfigError(
+            f"{name!r} is a symbolic link out of the project and of its git repository",
+            where=where,
+            hint="copy what it points to into the project; links may only point into the git repository of the project",
+        )
 
 
 def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tuple[str, Path], ...]:
     """Return the files of a Python package that end in one of `pyext`, without hidden files and bytecode."""
-    if not _inside(root, package):
-        raise _leaves(package.name, str(package))
+    check_link(root, package, package.name, str(package))
     endings = tuple(f".{ending}" for ending in pyext)
     found = dict(sorted((path.relative_to(package).as_posix(), path) for path in _walk(root, package, endings)))
     if "__init__.py" not in found:
@@ -107,8 +125,9 @@ def _walk(root: Path, top: Path, endings: tuple[str, ...]) -> Iterator[Path]:
             if name.endswith(endings) and not name.endswith(_BYTECODE) and not name.startswith(".")
         ]
         for path in [*(Path(folder, name) for name in folders), *wanted]:
-            if path.is_symlink() and not _inside(root, path):
-                raise _leaves(path.name, str(path))
-            if path.is_symlink() and Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path)):
+            if not path.is_symlink():
+                continue
+            check_link(root, path, path.name, str(path))
+            if Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(path)):
                 raise ConfigError("is a symbolic link to a directory above it", where=str(path), hint="remove the link")
         yield from wanted

@@ -7,32 +7,43 @@ import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.hub.remote_repository import Content, RemoteFile
 
 
 def published_files(root: Path) -> dict[str, Content]:
     """Return the files of a project that are published on `main`, by path.
 
-    Hidden files, builds and bytecode are left out, and in a git repository also the files that git ignores.
+    Hidden files, builds and bytecode are left out, and in a git repository also the files that git ignores. Symbolic
+    links are published as the files that they lead to, so that the published project needs no other directory.
     """
-    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    root = Path(os.path.realpath(root))
+    return {
+        str(name): Content(root / name)
+        for name in sorted(_listed(root, root, PurePosixPath()))
+        if (root / name).is_file()
+        and in_work_tree(root, root / name)
+        and name.parts[0] != "build"
+        and not any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+        and name.suffix != ".pyc"
+    }
+
+
+def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
+    """Yield the names in the project of everything in a directory, which the project calls `name`."""
+    command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         done = subprocess.run(command, capture_output=True, check=False)
         listed = os.fsdecode(done.stdout).split("\0") if done.returncode == 0 else []
     except FileNotFoundError:
         listed = []
-    names = [PurePosixPath(name) for name in listed if name] or [
-        PurePosixPath(path.relative_to(root).as_posix()) for path in root.rglob("*")
-    ]
-    return {
-        str(name): Content(root / name)
-        for name in sorted(names)
-        if (root / name).is_file()
-        and (root / name).resolve().is_relative_to(root)
-        and name.parts[0] != "build"
-        and not any(part.startswith(".") or part == "__pycache__" for part in name.parts)
-        and name.suffix != ".pyc"
-    }
+    for entry in [entry for entry in listed if entry] or [str(p.relative_to(directory)) for p in directory.rglob("*")]:
+        path, target = directory / entry, Path(os.path.realpath(directory / entry))
+        yield name / entry
+        # A link to a directory above it would have no end.
+        endless = any(one.is_relative_to(target) for one in (directory, *above))
+        if path.is_symlink() and path.is_dir() and in_work_tree(root, path) and not endless:
+            yield from _listed(root, target, name / entry, (*above, directory))
 
 
 def outdated(there: Mapping[str, RemoteFile], wanted: Mapping[str, Content]) -> Iterator[str]:

@@ -132,7 +132,7 @@ def flake(nix: Nix) -> Path:
     for name in listed.stdout.split("\0"):
         if name and (ROOT / name).exists():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, copy / name)
+            shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
     committed(copy)
     nix.run(copy, "flake", "lock", "--override-input", "nixpkgs", f"path:{nixpkgs}")
     committed(copy)

@@ -98,6 +98,12 @@ def test_a_python_only_project_has_the_bytes_of_the_command_line_build(
     assert digests(nix.build(project, "bundle")) == expected
 
 
+def test_the_builder_has_the_kit_for_new_projects(nix: Nix, flake: Path, tmp_path: Path) -> None:
+    project = tmp_path / "on-kit"
+    nix.run(flake, "run", ".#kernel-builder", "--", "init", str(project), "--name", "org/on-kit", "--kit")
+    assert (project / "kit/rows.h").read_bytes() == (ROOT / "kernels/kit/rows.h").read_bytes()
+
+
 def test_another_hash_in_the_lock_is_refused(nix: Nix, flake: Path, tmp_path: Path) -> None:
     other = tmp_path / "repository"
     shutil.copytree(flake, other)

@@ -22,6 +22,7 @@ from kernel_builder.errors import CheckError, ConfigError, HubError, KernelBuild
 from kernel_builder.hub.publication import Published, PublishRequest
 from kernel_builder.hub.publish import publish
 
+from ...conftest import CPU as VARIANT
 from ..conftest import RunningHub
 from .conftest import commits, edit, tree
 
@@ -90,6 +91,41 @@ def test_the_client_loads_a_published_kernel(hub: RunningHub, scale: Path) -> No
     again = put(hub, scale, REPO)
     assert again.builds.sent == () and again.main and again.main.sent == () and not again.main.removed
     assert commits(hub, REPO, "v1") == 2  # the Hub's first commit, and the publication
+
+
+def test_links_are_published_as_files_that_build_alone(hub: RunningHub, scale: Path, tmp_path: Path) -> None:
+    kernels = tmp_path / "repository" / "kernels"
+    kernels.mkdir(parents=True)
+    project = scale.rename(kernels / "stable-scale")
+    shutil.move(project / "scale", kernels / "shared")
+    (project / "scale").symlink_to("../shared")
+    (kernels / "shared" / "up").symlink_to("..")
+    (kernels / "notes.md").write_text("Notes.\n")
+    (project / "NOTES.md").symlink_to("../notes.md")
+    (project / "secret").symlink_to("/etc/hostname")
+    (kernels / "shared" / "ignored.h").touch()
+    (tmp_path / "repository" / ".gitignore").write_text("build\nignored.h\n")
+    subprocess.run(["git", "init", "--quiet", tmp_path / "repository"], check=True)
+    subprocess.run(["git", "-C", tmp_path / "repository", "add", "."], check=True)
+    put(hub, project, REPO)
+
+    on_main = tree(hub, REPO, "main")
+    assert {path for path in on_main if path.startswith("scale")} == {
+        "scale/scale.h",
+        "scale/scale_cpu.cpp",
+        "scale/scale_cuda.cu",
+    }
+    assert {"NOTES.md", "build.toml"} < set(on_main) and "secret" not in on_main
+    published = tmp_path / "published"
+    hub.api().snapshot_download(REPO, repo_type="kernel", local_dir=published)
+    assert not [path for path in published.rglob("*") if path.is_symlink()]
+    assert (published / "scale/scale.h").read_bytes() == (kernels / "shared/scale.h").read_bytes()
+    command = [BUILDER, "build", published, "--variant", VARIANT, "--no-load"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    binary = f"build/{VARIANT}/*.so"
+    assert [path.read_bytes() for path in published.glob(binary)] == [
+        path.read_bytes() for path in project.glob(binary)
+    ]
 
 
 def test_build_and_upload(hub: RunningHub, doubling: Path, tmp_path: Path) -> None:

@@ -73,7 +73,10 @@ def test_the_ten_lines_of_the_documentation_call_the_workflow() -> None:
     assert len(example.splitlines()) <= 16
     release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]
     assert set(release["with"]) <= set(called["inputs"])
-    assert all((ROOT / project / "build.toml").is_file() for project in release["with"]["projects"].split())
+    kernels = {f"kernels/{path.parent.name}" for path in (ROOT / "kernels").glob("*/build.toml")}
+    assert set(release["with"]["projects"].split()) == kernels
+    gpu = yaml.safe_load((ROOT / ".github/workflows/gpu.yml").read_text())[True]["workflow_dispatch"]["inputs"]
+    assert set(gpu["kernels"]["default"].split()) == kernels
 
 
 class Rehearsal:

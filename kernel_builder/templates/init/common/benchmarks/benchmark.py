@@ -14,8 +14,8 @@ CPU = [(1024, 1024)]
 SHAPES = {"forward": {"cuda": GPU, "cpu": CPU}, "backward": {"cuda": GPU, "cpu": CPU}}
 
 
-class ReLU(Workload):
-    title = "relu"
+class ${layer}(Workload):
+    title = "${operator}"
     shapes = SHAPES
     small = (1, 64)
 
@@ -23,7 +23,7 @@ class ReLU(Workload):
         return (torch.randn(rows, columns, device=self.device).to(self.dtype),)
 
     def ours(self, x):
-        return self.kernel.relu(x)
+        return self.kernel.${operator}(x)
 
     def eager(self, x):
-        return torch.relu(x)
+        return torch.nn.functional.${operator}(x)

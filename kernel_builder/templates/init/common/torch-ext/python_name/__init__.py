@@ -1,6 +1,6 @@
-"""ReLU with forward and backward kernels."""
+"""${layer} with forward and backward kernels."""
 
 from . import layers
-from .op import relu
+from .op import ${operator}
 
-__all__ = ["layers", "relu"]
+__all__ = ["layers", "${operator}"]

@@ -2,17 +2,17 @@
 
 import torch
 
-from .op import relu
+from .op import ${operator}
 
 
-class ReLU(torch.nn.Module):
-    """Replaces `torch.nn.ReLU`. `kernelize` takes its `forward` alone, so the class has no state."""
+class ${layer}(torch.nn.Module):
+    """Replaces `torch.nn.${layer}`. `kernelize` takes its `forward` alone, so the class has no state."""
 
     has_backward = True
     can_torch_compile = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return relu(x)
+        return ${operator}(x)
 
 
-__all__ = ["ReLU"]
+__all__ = ["${layer}"]

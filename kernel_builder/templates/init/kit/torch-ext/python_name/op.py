@@ -1,0 +1,58 @@
+"""The public function, and the gradient and fakes of its ops."""
+
+import torch
+
+from ._ops import add_op_namespace_prefix, ops
+
+
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """Return `x * sigmoid(x)` as a contiguous tensor.
+
+    Args:
+        x: float32, float16 or bfloat16, of any shape and strides. It gets a gradient.
+
+    The arithmetic is float32, and the result is rounded to the dtype of `x` once.
+
+    Raises:
+        RuntimeError: If `x` has another dtype.
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _SiLU.apply(x)
+    return _silu(x)
+
+
+_silu = ops.silu.default
+_silu_backward = ops.silu_backward.default
+
+
+class _SiLU(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return _silu(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        # Grad mode is on in a backward pass only with `create_graph=True`.
+        op = _SiLUBackward.apply if torch.is_grad_enabled() else _silu_backward
+        return op(grad, *ctx.saved_tensors)
+
+
+class _SiLUBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, grad, x):
+        return _silu_backward(grad, x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise NotImplementedError("${name}: the gradient of silu cannot be differentiated a second time")
+
+
+@torch.library.register_fake(add_op_namespace_prefix("silu"))
+def _silu_fake(x):
+    return x.new_empty(x.shape)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("silu_backward"))
+def _silu_backward_fake(grad, x):
+    return x.new_empty(x.shape)

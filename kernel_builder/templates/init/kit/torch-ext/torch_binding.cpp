@@ -1,0 +1,71 @@
+// Binds the kernels to Torch through its stable ABI, as of Torch 2.10. Compiled once for each backend.
+//
+// Reads:    sizes, strides, dtypes and devices of the arguments.
+// Writes:   only tensors that it allocates.
+// Must not: compute; call anything of Torch newer than 2.10.
+#include "kit/tensors.h"
+#include "registration.h"
+#include "silu/silu.h"
+#if defined(CUDA_KERNEL)
+#include "${python_name}_cuda/silu.h"
+#else
+#include "${python_name}_cpu/silu.h"
+#endif
+
+const char* const kit::kProject = "${name}";
+
+namespace {
+
+using namespace kit;
+
+void run(const silu::Problem& problem, [[maybe_unused]] const Tensor& x) {
+  if (problem.elements == 0) return;
+#if defined(CUDA_KERNEL)
+  check(silu::run(problem, current_stream(x)));
+#else
+  torch::stable::parallel_for(0, problem.elements, kGrain,
+                              [&](int64_t begin, int64_t end) { silu::run(problem, begin, end); });
+#endif
+}
+
+// x * sigmoid(x), contiguous.
+Tensor silu_forward(Tensor x) {
+  check_backend(x, "x");
+  const Type type = element_type(x, "x");
+  [[maybe_unused]] const auto device = enter(x);
+  x = torch::stable::contiguous(x);
+  Tensor out = allocate_like(x);
+  run({type, x.numel(), x.const_data_ptr(), nullptr, out.mutable_data_ptr()}, x);
+  return out;
+}
+
+// The gradient of silu with respect to x, contiguous.
+Tensor silu_backward(Tensor grad, Tensor x) {
+  check_backend(x, "x");
+  const Type type = element_type(x, "x");
+  check_like(grad, "grad", x);
+  [[maybe_unused]] const auto device = enter(x);
+  x = torch::stable::contiguous(x);
+  grad = torch::stable::contiguous(grad);
+  Tensor grad_x = allocate_like(x);
+  run({type, x.numel(), x.const_data_ptr(), grad.const_data_ptr(), grad_x.mutable_data_ptr()}, x);
+  return grad_x;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("silu(Tensor x) -> Tensor");
+  ops.def("silu_backward(Tensor grad, Tensor x) -> Tensor");
+}
+
+#if defined(CUDA_KERNEL)
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
+#else
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+#endif
+  ops.impl("silu", TORCH_BOX(&silu_forward));
+  ops.impl("silu_backward", TORCH_BOX(&silu_backward));
+}
+
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
