@@ -106,7 +106,7 @@ def test_the_builder_has_the_kit_for_new_projects(nix: Nix, flake: Path, tmp_pat
 
 def test_another_hash_in_the_lock_is_refused(nix: Nix, flake: Path, tmp_path: Path) -> None:
     other = tmp_path / "repository"
-    shutil.copytree(flake, other)
+    shutil.copytree(flake, other, symlinks=True)
     lock = other / "kernel_builder/toolchain/lock.json"
     text = lock.read_text()
     at = text.index('"fetched": "', text.index('"stable"', text.index('"2.10"'))) + len('"fetched": "')
