@@ -105,7 +105,7 @@ def test_a_signal_stops_the_build_and_its_compilers(
         process = start(cache, slow_project)
         assert wait_for(compiling(cache), 30)
         (os.killpg if group else os.kill)(process.pid, how)
-        stdout, stderr = process.communicate(timeout=10)
+        stdout, stderr = process.communicate(timeout=3)
     assert process.returncode in {1, 128 + how}, (process.returncode, stderr)
     assert stdout == ""
     assert "Traceback" not in stderr
