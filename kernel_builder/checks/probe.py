@@ -27,6 +27,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+
 def _fits(names: list[str]) -> dict[str, str | None]:
     from kernels.variants import VariantRejected, parse_variant, resolve_variants
 
