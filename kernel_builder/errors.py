@@ -64,7 +64,13 @@ class StoreError(ToolchainError):
 
 
 class BuildError(KernelBuilderError):
-    """A compile or link step failed. `output` is what the compiler printed."""
+    """A compile or link step failed.
+
+    Args:
+        command: The command of the step.
+        output: What the compiler printed.
+        log: A file with both.
+    """
 
     exit_code = 5
 
@@ -76,13 +82,15 @@ class BuildError(KernelBuilderError):
         hint: str | None = None,
         command: str | None = None,
         output: str = "",
+        log: str | None = None,
     ) -> None:
         super().__init__(message, where=where, hint=hint)
         self.command = command
         self.output = output
+        self.log = log
 
     def as_dict(self) -> dict[str, str | None]:
-        return {**super().as_dict(), "command": self.command, "output": self.output}
+        return {**super().as_dict(), "command": self.command, "output": self.output, "log": self.log}
 
 
 class PackageError(KernelBuilderError):
