@@ -237,9 +237,7 @@ def test_a_compiler_that_outlives_its_build_does_not_reach_the_cache(directory: 
     stage_compile(step, work / step.key, output)
     script = work / step.key / "run.sh"
     text = (
-        script.read_text()
-        .replace("exec >> log", "exec 3>&1 >> log")
-        .replace("[ . -ef", "echo >&3; read line\n[ . -ef")
+        script.read_text().replace("exec >> log", "exec 3>&1 >> log").replace("[ . -ef", "echo >&3; read line\n[ . -ef")
     )
     script.write_text(text)
     process = subprocess.Popen(

@@ -58,7 +58,7 @@ class Outcome:
 
     def errors_of(self, binary: Binary) -> list[BuildError]:
         """Return why a binary could not be made; empty if it was."""
-        steps = (*binary.objects, binary)
+        steps: list[CompileStep | Binary] = [*binary.objects, binary]
         return [self.failures[step.key] for step in steps if step.key in self.failures]
 
 
@@ -193,7 +193,7 @@ class _Run:
         return True
 
     def _has_failed(self, binary: Binary) -> bool:
-        return any(step.key in self.failures for step in (binary, *binary.objects))
+        return any(key in self.failures for key in (binary.key, *(step.key for step in binary.objects)))
 
     def _end(self, step: CompileStep | Binary, printed: str) -> None:
         """Count a step and put a linked binary into the cache, or note why the step failed."""

@@ -19,7 +19,13 @@ from kernel_builder.files import read_unchanged
 from kernel_builder.toolchain.sysroot import Sysroot
 
 # Lines of `run.sh` before the step's own commands.
-_BEFORE = ("#!/bin/sh", "set -e", 'cd "${0%/*}"', f"trap '[ -e done ] || echo > {FAILED} || :' EXIT", "exec >> log 2>&1")
+_BEFORE = (
+    "#!/bin/sh",
+    "set -e",
+    'cd "${0%/*}"',
+    f"trap '[ -e done ] || echo > {FAILED} || :' EXIT",
+    "exec >> log 2>&1",
+)
 _COMMAND = "command"
 
 

@@ -28,7 +28,7 @@ from kernel_builder.checks.run_path import check_run_path
 from kernel_builder.checks.torch_stable_abi import check_torch_stable_abi
 from kernel_builder.checks.undefined import check_undefined
 from kernel_builder.config.variant import Variant
-from kernel_builder.errors import VariantError
+from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.package.metadata import PackageMetadata
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "CheckedPackage",
     "Finding",
     "read",
+    "require_allowable",
     "run",
     "run_all",
 ]
@@ -66,6 +67,19 @@ ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefine
 # Without these, a package may not load, or not be what its metadata says, so their findings cannot be allowed.
 _REQUIRED = frozenset({"layout", "digest", "binary", "load"})
 ALLOWABLE = tuple(name for name in CHECKS if name not in _REQUIRED)
+
+
+def require_allowable(names: Sequence[str]) -> None:
+    """Raise a ConfigError for a name that is not a check whose findings can be allowed."""
+    for name in names:
+        if name not in ALLOWABLE:
+            raise ConfigError(
+                "the package would not load, or not be what it says, so this check cannot be allowed"
+                if name in CHECKS
+                else "there is no such check",
+                where=f"--allow {name}",
+                hint=f"expected one of {', '.join(ALLOWABLE)}",
+            )
 
 
 def read(directory: Path, policy: AbiPolicy | None = None) -> CheckedPackage:

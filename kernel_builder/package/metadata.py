@@ -140,6 +140,12 @@ class PackageMetadata:
         return {**valid, "dirty": bool(recorded.get("dirty"))}
 
     @property
+    def allowed_checks(self) -> tuple[str, ...]:
+        """The checks whose errors the publisher allowed, by name."""
+        names = _texts(self.provenance.get("allowed-checks"))
+        return tuple(name for name in names if re.fullmatch(r"[a-z-]{1,40}", name))
+
+    @property
     def is_dirty(self) -> bool:
         """Whether sources or builder had changes that no commit has."""
         return any(self.origin(part).get("dirty") for part in ("kernel", "kernel-builder"))
