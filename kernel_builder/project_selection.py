@@ -123,14 +123,15 @@ def _selection(
 def _without_doubles(selections: Sequence[Selection], failures: Failures) -> list[Selection]:
     """Leave out the projects that share a name, since nothing could tell their packages apart."""
     count = Counter(selection.project.name for selection in selections)
-    for selection in selections:
-        if count[selection.project.name] > 1:
-            error = ConfigError(
-                f"two of the projects are named {selection.project.name}",
-                where=str(selection.project.root / "build.toml: [general] name"),
-                hint="build them one at a time, or rename one",
-            )
-            failures.add(str(selection.project.root), None, error)
+    for name in (name for name, projects in count.items() if projects > 1):
+        roots = [str(selection.project.root) for selection in selections if selection.project.name == name]
+        error = ConfigError(
+            f"two of the projects are named {name}",
+            where=f"{roots[0]}/build.toml: [general] name",
+            hint="build them one at a time, or rename one",
+        )
+        for root in roots:
+            failures.add(root, None, error)
     return [selection for selection in selections if count[selection.project.name] == 1]
 
 
