@@ -192,7 +192,7 @@ def test_a_project_that_cannot_be_read_does_not_stop_the_others(
     (tmp_path / "scripts").mkdir()
     everything = [bad, good, tmp_path / "README.md", tmp_path / "scripts"]
     done = kernel_builder(cache, "build", *everything, "--no-load")
-    assert_refused(done, 2, "ConfigError", where=str(bad), message="", hint=None)
+    assert_refused(done, 2, "ConfigError", where=str(bad), message="not TOML", hint="")
     assert {built["project"] for built in done.answer["packages"]} == {"python-only"}
     assert [(failed["project"], failed["variant"]) for failed in done.answer["failures"]] == [("bad", None)]
     elsewhere = {missing["project"]: missing["reason"] for missing in done.answer["unavailable"]}
