@@ -45,8 +45,14 @@ def as_edition_5(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping
         return document, ()
     at = replace(place, table="general", key="edition")
     if "edition" in general:
-        _refuse(general["edition"], at)
-        return document, ()
+        refuse_newer(general["edition"], at)
+        if not _is_integer(general["edition"]):
+            return document, ()
+        raise ConfigError(
+            f"this is edition {general['edition']}; expected edition 5",
+            where=str(at),
+            hint="`kernel-builder update-build DIR` rewrites the file to edition 5",
+        )
     if old := tuple(_old_traits(document)):
         raise ConfigError(
             f"is missing, and {', '.join(old)} belongs to edition 3 or older; expected edition 5",
@@ -62,17 +68,22 @@ def as_edition_5(document: Mapping[str, Any], place: TomlPlace) -> tuple[Mapping
     return {**document, "general": {**general, "edition": EDITION}}, (NO_EDITION,)
 
 
-def _refuse(edition: Any, place: TomlPlace) -> None:
-    """Raise an error for an integer other than 5. The reader of the table reports other types."""
-    if not isinstance(edition, int) or isinstance(edition, bool):
-        return
-    raise ConfigError(
-        f"this is edition {edition}; expected edition 5",
-        where=str(place),
-        hint="`kernel-builder update-build DIR` rewrites the file to edition 5"
-        if edition < EDITION
-        else "this builder does not know that edition; update the builder, or write edition 5",
-    )
+def refuse_newer(edition: Any, place: TomlPlace) -> None:
+    """Raise an error for an edition that this builder does not know.
+
+    Raises:
+        ConfigError: If it is an integer above 5. The reader of [general] reports other types.
+    """
+    if _is_integer(edition) and edition > EDITION:
+        raise ConfigError(
+            f"this is edition {edition}; expected edition 5",
+            where=str(place),
+            hint="this builder does not know that edition; update the builder, or write edition 5",
+        )
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _tables(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:

@@ -30,10 +30,11 @@ def rewritten(path: Path) -> tuple[str, str]:
         ConfigError: If the file cannot be read, or would not be valid in edition 5.
     """
     old = build_toml.read_text(path)
-    document = build_toml.parse(old, str(path))
-    general = document.get("general")
-    if isinstance(general, dict) and general.get("edition") == editions.EDITION:
+    general = build_toml.parse(old, str(path)).get("general")
+    edition = general.get("edition") if isinstance(general, dict) else None
+    if edition == editions.EDITION:
         return old, old
+    editions.refuse_newer(edition, TomlPlace(str(path), "general", "edition"))
     new = _Rewrite(old.replace("\r\n", "\n"), TomlPlace(str(path))).text()
     build_toml.from_document(build_toml.parse(new, str(path)), str(path), path.parent)
     return old, new.replace("\n", "\r\n") if "\r\n" in old else new
@@ -62,11 +63,12 @@ class _Rewrite:
                 where=str(self._place.at("general")),
                 hint="write `[general]` above its keys, or add `edition = 5` by hand",
             )
-        universal = bool(_taken(general, "universal"))
-        universal |= self._torch(general)
+        torch = self._body("torch") or []
+        universal = [_taken(body, "universal") for body in (general, torch)]
+        self._framework(general, torch, universal=any(universal))
         self._cuda_range(general)
         backends = [backend for name, body in self._kernels() for backend in self._kernel(name, body)]
-        if universal:
+        if any(universal):
             backends = _UNIVERSAL
         if _at(general, "backends") is None:
             _insert(general, "license", "backends", sorted(set(backends)))
@@ -95,13 +97,10 @@ class _Rewrite:
                     if name and isinstance(kernel, Table):
                         yield name.key, kernel.value.body
 
-    def _torch(self, general: Body) -> bool:
-        """Rewrite [torch], and add [torch-noarch] if there is no framework. Return whether [torch] was universal."""
-        torch = self._body("torch")
-        if torch is None:
-            if not any(name in self._document for name in editions.FRAMEWORKS):
-                self._added += "\n[torch-noarch]\n"
-            return False
+    def _framework(self, general: Body, torch: Body, *, universal: bool) -> None:
+        """Rewrite [torch], and add [torch-noarch] if there is no framework."""
+        if not any(name in self._document for name in editions.FRAMEWORKS):
+            self._added += "\n[torch-noarch]\n"
         name = _taken(torch, "name")
         if name is not None and _at(general, "name") is None:
             general.insert(0, _entry("name", name))
@@ -111,8 +110,11 @@ class _Rewrite:
                 where=str(TomlPlace(self._place.file, "torch", "pyroot")),
                 hint="move the Python package to torch-ext/<name with _ for ->, remove the key, and run this again",
             )
-        if not _taken(torch, "universal"):
-            return False
+        if universal:
+            self._make_noarch(torch)
+
+    def _make_noarch(self, torch: Body) -> None:
+        """Turn [torch] into [torch-noarch]."""
         import tomlkit
 
         for key in ("src", "include"):
@@ -126,7 +128,6 @@ class _Rewrite:
             if table and table.key == "torch":
                 self._document.body[number] = (tomlkit.key("torch-noarch"), item)
                 item.display_name = None  # type: ignore[attr-defined]
-        return True
 
     def _cuda_range(self, general: Body) -> None:
         """Move `cuda-minver` and `cuda-maxver` of [general] to a table of their own."""

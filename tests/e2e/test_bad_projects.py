@@ -145,7 +145,7 @@ def test_version_ranges_that_leave_no_variant_are_refused(
     else:
         replace(project / "build.toml", "[torch]", f"{table}[torch]")
     with untouched(project):
-        done = kernel_builder(cache, "build", project)
+        done = kernel_builder(cache, "build", project, "--backend", backend)
     assert_refused(
         done, 3, "VariantError", where="minver, maxver", message=f"leave no {backend} variant", hint="widen the range"
     )
