@@ -78,7 +78,7 @@ def test_both_reject_other_editions(home: Path, text: str) -> None:
     assert "`kernel-builder update-build DIR`" in str(error.hint)
 
 
-@pytest.mark.parametrize("text", ALL)
+@pytest.mark.parametrize("text", [*ALL, general(edition="3"), general(edition="4")])
 def test_a_rewritten_file_is_of_edition_5(home: Path, text: str) -> None:
     write(home, text)
     before = ours(home)
