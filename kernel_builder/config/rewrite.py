@@ -51,7 +51,12 @@ class _Rewrite:
         import tomlkit
 
         self._place = place
-        self._document: TOMLDocument = tomlkit.parse(old)
+        try:
+            self._document: TOMLDocument = tomlkit.parse(old)
+        except ValueError as error:  # what Python's parser accepts and tomlkit does not
+            raise ConfigError(
+                f"cannot be rewritten: {error}", where=place.file, hint="write this part in another way"
+            ) from error
         self._added = ""  # tables, as text
 
     def text(self) -> str:
