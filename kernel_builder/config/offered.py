@@ -112,7 +112,7 @@ def _compiled(project: Project, backend: str, whole: bool) -> set[Variant]:
 
 
 def empty_backends(project: Project) -> dict[str, str]:
-    """Return the backends that the version ranges of a project leave without a variant, each with the reason."""
+    """Return the backends that version ranges leave without a variant that the Hub asks for, each with the reason."""
     if not isinstance(project.framework, TorchFramework):
         return {}
     known = matrix.load()
@@ -120,9 +120,9 @@ def empty_backends(project: Project) -> dict[str, str]:
         f"the matrix has Torch {', '.join(map(str, known.torch))} and CUDA {', '.join(map(str, known.capabilities))}"
     )
     return {
-        backend: f"the version ranges leave no {backend} variant: {reason}"
+        backend: f"the version ranges leave no {backend} variant that the Hub asks for: {reason}"
         for backend in project.backends
-        if backend in COMPILED_BACKENDS and not _compiled(project, backend, whole=True)
+        if backend in COMPILED_BACKENDS and not _compiled(project, backend, whole=False)
     }
 
 
