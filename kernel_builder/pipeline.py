@@ -19,6 +19,7 @@ from kernel_builder.build.cache import binary_path
 from kernel_builder.build.graph import Graph, PlannedVariant
 from kernel_builder.build.plan import plan
 from kernel_builder.config import offered
+from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
@@ -107,6 +108,7 @@ class BuildSummary:
         cpu_seconds: Processor time of the compilers; None where a compiler cache's server ran them.
         seconds: Wall time of the whole build.
         warnings: Title of a step -> what its compiler printed.
+        notices: What the projects' authors should know: warnings about `build.toml`, and what is not built.
     """
 
     packages: tuple[BuiltPackage, ...]
@@ -117,6 +119,7 @@ class BuildSummary:
     cpu_seconds: float | None
     seconds: float
     warnings: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the summary as `--json` prints it."""
@@ -129,6 +132,7 @@ class BuildSummary:
             "cpu-seconds": None if self.cpu_seconds is None else round(self.cpu_seconds, 2),
             "seconds": round(self.seconds, 3),
             "warnings": dict(self.warnings),
+            "notices": list(self.notices),
         }
 
 
@@ -153,6 +157,9 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
     started = time.monotonic()
     progress = progress or Silent()
     selections = _select(request, toolchains)
+    found = notices([selection.project for selection in selections])
+    for notice in found:
+        progress.say(f"warning: {notice}")
     with ExitStack() as locks:
         for destination in sorted(selection.destination for selection in selections):
             locks.enter_context(_locked(destination, toolchains.cache, progress))
@@ -177,6 +184,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         cpu_seconds=outcome.cpu_seconds,
         seconds=time.monotonic() - started,
         warnings=outcome.warnings,
+        notices=tuple(found),
     )
 
 

@@ -116,7 +116,10 @@ let
   isBuildable = { cuda, ... }: cuda == null || cudaTrees ? ${cuda} || cudaPackages cuda != null;
   toolchain = { cuda, floor, ... }@variant: usesTorch:
     let
-      release = if usesTorch then variant.release else null;
+      # The stable ABI of a release before the first pinned one is targeted with the headers of the first.
+      oldest = head (sort (a: b: compareVersions a b < 0) (attrNames lock.torch));
+      wanted = if floor != null && compareVersions floor oldest < 0 then oldest else variant.release;
+      release = if usesTorch then wanted else null;
       kind = if floor == null then "full" else "stable";
       isLocked = cudaTrees ? ${toString cuda};
     in {
@@ -137,7 +140,10 @@ let
       # A variant's sources, each with its table of build.toml and the files that it can include.
       unitsOf = variant:
         let
-          mine = filter (name: kernels.${name}.backend == variant.backend) (attrNames kernels);
+          # A kernel is left out where the CUDA release is older than its `cuda-minver`.
+          isCompiled = kernel: kernel.backend == variant.backend && (variant.cuda == null
+            || !(kernel ? cuda-minver) || compareVersions kernel.cuda-minver variant.cuda <= 0);
+          mine = filter (name: isCompiled kernels.${name}) (attrNames kernels);
           units = name: table: map (file: {
             inherit name table file;
             reached = import ./sources.nix path { include = table.include or [ ]; listed = table.src; } file;
@@ -152,7 +158,7 @@ let
           variant = if reached.torch then variant.name else variant.withoutTorch;
           source = sources "source" path reached.files;
           build = {
-            general = { inherit (general) name license edition; version = 0; backends = [ variant.backend ]; };
+            general = { inherit (general) name license; edition = 5; version = 0; backends = [ variant.backend ]; };
             torch = { src = [ ]; } // when (variant.floor != null) { stable-abi = variant.floor; }
               // when (name == null) narrowed;
           } // when (name != null) { kernel.${name} = narrowed; };
@@ -162,7 +168,9 @@ let
           units = unitsOf variant;
           listed = table: filter (one: !isLinked path one) (table.include or [ ]) ++ table.src or [ ];
           # Sources that mention the op namespace are compiled here, since it is a digest of all inputs of the binary.
-          compiled = filter (unit: !unit.reached.namespace) units;
+          # So are sources of several tables, which are compiled once with the flags of all.
+          isShared = file: length (filter (unit: unit.file == file) units) > 1;
+          compiled = filter (unit: !unit.reached.namespace && !isShared unit.file) units;
         in step "${general.name}-${variant.name}" "package" ({
           inherit commit;
           builder = builderCommit;

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kernel_builder.build import commands, include_scan
 from kernel_builder.build.graph import CUDA, PYTHON, TORCH, CompileStep, digest
-from kernel_builder.config import matrix, offered
+from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.variant import Noarch, Release, Variant
 from kernel_builder.errors import ConfigError, ToolchainError
@@ -62,10 +62,11 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     )
     defines = _defines(variant, stable)
     steps: list[CompileStep] = []
-    for part in [binding, *(kernel for kernel in project.kernels if kernel.backend == variant.backend)]:
+    kernels = kernel_sources.of_backend(project, variant.backend, variant.cuda)
+    for part in kernel_sources.disjoint([binding, *kernels]):
         _check_kernel(project, part)
         for source in part.src:
-            if PurePosixPath(source).suffix not in include_scan.HEADER_SUFFIXES:
+            if not kernel_sources.is_header(source):
                 _check_source(project, part, source, variant)
                 steps.append(_draft(project, part, source, variant, tools, defines))
     return tuple(steps)

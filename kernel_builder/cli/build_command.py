@@ -51,8 +51,6 @@ def print_summary(summary: BuildSummary) -> None:
     for missing in summary.unavailable:
         click.secho(f"not built: {missing.variant}: {missing.reason}", fg="yellow")
         click.echo(f"    {missing.hint}")
-    for name, backends in summary.skipped.items():
-        click.secho(f"skipped: {name}: this builder does not compile for {', '.join(backends)}", fg="yellow")
     binaries = len({built.module for built in summary.packages})
     cost = "by a compiler cache" if summary.cpu_seconds is None else f"in {summary.cpu_seconds:.1f} s of processor time"
     click.echo(

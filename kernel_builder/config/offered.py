@@ -71,8 +71,10 @@ def _in_range(release: Release, low: Release | None, high: Release | None) -> bo
 
 
 def _cuda_in_range(project: Project, releases: Sequence[Release]) -> list[Release]:
-    needed = [kernel.cuda_minver for kernel in project.kernels if kernel.backend == "cuda" and kernel.cuda_minver]
-    low = max([*needed, *([project.cuda_minver] if project.cuda_minver else [])], default=None)
+    """Return the releases that `[general.cuda]` allows and at least one kernel can be compiled with."""
+    floors = [kernel.cuda_minver for kernel in project.kernels if kernel.backend == "cuda"]
+    needed = min((floor for floor in floors if floor), default=None) if all(floors) else None
+    low = max((floor for floor in (needed, project.cuda_minver) if floor), default=None)
     return [release for release in releases if _in_range(release, low, project.cuda_maxver)]
 
 
@@ -90,34 +92,38 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
         whole: Return all variants of the matrix and not only those that the Hub asks for. A project on the stable ABI
             then also gets a variant for every CUDA release and for every single Torch release that its binaries work
             with, for old clients that do not know stable-ABI variants.
-
-    Raises:
-        VariantError: If the version ranges of the project leave a backend without a variant.
     """
     if isinstance(project.framework, TorchNoarch):
-        return tuple(sorted((Variant(Noarch(), backend) for backend in project.backends), key=lambda v: v.name))
-    if not isinstance(project.framework, TorchFramework):
-        return ()
-    known = matrix.load()
-    found: set[Variant] = set()
-    for backend in project.backends:
-        if backend not in COMPILED_BACKENDS:
-            continue
-        of_backend = {
-            Variant(framework, backend, cuda, platform)
-            for framework in _frameworks(project.framework, backend, whole)
-            for cuda in (_cuda_releases(project, framework, whole) if backend == "cuda" else [None])
-            for platform in known.platforms
-        }
-        if not of_backend:
-            raise VariantError(
-                f"the version ranges leave no {backend} variant: the matrix has Torch "
-                f"{', '.join(map(str, known.torch))} and CUDA {', '.join(map(str, known.capabilities))}",
-                where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
-                hint="widen the range, or remove it: the Hub asks for the newest releases",
-            )
-        found |= of_backend
+        found = [Variant(Noarch(), backend) for backend in project.backends]
+    else:
+        found = [variant for backend in project.backends for variant in _compiled(project, backend, whole)]
     return tuple(sorted(found, key=lambda variant: variant.name))
+
+
+def _compiled(project: Project, backend: str, whole: bool) -> set[Variant]:
+    if backend not in COMPILED_BACKENDS or not isinstance(project.framework, TorchFramework):
+        return set()
+    return {
+        Variant(framework, backend, cuda, platform)
+        for framework in _frameworks(project.framework, backend, whole)
+        for cuda in (_cuda_releases(project, framework, whole) if backend == "cuda" else [None])
+        for platform in matrix.load().platforms
+    }
+
+
+def empty_backends(project: Project) -> dict[str, str]:
+    """Return the backends that version ranges leave without a variant that the Hub asks for, each with the reason."""
+    if not isinstance(project.framework, TorchFramework):
+        return {}
+    known = matrix.load()
+    reason = (
+        f"the matrix has Torch {', '.join(map(str, known.torch))} and CUDA {', '.join(map(str, known.capabilities))}"
+    )
+    return {
+        backend: f"the version ranges leave no {backend} variant that the Hub asks for: {reason}"
+        for backend in project.backends
+        if backend in COMPILED_BACKENDS and not _compiled(project, backend, whole=False)
+    }
 
 
 def _frameworks(framework: TorchFramework, backend: str, whole: bool) -> list[StableAbi | FullAbi]:
@@ -166,10 +172,14 @@ def shares(directory: str, project: Project, *, whole: bool = False) -> tuple[Sh
 
 
 def skipped_backends(project: Project) -> tuple[str, ...]:
-    """Return the backends of a compiled project that this builder does not compile for."""
+    """Return the backends of a compiled project that this builder does not compile for.
+
+    These are all backends of a project with `[tvm-ffi]`.
+    """
     if isinstance(project.framework, TorchNoarch):
         return ()
-    return tuple(backend for backend in project.backends if backend not in COMPILED_BACKENDS)
+    compiled = COMPILED_BACKENDS if isinstance(project.framework, TorchFramework) else ()
+    return tuple(backend for backend in project.backends if backend not in compiled)
 
 
 def check_offered(project: Project, variant: Variant) -> None:

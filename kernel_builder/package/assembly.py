@@ -39,14 +39,13 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
     from kernels_data import Digest, DigestAlgorithm
 
     project = planned.project
-    (directory / project.python_name).mkdir(parents=True)
-    names = {"namespace": planned.module}
-    ops = _template("_ops.py" if binary else "_ops_noarch.py")
-    generated = {
-        "_ops.py": string.Template(ops).substitute(names),
-        f"{project.python_name}/__init__.py": string.Template(_template("compat_init.py")).substitute(names),
-    }
-    for name, content in generated.items():
+    templates = {"_ops.py": "_ops.py" if binary else "_ops_noarch.py"}
+    # Python prefers a directory to a module of the same name, so the directory would hide the project's module.
+    if f"{project.python_name}.py" not in planned.python:
+        templates[f"{project.python_name}/__init__.py"] = "compat_init.py"
+    for name, template in templates.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        content = string.Template(_template(template)).substitute(namespace=planned.module)
         (directory / name).write_text(content, encoding="utf-8")
     for name, source in project.python_files:
         target = directory / name

@@ -130,11 +130,16 @@ class Toolchains:
     def torch(self, release: Release, subset: Subset) -> TorchHeaders:
         """Return the headers of a Torch release.
 
+        The stable ABI of a release before the first pinned one is targeted with the headers of the first: with
+        TORCH_TARGET_VERSION they hide what later releases have added.
+
         Raises:
             ToolchainError: If they are not pinned for this platform.
             FetchError: If they cannot be fetched.
             StoreError: If they cannot be stored.
         """
+        if subset == "stable" and self.lock.torch:
+            release = max(release, min(self.lock.torch))
         pinned = self.lock.torch.get(release)
         if pinned is None or this_platform() not in pinned.platforms:
             raise ToolchainError(
@@ -181,9 +186,10 @@ class Toolchains:
         pinned = self.lock.cuda.get(release)
         if pinned and platform in pinned.platforms:
             return None
-        has = f"; {found.root} is CUDA {found.release}" if found else ""
+        pinned_here = [str(one) for one, cuda in self.lock.cuda.items() if platform in cuda.platforms]
+        has = f", and {found.root} is CUDA {found.release}" if found else ""
         return Obstacle(
-            f"the lock has no compiler of CUDA {release} for {platform}{has}",
+            f"needs CUDA {release}; this builder has {' and '.join(pinned_here) or 'none'}{has}",
             f"install the CUDA toolkit {release} and name its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
         )
 
