@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from kernel_builder.build.buildable import obstacle
-from kernel_builder.config import offered
+from kernel_builder.config import changed, offered
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import this_platform
 
@@ -21,17 +21,43 @@ from kernel_builder.config.variant import this_platform
 @click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to count with.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with what stands in the way of each.")
 @click.option("--runners", is_flag=True, help="Print as JSON, on one line, what each of several runners is to build.")
+@click.option(
+    "--changed-since", metavar="COMMIT", help="Only projects that differ from this commit of their git repository."
+)
+@click.option(
+    "--shared",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="With --changed-since: a file or directory whose change touches every project. May be repeated.",
+)
 def list_variants(
-    directories: tuple[Path, ...], arch: bool, whole: bool, cuda_home: Path | None, as_json: bool, runners: bool
+    directories: tuple[Path, ...],
+    arch: bool,
+    whole: bool,
+    cuda_home: Path | None,
+    as_json: bool,
+    runners: bool,
+    changed_since: str | None,
+    shared: tuple[Path, ...],
 ) -> None:
     """List the variants that the projects in DIR (default: here) have to offer, and which this machine can build.
 
     With --runners, what is printed is the matrix of a GitHub workflow: one entry for each project, platform and
     backend, to be built by `kernel-builder build PROJECT --backend BACKEND` on a runner of that platform.
+
+    With --changed-since, projects are left out if neither their files nor those that their symbolic links lead to
+    differ between HEAD and the last common ancestor with COMMIT.
+
+    \b
+    kernel-builder list-variants kernels/* --changed-since origin/main
     """
     from kernel_builder.toolchain import Toolchains
 
-    found = [(directory, read_project(directory)) for directory in directories or (Path(),)]
+    directories = directories or (Path(),)
+    if changed_since is not None:
+        directories = tuple(changed.touched(directories, changed_since, shared))
+    found = [(directory, read_project(directory)) for directory in directories]
     if runners:
         parts = [part for directory, project in found for part in offered.shares(str(directory), project, whole=whole)]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
