@@ -12,7 +12,7 @@ import click
 
 from kernel_builder.build.buildable import obstacle
 from kernel_builder.cli import print_notices, report_error
-from kernel_builder.config import offered
+from kernel_builder.config import changed, offered
 from kernel_builder.config.notices import listed
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
@@ -30,8 +30,25 @@ if TYPE_CHECKING:
 @click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to count with.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with what stands in the way of each.")
 @click.option("--runners", is_flag=True, help="Print as JSON, on one line, what each of several runners is to build.")
+@click.option(
+    "--changed-since", metavar="COMMIT", help="Only projects that differ from this commit of their git repository."
+)
+@click.option(
+    "--shared",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="With --changed-since: a file or directory whose change touches every project. May be repeated.",
+)
 def list_variants(
-    directories: tuple[Path, ...], arch: bool, whole: bool, cuda_home: Path | None, as_json: bool, runners: bool
+    directories: tuple[Path, ...],
+    arch: bool,
+    whole: bool,
+    cuda_home: Path | None,
+    as_json: bool,
+    runners: bool,
+    changed_since: str | None,
+    shared: tuple[Path, ...],
 ) -> None:
     """List the variants that the projects in DIR (default: here) have to offer, and which this machine can build.
 
@@ -43,6 +60,8 @@ def list_variants(
     from kernel_builder.toolchain import Toolchains
 
     paths, others = sort_projects(directories or (Path(),))
+    if changed_since is not None:
+        paths = tuple(changed.touched(paths, changed_since, shared))
     found: dict[Path, Project] = {}
     for directory in paths:
         try:
