@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -27,6 +27,81 @@ def _toolchain_options(command: Any) -> Any:
     for option in reversed(_TOOLCHAIN):
         command = option(command)
     return command
+
+
+class _ShellCommand(click.Command):
+    """A command whose arguments after `--` are a command to run in a shell, so that they cannot be taken for DIR."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        at = args.index("--") if "--" in args else len(args)
+        ctx.params["command"] = tuple(args[at + 1 :])
+        return super().parse_args(ctx, args[:at])
+
+    def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
+        return [*super().collect_usage_pieces(ctx), "[-- COMMAND...]"]
+
+
+@click.command(cls=_ShellCommand)
+@_DIRECTORY
+@click.option("--variant", metavar="NAME", help="The variant to compile. [default: the one that fits the machine]")
+@_toolchain_options
+def devshell(directory: Path, variant: str | None, command: tuple[str, ...], **toolchain: Any) -> None:
+    """Start a shell with the compilers and headers of a variant, or run COMMAND with them.
+
+    DIR is the project (default: here). The shell is $SHELL. nvcc of the pinned toolkit is on PATH; CUDA_HOME, CXX and
+    CPLUS_INCLUDE_PATH are set. The default variant is the one that the installed Torch would load, or else the newest.
+
+    \b
+    kernel-builder devshell kernels/rmsnorm
+    kernel-builder devshell kernels/rmsnorm -- nvcc --version
+    """
+    from kernel_builder.develop import choice, shells
+
+    project = read_project(directory)
+    with shown(sys.stderr) as progress:
+        toolchains = _toolchains(progress=progress, **toolchain)
+        chosen = choice.to_develop(project, variant, toolchains)
+        environment = shells.development(project, chosen, toolchains)
+    _enter(f"compilers and headers of {project.name} {chosen.name}", environment, command)
+
+
+@click.command(cls=_ShellCommand)
+@_DIRECTORY
+@click.option("--variant", metavar="NAME", help="The variant to test. [default: the one that fits the machine]")
+@click.option(
+    "--torch-index",
+    metavar="URL",
+    help="Where pip finds Torch's builds, in URL/cpu, URL/cu130 and so on. [default: download.pytorch.org/whl]",
+)
+def testshell(directory: Path, variant: str | None, torch_index: str | None, command: tuple[str, ...]) -> None:
+    """Start a shell to test a variant that has been built, or run COMMAND in it.
+
+    DIR is the project (default: here). The shell is $SHELL. Its `python` has a Torch that loads the variant, `kernels`
+    and pytest: it is the interpreter of kernel-builder if that has such a Torch, or else a virtual environment in the
+    cache. `get_kernel` loads the package in DIR/build in place of the published one.
+
+    \b
+    kernel-builder testshell kernels/rmsnorm
+    kernel-builder testshell kernels/rmsnorm -- python -m pytest kernels/rmsnorm/tests
+    """
+    from kernel_builder.develop import choice, interpreter, shells
+    from kernel_builder.toolchain.toolchains import default_cache
+
+    project = read_project(directory)
+    chosen = choice.built(project, variant)
+    with shown(sys.stderr) as progress:
+        python = interpreter.find(
+            project, chosen, default_cache(), progress, torch_index=torch_index or interpreter.TORCH_INDEX
+        )
+    _enter(f"{python} with {project.name} {chosen.name}", shells.testing(project, chosen, python), command)
+
+
+def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) -> NoReturn:
+    from kernel_builder.develop import shells
+
+    if not command:
+        click.echo(f"{title}; `exit` leaves this shell", err=True)
+    shells.enter(environment, command)
 
 
 @click.command("compile-commands")

@@ -15,7 +15,6 @@ from kernel_builder.errors import PackageError, VariantError
 from kernel_builder.package import metadata
 from kernel_builder.toolchain import Toolchains
 
-
 _NONE = Release(0, 0)
 
 
