@@ -34,6 +34,8 @@ _COMMANDS = {
     "devshell": "develop_command.devshell",
     "testshell": "develop_command.testshell",
     "compile-commands": "develop_command.compile_commands",
+    "create-pyproject": "pyproject_command.create_pyproject",
+    "clean-pyproject": "pyproject_command.clean_pyproject",
     "benchmark": "benchmark_command.benchmark",
     "doctor": "doctor_command.doctor",
     "toolchain": "toolchain_command.toolchain",
