@@ -40,7 +40,7 @@ def find(project: Project, variant: Variant, cache: Path, progress: Progress, *,
         if importlib.util.find_spec("pytest") is None:
             progress.say(f"pytest is not installed: {sys.executable} -m pip install pytest")
         return Path(sys.executable)
-    torch, build = _torch(variant)
+    torch, build = torch_build(variant)
     depends = [*project.python_depends, *project.backend_python_depends.get(variant.backend, ())]
     packages = [f"torch=={torch}.*", "kernels", "numpy", "pytest", *(_DISTRIBUTIONS.get(one, one) for one in depends)]
     key = digest(sys.version, sys.base_prefix, packages, build)[:16]
@@ -76,13 +76,33 @@ def find(project: Project, variant: Variant, cache: Path, progress: Progress, *,
     return python
 
 
-def _torch(variant: Variant) -> tuple[Release, str]:
-    """Return the Torch release to test a variant with, and the name of its build. It is the newest that fits."""
+def torch_build(variant: Variant) -> tuple[Release, str]:
+    """Return the Torch release to test a variant with, and the name of its build. It is the newest that fits.
+
+    Raises:
+        ToolchainError: If no release of the matrix has one.
+    """
     published = matrix.load().torch
-    build = f"cu{variant.cuda.digits}" if variant.cuda else "cpu"
     if isinstance(variant.framework, FullAbi):
-        return variant.framework.release, build
-    return max(release for release, cudas in published.items() if variant.cuda is None or variant.cuda in cudas), build
+        return variant.framework.release, f"cu{variant.cuda.digits}" if variant.cuda else "cpu"
+    if variant.backend == "cpu":
+        return max(published), "cpu"
+    # A binary on the stable ABI works with every later CUDA release of its major.
+    fitting = [
+        (release, cuda)
+        for release, releases in published.items()
+        for cuda in releases
+        if variant.backend == "cuda"
+        and (variant.cuda is None or (cuda.major == variant.cuda.major and cuda >= variant.cuda))
+    ]
+    if not fitting:
+        raise ToolchainError(
+            f"the matrix has no Torch for {f'CUDA {variant.cuda}' if variant.cuda else variant.backend}",
+            where=variant.name,
+            hint="install a Torch that loads it beside kernel-builder",
+        )
+    release = max(release for release, _ in fitting)
+    return release, f"cu{min(cuda for of, cuda in fitting if of == release).digits}"
 
 
 def _run(command: list[str], hint: str) -> None:
