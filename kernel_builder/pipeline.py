@@ -44,6 +44,7 @@ class BuildRequest:
         variants: Names of exactly the variants to build; empty for all of this platform.
         backends: Only these backends; empty for all.
         whole: All variants of the matrix, not only those that the Hub asks for.
+        capabilities: Compile for these capabilities only, such as `9.0`; empty for all. `upload` refuses the packages.
         out: Where packages go: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
             project's own `build` directory.
         jobs: Processors to use at most; None for as many as are free on this machine.
@@ -56,6 +57,7 @@ class BuildRequest:
     variants: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
     whole: bool = False
+    capabilities: tuple[str, ...] = ()
     out: Path | None = None
     jobs: int | None = None
     compiler_cache: Path | None = None
@@ -192,7 +194,7 @@ def _select(request: BuildRequest, toolchains: Toolchains) -> list[_Selection]:
     directories = list(dict.fromkeys(path.resolve() for path in request.directories))
     selections = []
     for directory in directories:
-        project = read_project(directory)
+        project = offered.limited(read_project(directory), request.capabilities)
         unavailable: tuple[UnavailableVariant, ...] = ()
         if request.variants:
             variants = buildable.named(project, request.variants, toolchains)

@@ -148,6 +148,27 @@ def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -
         offered.capabilities(kernel, Release(13, 0), X86_64)
 
 
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        (("9.0",), ("9.0a",)),
+        (("12.0", "9.0"), ("9.0a", "12.0+PTX")),
+        (("8.9",), ("8.0",)),  # code for 8.0 runs on 8.9
+        (("7.5",), ("8.0",)),  # nothing at or below it: the lowest, for its symbols
+    ],
+)
+def test_a_limit_selects_the_nearest_capabilities_with_their_suffixes(
+    only: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "8.0"), only_capabilities=only)
+    assert offered.capabilities(kernel, Release(13, 0), X86_64) == expected
+
+
+def test_a_limit_selects_from_all_capabilities_of_a_kernel_without_a_list() -> None:
+    kernel = Kernel("k", "cuda", (), (), only_capabilities=("9.0",))
+    assert offered.capabilities(kernel, Release(13, 0), X86_64) == ("9.0",)
+
+
 def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
     kernel = Kernel("k", "cuda", (), ())
     every = offered.capabilities(kernel, Release(13, 0), X86_64)

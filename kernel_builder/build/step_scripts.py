@@ -41,7 +41,7 @@ def stage_compile(
     for name, text in step.generated.items():
         _write(directory, name, text.encode())
     output.parent.mkdir(parents=True, exist_ok=True)
-    command = _with_paths(step.argv, step.roots)
+    command = with_paths(step.argv, step.roots)
     if step.tool == "cuda":
         (directory / "keep").mkdir()
         if threads > 1 and compiler_cache is None:
@@ -62,7 +62,7 @@ def stage_link(binary: Binary, directory: Path, cache: Path) -> None:
     torch = ["-Wl,--no-as-needed", *(f"-l:{name}" for name in binary.libraries)]
     command = [
         str(binary.cxx),
-        *_with_paths(binary.argv, binary.roots),
+        *with_paths(binary.argv, binary.roots),
         *(str(object_path(cache, step)) for step in binary.objects),
         *torch,
         *Sysroot(binary.roots[SYSROOT]).runtime_arguments,
@@ -76,7 +76,8 @@ def commands_of(directory: Path) -> str:
     return "\n".join(lines[len(_BEFORE) : lines.index(_AFTER)])
 
 
-def _with_paths(argv: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
+def with_paths(argv: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
+    """Return a command with directories in place of the tokens that stand for them."""
     rendered = list(argv)
     for token, path in roots.items():
         rendered = [part.replace(token, str(path)) for part in rendered]

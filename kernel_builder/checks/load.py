@@ -30,7 +30,7 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         raise NotApplicable(f"the variant is for {variant.platform}, this machine is {this_platform()}")
     if package.metadata is None or not (package.directory / "__init__.py").is_file():
         raise NotApplicable("the package is not complete")
-    if reason := _rejections(_variants(package.directory.parent))[variant.name]:
+    if reason := rejections(_variants(package.directory.parent))[variant.name]:
         raise NotApplicable(reason)
     outcome, text = probe("load", str(package.directory))
     if outcome == "skipped":
@@ -49,16 +49,19 @@ def _variants(build: Path) -> tuple[str, ...]:
 
 
 @cache
-def _rejections(variants: tuple[str, ...]) -> Mapping[str, str | None]:
+def rejections(variants: tuple[str, ...], python: str = sys.executable) -> Mapping[str, str | None]:
     """Return why the client would reject each variant on this machine, or None if it would not.
 
     One process answers for all variants of a project, since importing Torch takes seconds.
+
+    Args:
+        python: The interpreter whose client and Torch are asked.
     """
-    answer = probe("fits", *variants)
+    answer = probe("fits", *variants, python=python)
     return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"the client cannot be asked: {answer[1]}")
 
 
-def probe(question: str, *arguments: str) -> Any:
+def probe(question: str, *arguments: str, python: str = sys.executable) -> Any:
     """Run `probe.py` in a fresh interpreter, outside the current directory and without network.
 
     Returns:
@@ -67,7 +70,7 @@ def probe(question: str, *arguments: str) -> Any:
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as empty:
         result = Path(empty) / "result.json"
-        command = [sys.executable, "-B", "-X", "faulthandler", "-c", source, str(result), question, *arguments]
+        command = [python, "-B", "-X", "faulthandler", "-c", source, str(result), question, *arguments]
         try:
             process = subprocess.run(
                 command,

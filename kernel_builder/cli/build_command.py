@@ -68,6 +68,13 @@ def print_summary(summary: BuildSummary) -> None:
     "--backend", "backends", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Build only for this backend."
 )
 @click.option("--all", "whole", is_flag=True, help="Build the whole matrix, not only what the Hub asks for.")
+@click.option(
+    "--capability",
+    "capabilities",
+    multiple=True,
+    metavar="NUMBER",
+    help="Compile only for this capability, such as 9.0; may be given again. For local use: upload refuses it.",
+)
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
 @click.option("-j", "--jobs", "--max-jobs", type=click.IntRange(min=1), help="Processors to use at most.")
 @click.option(
@@ -89,6 +96,7 @@ def build(
     variants: tuple[str, ...],
     backends: tuple[str, ...],
     whole: bool,
+    capabilities: tuple[str, ...],
     out: Path | None,
     jobs: int | None,
     sccache: str,
@@ -108,6 +116,7 @@ def build(
     kernel-builder build kernels/rmsnorm
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
+    kernel-builder build . --capability 9.0
     """
     from kernel_builder.toolchain import Toolchains, compiler_cache
 
@@ -117,6 +126,7 @@ def build(
             variants=variants,
             backends=backends,
             whole=whole,
+            capabilities=capabilities,
             out=out,
             jobs=jobs,
             compiler_cache=compiler_cache.find(sccache),

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_builder.config import matrix
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
-from kernel_builder.errors import VariantError
+from kernel_builder.errors import ConfigError, VariantError
 
 # The backends that this builder compiles for. A project may name the other ones of the format; they are skipped.
 COMPILED_BACKENDS = ("cpu", "cuda")
@@ -33,8 +33,8 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
     """Return the capabilities to compile a kernel for, ascending.
 
     These are the entries of the kernel's list that the compiler knows and the platform has. A kernel without a list
-    gets all such capabilities, and PTX of the newest. For a CUDA release that is not in the matrix, the newest release
-    of the matrix below it stands in, or else the oldest.
+    gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these. For a CUDA
+    release that is not in the matrix, the newest release of the matrix below it stands in, or else the oldest.
 
     Raises:
         VariantError: If no entry of the kernel's list is left.
@@ -46,7 +46,8 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
         known -= known_matrix.tegra
     if kernel.cuda_capabilities is None:
         newest = max(known, key=_capability_key)
-        return tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=_capability_key))
+        every = tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=_capability_key))
+        return _nearest(every, kernel.only_capabilities)
     wanted = {c for c in kernel.cuda_capabilities if re.sub(r"[af]?(\+PTX)?$", "", c) in known}
     if not wanted:
         raise VariantError(
@@ -54,7 +55,39 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
             where=f"build.toml: [kernel.{kernel.name}] cuda-capabilities",
             hint="add a capability, or exclude the CUDA release with cuda-minver or [general.cuda] maxver",
         )
-    return tuple(sorted(wanted, key=_capability_key))
+    return _nearest(tuple(sorted(wanted, key=_capability_key)), kernel.only_capabilities)
+
+
+def _nearest(ascending: tuple[str, ...], only: Sequence[str]) -> tuple[str, ...]:
+    """Return the entries for the capabilities in `only`, each with its suffix; all if `only` is empty.
+
+    A capability without an entry of its number gets the nearest entry below it, whose code a GPU of that capability may
+    run, or else the lowest: the link needs the symbols of every kernel.
+    """
+    if not only:
+        return ascending
+    numbers = [_capability_key(entry)[:2] for entry in ascending]
+    chosen = set()
+    for number in (_capability_key(capability)[:2] for capability in only):
+        chosen.add(max((n for n in numbers if n <= number), default=numbers[0]))
+    return tuple(entry for entry, number in zip(ascending, numbers, strict=True) if number in chosen)
+
+
+def limited(project: Project, only: Sequence[str]) -> Project:
+    """Return a project whose kernels are compiled for these capabilities only, for local development.
+
+    Raises:
+        ConfigError: If one is not the number of a capability.
+    """
+    for capability in only:
+        if capability not in matrix.known_capabilities():
+            raise ConfigError(
+                f"{capability!r} is not a capability; expected one of "
+                f"{', '.join(sorted(matrix.known_capabilities(), key=_capability_key))}",
+                where="--capability",
+                hint="give the number alone: 9.0 selects 9.0a, 9.0f and 9.0+PTX too",
+            )
+    return replace(project, kernels=tuple(replace(one, only_capabilities=tuple(only)) for one in project.kernels))
 
 
 def archs(kernels: Sequence[Kernel], cuda: Release, platform: str) -> tuple[str, ...]:

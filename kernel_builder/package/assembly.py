@@ -13,7 +13,7 @@ from kernel_builder.build.graph import PlannedVariant, digest
 from kernel_builder.config.project import KernelDependency
 from kernel_builder.errors import PackageError
 from kernel_builder.files import read_unchanged
-from kernel_builder.package.metadata import NAME, PackageMetadata
+from kernel_builder.package.metadata import CAPABILITIES_LIMITED, NAME, PackageMetadata
 
 # Raise when a change here changes the files of a package for equal inputs.
 _RECIPE = 1
@@ -66,6 +66,7 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
 def _metadata(planned: PlannedVariant) -> PackageMetadata:
     """Return the metadata of a package, without the digest of its files."""
     project, backend = planned.project, planned.variant.backend
+    limited = sorted({only for kernel in project.kernels for only in kernel.only_capabilities if planned.variant.cuda})
     kernel_depends = [*project.kernel_depends, *project.backend_kernel_depends.get(backend, ())]
     return PackageMetadata(
         id=planned.module,
@@ -76,7 +77,7 @@ def _metadata(planned: PlannedVariant) -> PackageMetadata:
         kernel_depends=tuple(_dependency(depend) for depend in kernel_depends),
         backend=backend,
         archs=planned.archs,
-        provenance=planned.provenance,
+        provenance={**planned.provenance, **({CAPABILITIES_LIMITED: limited} if limited else {})},
         upstream=project.upstream,
         source=project.source,
     )

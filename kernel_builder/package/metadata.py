@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 NAME = "metadata.json"
+# The key of `provenance` that lists the capabilities that a build was limited to.
+CAPABILITIES_LIMITED = "capabilities-limited"
 
 # The keys that every package needs: JSON's type, and what errors call it.
 _REQUIRED: Mapping[str, tuple[type, str]] = {
@@ -138,6 +140,11 @@ class PackageMetadata:
             if isinstance(value := recorded.get(key), str) and form.fullmatch(value)
         }
         return {**valid, "dirty": bool(recorded.get("dirty"))}
+
+    @property
+    def only_capabilities(self) -> tuple[str, ...]:
+        """The capabilities that the build was limited to; empty if it was not."""
+        return _texts(self.provenance.get(CAPABILITIES_LIMITED))
 
     @property
     def is_dirty(self) -> bool:

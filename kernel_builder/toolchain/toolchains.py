@@ -96,7 +96,9 @@ class Toolchains:
         Raises:
             ToolchainError: If the named directory is not a toolkit.
         """
-        return system_cuda.find(self._probes, self._cuda_home)
+        found = system_cuda.find(self._probes, self._cuda_home)
+        # In a devshell, CUDA_HOME names a pinned toolkit. `cuda` returns it with the identity that the lock gives it.
+        return None if found and found.root.is_relative_to(self.store.root) else found
 
     def cuda(self, release: Release) -> CudaToolkit:
         """Return the toolkit of a CUDA release: the user's if it is of this release, or else the pinned one.
