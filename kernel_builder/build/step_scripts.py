@@ -16,7 +16,7 @@ from pathlib import Path
 from kernel_builder.build.cache import object_path
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
-from kernel_builder.toolchain.sysroot import Sysroot
+from kernel_builder.toolchain.sysroot import CUDA_DRIVER, Sysroot
 
 # Lines of `run.sh` before and after the step's own commands.
 _BEFORE = ("#!/bin/sh", "set -e", 'cd "${0%/*}"', "exec >> log 2>&1")
@@ -56,18 +56,32 @@ def stage_compile(
 
 
 def stage_link(binary: Binary, directory: Path, cache: Path) -> None:
-    """Write the directory of a link step. The script leaves the binary there as `out.so`, for a last look at it."""
+    """Write the directory of a link step. The script leaves the binary there as `out.so`, for a last look at it.
+
+    A binary that calls the CUDA driver is linked a second time, with libcuda.so.1: Torch does not load that library in
+    a way that others see, and a binary that only named it would not load on a machine without a driver.
+    """
     for name, text in binary.generated.items():
         _write(directory, name, text.encode())
-    torch = ["-Wl,--no-as-needed", *(f"-l:{name}" for name in binary.libraries)]
+    commands = [_link(binary, cache, binary.libraries)]
+    if "libtorch_cuda.so" in binary.libraries:
+        calls_driver = "nm --dynamic --undefined-only out.so | grep -v ' cuFile' | grep -q ' cu[A-Z]'"
+        commands.append(f"! {{ {calls_driver}; }} || {_link(binary, cache, (*binary.libraries, CUDA_DRIVER))}")
+    _write_script(directory, commands)
+
+
+def _link(binary: Binary, cache: Path, libraries: Sequence[str]) -> str:
     command = [
         str(binary.cxx),
         *with_paths(binary.argv, binary.roots),
         *(str(object_path(cache, step)) for step in binary.objects),
-        *torch,
+        "-Wl,--no-as-needed",
+        *(f"-l:{name}" for name in libraries),
         *Sysroot(binary.roots[SYSROOT]).runtime_arguments,
+        "-o",
+        "out.so",
     ]
-    _write_script(directory, [shlex.join([*command, "-o", "out.so"])])
+    return shlex.join(command)
 
 
 def commands_of(directory: Path) -> str:
