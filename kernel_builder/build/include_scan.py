@@ -25,11 +25,11 @@ CXX_SUFFIXES = frozenset({".cc", ".cpp", ".cxx"})
 _TORCH_ROOTS = frozenset({"ATen", "c10", "caffe2", "torch"})
 # Headers that include <Python.h>.
 _PYTHON_HEADERS = re.compile(r"Python\.h|pybind11/.*|torch/extension\.h|torch/python\.h|torch/csrc/python_headers\.h")
-# Headers of CUDA's libraries, and those of Torch and CUTLASS that include one of them, directly or not. Of Torch's 9,572
-# headers in 2.15, 60 do so apart from those that need NCCL; the pattern covers them, and 190 more.
+# Headers of CUDA's libraries, and those of Torch and CUTLASS that include one of them, directly or not. In Torch 2.15,
+# 77 of 9,572 headers do. The pattern covers them and 186 more; it leaves out the 13 that also need NCCL.
 _CUDA_LIBRARIES = re.compile(
-    r"(cublas|cudalibxt|cuda_profiler|cudaProfiler|cudnn|cufft|curand|cusolver|cusparse|nvblas|nvml|nvrtc)\w*\.h"
-    r"|nvtx3/.*|c10/cuda/driver_api\.h|(ATen|torch)/(.*/)?(cuda|cudnn).*|cutlass/util/.*"
+    r"(cublas|cudalibxt|cuda_profiler|cudaProfiler|cudnn|cufft|curand|cusolver|cusparse)\w*\.h"
+    r"|(nvblas|nvml|nvrtc)\.h|nvtx3/.*|c10/cuda/driver_api\.h|(ATen|torch)/(.*/)?(cuda|cudnn).*|cutlass/util/.*"
 )
 
 _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)

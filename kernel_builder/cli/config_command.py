@@ -34,7 +34,8 @@ def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path]
     """Validate the build.toml of every DIR (default: here) and summarise it.
 
     The files that it names must exist. Nothing has to be buildable here; a library that `depends` names and no package
-    index has is a warning. --json prints every value, with defaults filled in. Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
+    index has is a warning. --json prints every value, with defaults filled in. Of several DIR, those without a
+    build.toml are left out; a mistake in one does not stop the others.
 
     \b
     kernel-builder check-config kernels/rmsnorm
