@@ -34,6 +34,10 @@ class _Tools:
     dependency: Callable[[str], HeaderLibrary]
 
 
+# The years of C++ standards by the names that do not state them.
+_STANDARDS = {"98": "03", "0x": "11", "1y": "14", "1z": "17", "2a": "20", "2b": "23", "2c": "26"}
+
+
 def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[CompileStep, ...]:
     """Return the compile steps of a variant's binary in link order, before its op namespace is known.
 
@@ -146,6 +150,7 @@ def _draft(
     if scanned.torch:
         headers = tools.torch()
         standard = matrix.cxx_standard(headers.release)
+        kernel = _without_older_standards(kernel, standard)
         identities.append(headers.identity)
         roots[TORCH] = headers.include[0]
         includes += commands.system_includes(TORCH, headers.include[0], headers.include)
@@ -186,6 +191,23 @@ def _draft(
         generated={f"builder/{name}": content for name, content in generated.items()},
         uses_namespace=scanned.namespace,
         title=f"{project.name}/{source} ({variant.backend}{f' {variant.cuda}' if variant.cuda else ''})",
+    )
+
+
+def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
+    """Return a kernel without flags like `-std=c++17` where Torch's headers need a newer C++ standard.
+
+    The compilers take the last such flag, which is the project's. Newer releases of Torch refuse what older ones took.
+    """
+
+    def newer(flag: str) -> bool:
+        found = re.fullmatch(r"--?std=(?:c|gnu)\+\+(\d[\dabcxyz])", flag)
+        return not found or int(_STANDARDS.get(found[1], found[1])) >= standard
+
+    return replace(
+        kernel,
+        cxx_flags=tuple(filter(newer, kernel.cxx_flags)),
+        cuda_flags=tuple(filter(newer, kernel.cuda_flags)),
     )
 
 
