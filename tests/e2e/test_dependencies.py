@@ -76,9 +76,9 @@ def test_check_config_and_doctor_name_a_library_that_no_index_has(
         done = subprocess.run(
             [*command, *arguments], capture_output=True, text=True, check=True, env=environment(tmp_path, **more)
         )
-        return "".join(line for line in done.stdout.splitlines() if line.startswith("warning"))
+        return "".join(line for line in done.stderr.splitlines() if line.startswith("warning"))
 
-    assert "cuda needs cutlass_4_5" in warnings()
+    assert "stable-scale: needs cutlass_4_5" in warnings()
     assert not warnings("--dependency", given)
     assert not warnings(KERNEL_BUILDER_DEPENDENCIES=given)
     findings = {row["name"]: row for row in kernel_builder(tmp_path, "doctor").answer["findings"]}
