@@ -46,9 +46,10 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
             f"this machine is {this_platform()}, and binaries are built on the platform that they run on",
             f"build it on a machine or CI runner with {variant.platform}, with the same command",
         )
-    if variant.cuda is not None and (found := toolchains.cuda_obstacle(variant.cuda, variant.platform)):
+    # A missing header library comes first: another CUDA toolkit does not help.
+    if found := missing_dependency(project, variant.backend, toolchains):
         return found
-    return missing_dependency(project, variant.backend, toolchains)
+    return toolchains.cuda_obstacle(variant.cuda, variant.platform) if variant.cuda else None
 
 
 def missing_dependency(project: Project, backend: str, toolchains: Toolchains) -> Obstacle | None:
