@@ -26,8 +26,12 @@ class UnavailableVariant:
     hint: str
 
 
-def obstacle(variant: Variant, toolchains: Toolchains) -> Obstacle | None:
-    """Return why this machine cannot build a variant, or None if it can."""
+def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obstacle | None:
+    """Return why this machine cannot build a variant of a project, or None if it can. No network.
+
+    Raises:
+        ToolchainError: If a directory that the user named is not what it is named for.
+    """
     if variant.platform is None:
         return None
     oldest = matrix.load().oldest_stable
@@ -42,7 +46,17 @@ def obstacle(variant: Variant, toolchains: Toolchains) -> Obstacle | None:
             f"this machine is {this_platform()}, and binaries are built on the platform that they run on",
             f"build it on a machine or CI runner with {variant.platform}, with the same command",
         )
+    # A missing header library comes first: another CUDA toolkit does not help.
+    if found := missing_dependency(project, variant.backend, toolchains):
+        return found
     return toolchains.cuda_obstacle(variant.cuda, variant.platform) if variant.cuda else None
+
+
+def missing_dependency(project: Project, backend: str, toolchains: Toolchains) -> Obstacle | None:
+    """Return why a header library that kernels of a backend depend on cannot be had, or None if all can."""
+    kernels = [kernel for kernel in project.kernels if kernel.backend == backend]
+    needed = dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch")
+    return next((found for name in needed if (found := toolchains.dependency_obstacle(name))), None)
 
 
 def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tuple[Variant, ...]:
@@ -55,7 +69,7 @@ def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tup
     for name in dict.fromkeys(names):
         variant = Variant.parse(name)
         offered.check_offered(project, variant)
-        if found := obstacle(variant, toolchains):
+        if found := obstacle(project, variant, toolchains):
             raise VariantError(f"cannot be built here: {found.reason}", where=name, hint=found.hint)
         chosen.append(variant)
     return tuple(chosen)
@@ -78,7 +92,7 @@ def available(
     for variant in offered.variants(project, whole=whole):
         if backends and variant.backend not in backends:
             continue
-        found = obstacle(variant, toolchains)
+        found = obstacle(project, variant, toolchains)
         if found is None:
             buildable.append(variant)
         else:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from kernel_builder.cli.dependency_option import dependency_option
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
 from kernel_builder.progress import shown
@@ -87,6 +88,7 @@ def print_summary(summary: BuildSummary) -> None:
 )
 @click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to use for its version of CUDA.")
 @click.option("--cxx", metavar="PROGRAM", help="The g++ to use (default: $CXX, then g++).")
+@dependency_option
 @click.option("--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]")
 @click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
 @click.option("--load/--no-load", default=True, help="Load each package that this machine can load.")
@@ -102,6 +104,7 @@ def build(
     sccache: str,
     cuda_home: Path | None,
     cxx: str | None,
+    dependencies: Mapping[str, Path],
     index_url: str | None,
     offline: bool,
     load: bool,
@@ -132,7 +135,14 @@ def build(
             compiler_cache=compiler_cache.find(sccache),
             load=load,
         ),
-        partial(Toolchains, cuda_home=cuda_home, cxx=cxx, offline=offline, index_url=index_url),
+        partial(
+            Toolchains,
+            cuda_home=cuda_home,
+            cxx=cxx,
+            offline=offline,
+            index_url=index_url,
+            dependencies=dependencies,
+        ),
     )
     if as_json:
         click.echo(json.dumps(summary.as_dict(), indent=2))

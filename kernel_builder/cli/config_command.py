@@ -12,24 +12,30 @@ from typing import Any
 
 import click
 
+from kernel_builder.build.buildable import missing_dependency
 from kernel_builder.cli import print_notices, report_error
+from kernel_builder.cli.dependency_option import dependency_option
+from kernel_builder.config import offered
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ConfigError
+from kernel_builder.toolchain.tools import Obstacle
 
 _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 
 
 @click.command()
 @_DIRECTORIES
+@dependency_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
+def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path], as_json: bool) -> None:
     """Validate the build.toml of every DIR (default: here) and summarise it.
 
-    The files that it names must exist. Nothing has to be buildable here. --json prints every value, with defaults
-    filled in. Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
+    The files that it names must exist. Nothing has to be buildable here; a library that `depends` names and no package
+    index has is a warning. --json prints every value, with defaults filled in. Of several DIR, those without a
+    build.toml are left out; a mistake in one does not stop the others.
 
     \b
     kernel-builder check-config kernels/rmsnorm
@@ -37,7 +43,7 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     """
     paths, others = sort_projects(directories or (Path(),))
     if len(directories) < 2:
-        _check_one(paths[0], as_json)
+        _check_one(paths[0], dependencies, as_json)
         return
     found = {path: read_or_error(path) for path in paths}
     projects = [project for project in found.values() if isinstance(project, Project)]
@@ -53,6 +59,7 @@ def check_config(directories: tuple[Path, ...], as_json: bool) -> None:
     else:
         print_notices(projects, others)
         _print_table(found)
+        _print_missing(projects, dependencies)
     if not ok:
         raise SystemExit(ConfigError.exit_code)
 
@@ -65,7 +72,7 @@ def read_or_error(directory: Path) -> Project | ConfigError:
         return error
 
 
-def _check_one(directory: Path, as_json: bool) -> None:
+def _check_one(directory: Path, dependencies: Mapping[str, Path], as_json: bool) -> None:
     read = read_project(directory)
     if as_json:
         click.echo(json.dumps(_plain(read)))
@@ -75,6 +82,22 @@ def _check_one(directory: Path, as_json: bool) -> None:
     for kernel in read.kernels:
         click.echo(f"  {kernel.name}: {kernel.backend}, {_count(len(kernel.src), 'source')}")
     click.echo(f"  {read.python_name}: {_count(len(read.python_files), 'file')} of Python")
+    _print_missing([read], dependencies)
+
+
+def _print_missing(projects: Sequence[Project], dependencies: Mapping[str, Path]) -> None:
+    """Print a warning for each header library that projects need and nobody has, once for all projects."""
+    from kernel_builder.toolchain import Toolchains
+
+    toolchains = Toolchains(dependencies=dependencies)
+    needing: dict[Obstacle, dict[str, None]] = {}
+    for project in projects:
+        for backend in project.backends:
+            found = missing_dependency(project, backend, toolchains) if backend in offered.COMPILED_BACKENDS else None
+            if found:
+                needing.setdefault(found, {})[project.name] = None
+    for obstacle, names in needing.items():
+        click.secho(f"warning: {', '.join(names)}: {obstacle.reason}; {obstacle.hint}", fg="yellow", err=True)
 
 
 def _print_table(found: Mapping[Path, Project | ConfigError]) -> None:

@@ -12,6 +12,7 @@ import click
 
 from kernel_builder.build.buildable import obstacle
 from kernel_builder.cli import print_notices, report_error
+from kernel_builder.cli.dependency_option import dependency_option
 from kernel_builder.config import changed, offered
 from kernel_builder.config.notices import listed
 from kernel_builder.config.project import Project
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 @click.option("--arch", is_flag=True, help="Only variants for this machine's platform, and Python-only ones.")
 @click.option("--all", "whole", is_flag=True, help="The whole matrix, not only what the Hub asks for.")
 @click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to count with.")
+@dependency_option
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with what stands in the way of each.")
 @click.option("--runners", is_flag=True, help="Print as JSON, on one line, what each of several runners is to build.")
 @click.option(
@@ -45,6 +47,7 @@ def list_variants(
     arch: bool,
     whole: bool,
     cuda_home: Path | None,
+    dependencies: Mapping[str, Path],
     as_json: bool,
     runners: bool,
     changed_since: str | None,
@@ -79,7 +82,7 @@ def list_variants(
         ]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
     else:
-        toolchains = Toolchains(cuda_home=cuda_home)
+        toolchains = Toolchains(cuda_home=cuda_home, dependencies=dependencies)
         rows = [row for project in found.values() for row in _rows(project, toolchains, arch=arch, whole=whole)]
         if as_json:
             click.echo(json.dumps(rows, indent=2))
@@ -94,7 +97,7 @@ def _rows(project: Project, toolchains: Toolchains, *, arch: bool, whole: bool) 
     for variant in offered.variants(project, whole=whole):
         if arch and variant.platform not in {None, this_platform()}:
             continue
-        missing = obstacle(variant, toolchains)
+        missing = obstacle(project, variant, toolchains)
         yield {
             "project": project.name,
             "variant": variant.name,
