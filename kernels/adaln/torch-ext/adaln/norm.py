@@ -110,12 +110,13 @@ def gate_residual_ada_norm(
     if norm not in ("layer", "rms"):
         raise ValueError(f'adaln: norm must be "layer" or "rms", not {norm!r}')
     stepwise = rounding != "last" and _is_stepwise(rounding)
-    options = (eps, norm == "layer", stepwise)
+    centered = norm == "layer"
     if is_grad_enabled() and _any_requires_grad((residual, branch, gate, scale, shift, weight, bias)):
+        options = (eps, centered, stepwise)
         return _GateResidualAdaNorm.apply(residual, branch, gate, scale, shift, weight, bias, options)
     if weight is None and bias is None:
-        return _gate_residual_ada_norm(residual, branch, gate, scale, shift, *options)
-    return _gate_residual_ada_norm(residual, branch, gate, scale, shift, *options, weight, bias)
+        return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise)
+    return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise, weight, bias)
 
 
 def _call_ada_norm(x, scale, shift, weight, bias, eps, centered, rounding):
