@@ -35,8 +35,13 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
     if variant.cuda:
         cuda = toolchains.cuda(variant.cuda)
         include += cuda.include
+        if libraries := toolchains.cuda_libraries(cuda):
+            include += libraries.include
         path.append(cuda.nvcc.parent)
         changed |= {"CUDA_HOME": str(cuda.root), "CUDA_PATH": str(cuda.root), "NVCC_CCBIN": str(host.path)}
+    kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
+    for name in dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch"):
+        include += toolchains.dependency(name).include
     include.append(Path(sysconfig.get_path("include")))
     changed |= {
         "CXX": str(host.path),
