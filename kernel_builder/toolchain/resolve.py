@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 CUDA_SET = "cuda-toolkit"
 CUDA_PARTS = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
+# What is taken of nvidia-nvvm: not libnvvm.so, since nvcc runs the program cicc instead.
+_NVVM = ("include/", "nvvm/")
 # Those whose headers Torch's own headers and CUTLASS include, and the few that kernels use besides.
 CUDA_LIBRARIES = (
     "nvidia-cublas",
@@ -119,7 +121,6 @@ def _pin_cuda(index: Index, release: Release, platforms: Sequence[str], torches:
     pinned, libraries = {}, {}
     prefix = f"nvidia/cu{release.major}/"
     for platform in platforms:
-        # libnvvm.so is not needed: nvcc runs the program cicc instead.
         pinned[platform] = tuple(
             _pin_part(index, project, wanted[project], platform, prefix, _NVVM if project == "nvidia-nvvm" else ("",))
             for project in CUDA_PARTS
@@ -130,9 +131,6 @@ def _pin_cuda(index: Index, release: Release, platforms: Sequence[str], torches:
             if project in wanted
         ) + _pin_cudnn(index, release, platform, torches)
     return CudaPin(release, str(_version(chosen)), pinned, libraries)
-
-
-_NVVM = ("include/", "nvvm/")
 
 
 def _pin_part(

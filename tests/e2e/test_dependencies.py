@@ -23,11 +23,13 @@ HEADERS = {
 }
 
 
-def depend(project: Path, name: str, *includes: str) -> Path:
-    """Make the CUDA kernel of stable-scale depend on a library and include headers of it."""
-    replace(project / "build.toml", 'backend = "cuda"\ndepends = []', f'backend = "cuda"\ndepends = ["{name}"]')
+def depend(project: Path, name: str, *includes: str, backend: str = "cuda") -> Path:
+    """Make the kernel of stable-scale for a backend depend on a library and include headers of it."""
+    declared = f'backend = "{backend}"\ndepends = '
+    replace(project / "build.toml", f"{declared}[]", f'{declared}["{name}"]')
     lines = "".join(f"#include <{header}>\n" for header in includes)
-    replace(project / "scale" / "scale_cuda.cu", "#include", f"{lines}#include")
+    source = {"cuda": "scale_cuda.cu", "cpu": "scale_cpu.cpp"}[backend]
+    replace(project / "scale" / source, "#include", f"{lines}#include")
     return project
 
 
@@ -92,10 +94,10 @@ def test_a_directory_with_the_library(
 ) -> None:
     """The content of the directory's headers, and not its place, determines what is compiled again."""
     headers = ("cutlass/gemm_coord.h", "cutlass/util/packed_stride.hpp")
-    project, cache = depend(copy_project("stable-scale"), "cutlass_4_5", *headers), new_cache("cache")
+    project, cache = depend(copy_project("stable-scale"), "cutlass_4_5", *headers, backend="cpu"), new_cache("cache")
 
     def compiles(directory: Path) -> int:
-        options = ("--variant", CUDA, "--no-load", "--dependency", f"cutlass_4_5={directory}")
+        options = ("--variant", CPU, "--no-load", "--dependency", f"cutlass_4_5={directory}")
         done = kernel_builder(cache, "build", project, *options)
         assert done.code == 0, done
         count: int = done.answer["compiles"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from tests.nix.conftest import Nix
 PROJECT_DIRECTORIES = sorted(
     path.parent for path in [*ROOT.glob("kernels/*/build.toml"), *PROJECTS.glob("*/build.toml")]
 )
+
+KernelFlake = Callable[..., Path]
 
 GENERAL = '[general]\nname = "relu"\nversion = 1\nedition = 5\nlicense = "MIT"\n'
 SOURCE = 'src = ["torch-ext/torch_binding.cpp"]\n'
@@ -95,6 +98,7 @@ def test_nix_and_python_find_the_same_includes(nix: Nix, directory: Path) -> Non
         assert {name for name, _ in scanned.files} == set(reached["files"])
         assert scanned.torch == reached["torch"]
         assert scanned.namespace == reached["namespace"]
+        assert scanned.cuda_libraries == reached["cudaLibraries"]
 
 
 def test_includes_that_are_hard_to_find(nix: Nix, tmp_path: Path) -> None:
@@ -215,6 +219,26 @@ def test_cuda_that_the_lock_lacks_comes_from_nixpkgs(nix: Nix, flake: Path, tmp_
     done = nix.run(flake, "build", "--dry-run", *override, f".#{variant}", "--no-link")
     for step in ("rmsnorm_cuda-forward.cu", "cuda-12.6", "cuda_nvcc-bin"):
         assert f"-{step}.drv" in done.stderr
+
+
+def test_sources_get_the_header_libraries_that_they_need(nix: Nix, tmp_path: Path, kernel_flake: KernelFlake) -> None:
+    source = tmp_path / "original" / "stable-scale"
+    shutil.copytree(PROJECTS / "stable-scale", source)
+    declaration = source / "build.toml"
+    text = declaration.read_text().replace('"cuda"\ndepends = []', '"cuda"\ndepends = ["torch", "cutlass_3_8"]')
+    assert "cutlass_3_8" in text
+    declaration.write_text(text)
+    with (source / "scale" / "scale_cuda.cu").open("a") as file:
+        file.write("#include <cublas_v2.h>\n")
+    project = kernel_flake(source)
+    assert {"cutlass_3_8", "cuda-libraries-13.0"} <= nix.to_build(project, f"redistributable.{CUDA}")
+    assert not {"cutlass_3_8", "cuda-libraries-13.0"} & nix.to_build(project, f"redistributable.{CPU}")
+
+    declaration = project / "build.toml"
+    declaration.write_text(declaration.read_text().replace("cutlass_3_8", "cutlass_4_5"))
+    done = nix.run(project, "build", f".#redistributable.{CUDA}", "--dry-run", "--no-link", ok=False)
+    assert done.returncode != 0
+    assert "no package index has cutlass_4_5" in done.stderr
 
 
 def test_pinned_wheels_satisfy_the_builders_dependencies(nix: Nix) -> None:
