@@ -13,8 +13,8 @@ from builder_runs import JOBS, CompletedRun, Workspace
 from figures import Measured, Row, Values, children_cpu_seconds
 
 import kernel_builder
-from kernel_builder.build.include_scan import HEADER_SUFFIXES
 from kernel_builder.config import matrix, offered
+from kernel_builder.config.kernel_sources import is_header
 from kernel_builder.config.project import Project, TorchFramework
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, this_platform
@@ -26,7 +26,7 @@ def sources_of(project: Project, backend: str) -> list[str]:
     """Return the sources that are compiled for a backend, the binding first."""
     assert isinstance(project.framework, TorchFramework)
     parts = [project.framework.src, *(kernel.src for kernel in project.kernels if kernel.backend == backend)]
-    return [source for part in parts for source in part if Path(source).suffix not in HEADER_SUFFIXES]
+    return [source for part in parts for source in part if not is_header(source)]
 
 
 @dataclass(frozen=True)

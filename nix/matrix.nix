@@ -7,8 +7,9 @@ let
   atMost = low: high: low == null || high == null || compareVersions low high <= 0;
   ascending = sort (a: b: compareVersions a b < 0);
   cudaKernels = filter (kernel: kernel.backend == "cuda") (attrValues (build.kernel or { }));
-  floors = [ (range.minver or null) ] ++ map (kernel: kernel.cuda-minver or null) cudaKernels;
-  usable = filter (release: atMost release (range.maxver or null) && all (floor: atMost floor release) floors);
+  floors = map (kernel: kernel.cuda-minver or null) cudaKernels;
+  usable = filter (release: atMost (range.minver or null) release && atMost release (range.maxver or null)
+    && (floors == [ ] || any (floor: atMost floor release) floors));
   inRange = filter (release: atMost (torch.minver or null) release && atMost release (torch.maxver or null));
   newest = list: count:
     let size = length list; in genList (n: elemAt list (size - 1 - n)) (if count < size then count else size);
@@ -36,10 +37,8 @@ let
         if backend == "cpu" then [ null ]
         else if floor == null then usable matrix.torch.${release}.cuda
         else oldestOfEachMajor (usable (attrNames matrix.cuda));
-      found = concatMap (release: map (variant backend floor release) (cudas release))
-        (if floor == null then releases else [ floor ]);
-      nothing = throw "${build.general.name}: the version ranges of build.toml leave no ${backend} variant: widen them";
-    in if found == [ ] then nothing else found;
+    in concatMap (release: map (variant backend floor release) (cudas release))
+      (if floor == null then releases else [ floor ]);
   pythonOnly = backend: { inherit backend; name = "torch-${backend}"; cuda = null; floor = null; };
 in
 if build ? torch-noarch then map pythonOnly build.general.backends

@@ -26,12 +26,18 @@ let
       candidates = concatMap places seen.names ++ (if seen.computed then listed else [ ]);
     in map (key: { inherit key; }) (filter (file: file != "") candidates);
   files = map (one: one.key) (genericClosure { startSet = [ { key = source; } ]; operator = visit; });
+  # As _CUDA_LIBRARIES in include_scan.py.
+  isCudaLibrary = name:
+    match ("(cublas|cudalibxt|cuda_profiler|cudaProfiler|cudnn|cufft|curand|cusolver|cusparse)[A-Za-z0-9_]*[.]h"
+      + "|(nvblas|nvml|nvrtc)[.]h|nvtx3/.*|c10/cuda/driver_api[.]h|(ATen|torch)/(.*/)?(cuda|cudnn).*|cutlass/util/.*") name
+    != null;
   isTorch = name: elem (head (split "/" name)) [ "ATen" "c10" "caffe2" "torch" ];
   found = map includes files;
   computed = any (one: one.computed) found;
 in {
   inherit files computed;
   torch = computed || any (one: any isTorch one.names) found;
+  cudaLibraries = computed || any (one: any isCudaLibrary one.names) found;
   # Whether a file mentions the op namespace, which is known only when the package is linked.
   namespace = any (one: one.namespace) found;
 }

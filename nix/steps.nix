@@ -90,40 +90,62 @@ let
       buildCommand = "mkdir $out; for wheel in ${toString needed}; do python3 -m zipfile -e $wheel $out; done";
     });
   dependencies = installed "builder";
-  fetch = wheel: step "${wheel.project}-${wheel.version}-ranges" "fetch" { inherit wheel; }
-    (fixed wheel.fetched // { PYTHONPATH = "${planner}:${dependencies}"; });
+  fetch = pin: step "${pin.project}-${pin.version}-ranges" "fetch" { inherit pin; }
+    (fixed pin.fetched // { PYTHONPATH = "${planner}:${dependencies}"; });
 
   # Toolchains: release -> tree, for locked releases. Other CUDA releases come from nixpkgs.
-  only = release: table: when (table ? ${toString release}) { ${release} = table.${release} // {
-    platforms = { ${system} = table.${release}.platforms.${system}; };
-  }; };
-  tree = kind: releases: wheels: step kind "unpack" {
+  only = release: table: when (table ? ${toString release}) { ${release} = table.${release} // mapAttrs
+    (_: platforms: { ${system} = platforms.${system}; })
+    (intersectAttrs { platforms = null; libraries = null; } table.${release}); };
+  tree = kind: pinned: files: step kind "unpack" {
     inherit kind;
-    lock = { inherit (lock) schema; cuda = { }; torch = { }; } // releases;
-    fetched = map fetch wheels;
+    lock = { inherit (lock) schema; cuda = { }; torch = { }; dependencies = { }; } // pinned;
+    fetched = map fetch files;
   };
   cudaTrees = mapAttrs (release: entry:
     tree "cuda-${release}" { cuda = only release lock.cuda; } entry.platforms.${system}
       (patched { buildCommand = "python3 -m kernel_builder.nix unpack $specPath $out"; })) lock.cuda;
   torchTree = release: kind: tree "torch-${release}-${kind}" { torch = only release lock.torch; }
     [ lock.torch.${release}.platforms.${system}.${kind} ] { };
+  librariesTrees = mapAttrs (release: entry:
+    tree "cuda-libraries-${release}" { cuda = only release lock.cuda; } entry.libraries.${system} { }) lock.cuda;
+  # Header libraries that `depends` names.
+  pinnedOf = mapAttrs (name: _: lock.dependencies.${name} or (throw ("no package index has ${name}, which a kernel "
+    + "depends on; `kernel-builder build --dependency ${name}=DIR` builds with a checkout of it")));
+  dependencyTree = name: pin: tree name { dependencies.${name} = pin; } pin.files { };
   cudaPackages = release: optional "cudaPackages_${replaceStrings [ "." ] [ "_" ] release}";
-  cudaHome = release: pkgs.symlinkJoin {
-    name = "cuda-${release}";
+  # The headers of libraries draw in the libraries, a gigabyte, so only steps that include them get them.
+  cudaHome = release: cudaLibraries: pkgs.symlinkJoin {
+    name = "cuda-${release}${if cudaLibraries then "-libraries" else ""}";
     paths = concatMap (package: map (output: package.${output}) package.outputs)
-      (with cudaPackages release; [ cuda_nvcc cuda_cudart cuda_cccl ]);
+      (with cudaPackages release; [ cuda_nvcc cuda_cudart cuda_cccl ])
+      ++ map (package: package.include or package.dev or package) (if !cudaLibraries then [ ] else with cudaPackages release;
+        [ cuda_nvml_dev cuda_nvrtc cuda_nvtx cuda_profiler_api libcublas libcufft libcurand libcusolver libcusparse ]);
   };
   isBuildable = { cuda, ... }: cuda == null || cudaTrees ? ${cuda} || cudaPackages cuda != null;
-  toolchain = { cuda, floor, ... }@variant: usesTorch:
+  # What a step needs besides compilers: `torch`, `cudaLibraries`: whether it has such headers; `depends`: libraries.
+  toolchain = { cuda, floor, ... }@variant: { torch, cudaLibraries, depends }:
     let
-      release = if usesTorch then variant.release else null;
+      # The stable ABI of a release before the first pinned one is targeted with the headers of the first.
+      oldest = head (sort (a: b: compareVersions a b < 0) (attrNames lock.torch));
+      wanted = if floor != null && compareVersions floor oldest < 0 then oldest else variant.release;
+      release = if torch then wanted else null;
+      dependencies = pinnedOf (listToAttrs (map (name: { inherit name; value = null; })
+        (filter (name: name != "torch") depends)));
       kind = if floor == null then "full" else "stable";
       isLocked = cudaTrees ? ${toString cuda};
     in {
-      lock = { inherit (lock) schema; cuda = only cuda lock.cuda; torch = only release lock.torch; };
-      cudaHome = if cuda == null || isLocked then null else cudaHome cuda;
+      lock = {
+        inherit (lock) schema;
+        inherit dependencies;
+        cuda = only cuda lock.cuda;
+        torch = only release lock.torch;
+      };
+      cudaHome = if cuda == null || isLocked then null else cudaHome cuda cudaLibraries;
       trees = when isLocked { "cuda-${cuda}" = cudaTrees.${cuda}; }
-        // when usesTorch { "torch-${release}-${kind}" = torchTree release kind; };
+        // when (isLocked && cudaLibraries) { "cuda-libraries-${cuda}" = librariesTrees.${cuda}; }
+        // when torch { "torch-${release}-${kind}" = torchTree release kind; }
+        // mapAttrs dependencyTree dependencies;
     };
 
   # A project. `path` is its directory; `commit` is the commit of the sources, for the metadata of its packages.
@@ -137,12 +159,21 @@ let
       # A variant's sources, each with its table of build.toml and the files that it can include.
       unitsOf = variant:
         let
-          mine = filter (name: kernels.${name}.backend == variant.backend) (attrNames kernels);
+          # A kernel is left out where the CUDA release is older than its `cuda-minver`.
+          isCompiled = kernel: kernel.backend == variant.backend && (variant.cuda == null
+            || !(kernel ? cuda-minver) || compareVersions kernel.cuda-minver variant.cuda <= 0);
+          mine = filter (name: isCompiled kernels.${name}) (attrNames kernels);
           units = name: table: map (file: {
             inherit name table file;
             reached = import ./sources.nix path { include = table.include or [ ]; listed = table.src; } file;
           }) (filter (file: !isHeader file) (table.src or [ ]));
         in units null torch ++ concatMap (name: units name kernels.${name}) mine;
+      # What the steps of a variant need, taken together.
+      allOf = variant: {
+        torch = build ? torch;
+        cudaLibraries = any (unit: unit.reached.cudaLibraries) (unitsOf variant);
+        depends = concatMap (unit: unit.table.depends or [ ]) (unitsOf variant);
+      };
       compile = variant: { name, table, file, reached }:
         let
           narrowed = removeAttrs table [ "maxver" "minver" "pyext" "stable-abi" ]
@@ -152,17 +183,19 @@ let
           variant = if reached.torch then variant.name else variant.withoutTorch;
           source = sources "source" path reached.files;
           build = {
-            general = { inherit (general) name license edition; version = 0; backends = [ variant.backend ]; };
+            general = { inherit (general) name license; edition = 5; version = 0; backends = [ variant.backend ]; };
             torch = { src = [ ]; } // when (variant.floor != null) { stable-abi = variant.floor; }
               // when (name == null) narrowed;
           } // when (name != null) { kernel.${name} = narrowed; };
-        } // toolchain variant reached.torch) { };
+        } // toolchain variant { inherit (reached) torch cudaLibraries; depends = table.depends or [ ]; }) { };
       package = variant:
         let
           units = unitsOf variant;
           listed = table: filter (one: !isLinked path one) (table.include or [ ]) ++ table.src or [ ];
           # Sources that mention the op namespace are compiled here, since it is a digest of all inputs of the binary.
-          compiled = filter (unit: !unit.reached.namespace) units;
+          # So are sources of several tables, which are compiled once with the flags of all.
+          isShared = file: length (filter (unit: unit.file == file) units) > 1;
+          compiled = filter (unit: !unit.reached.namespace && !isShared unit.file) units;
         in step "${general.name}-${variant.name}" "package" ({
           inherit commit;
           builder = builderCommit;
@@ -170,7 +203,7 @@ let
           source = sources general.name path ([ "build.toml" "torch-ext" ]
             ++ concatMap listed ([ torch ] ++ attrValues kernels) ++ concatMap (unit: unit.reached.files) units);
           objects = map (compile variant) compiled;
-        } // toolchain variant (build ? torch)) {
+        } // toolchain variant (allOf variant)) {
           PYTHONPATH = builder;
           nativeBuildInputs = [ python pkgs.ninja ];
         };
@@ -183,7 +216,7 @@ let
         (listToAttrs (map ({ name, ... }: { inherit name; value = packages.${name}; }) variants));
     in {
       inherit build bundleOf path variants;
-      toolchain = variant: toolchain variant (build ? torch);
+      toolchain = variant: toolchain variant (allOf variant);
       bundle = bundleOf (foldl' (all: line: trace "warning: ${line}" all) variants leftOut);
       variant = name: if packages ? ${name} then bundleOf [ { inherit name; } ] else throw (concatStringsSep "\n  "
         ([ "${general.name} has no variant ${name} on ${system}; it has" ] ++ attrNames packages ++ leftOut));

@@ -7,11 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config import offered
-from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch
+from kernel_builder.build import buildable
+from kernel_builder.config import kernel_sources, offered
+from kernel_builder.config.notices import notices
+from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
 from kernel_builder.errors import VariantError
+from kernel_builder.toolchain import Toolchains
 
 from .conftest import PROJECTS
 
@@ -72,12 +75,64 @@ def test_ranges_narrow_the_matrix(full: Project) -> None:
     assert "torch214-cxx11-cu130" not in names(needy)
 
 
-def test_a_range_with_nothing_left_names_the_keys(full: Project) -> None:
-    with pytest.raises(VariantError, match="no cuda variant") as caught:
-        offered.variants(replace(full, cuda_minver=Release(14, 0)))
-    assert "[general.cuda] minver" in str(caught.value.where)
-    with pytest.raises(VariantError, match="no cpu variant"):
-        offered.variants(with_torch(full, minver=Release(3, 0)))
+def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:
+    without = replace(full, cuda_minver=Release(14, 0))
+    assert names(without) == {"torch214-cxx11-cpu", "torch215-cxx11-cpu"}
+    assert list(offered.empty_backends(without)) == ["cuda"]
+    assert (
+        "leave no cuda variant that the Hub asks for: the matrix has Torch 2.10"
+        in offered.empty_backends(without)["cuda"]
+    )
+    assert offered.empty_backends(full) == {}
+    empty = with_torch(full, minver=Release(3, 0))
+    assert names(empty) == set()
+    assert set(offered.empty_backends(empty)) == {"cpu", "cuda"}
+
+
+def test_a_kernel_for_newer_cuda_releases_does_not_take_the_others_with_it(full: Project) -> None:
+    (cuda,) = (kernel for kernel in full.kernels if kernel.backend == "cuda")
+    newer = replace(full, kernels=(*full.kernels, replace(cuda, name="newer", cuda_minver=Release(13, 2))))
+    assert names(newer) == names(full)
+    of = kernel_sources.of_backend
+    assert [kernel.name for kernel in of(newer, "cuda", Release(13, 0))] == [cuda.name]
+    assert [kernel.name for kernel in of(newer, "cuda", Release(13, 2))] == [cuda.name, "newer"]
+
+
+def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() -> None:
+    one = Kernel("one", "cuda", ("torch",), ("both.cu", "a.cu", "a.cu", "a.h"), ("x",), cuda_capabilities=("9.0a",))
+    two = Kernel("two", "cuda", ("cutlass_4_0",), ("b.cu", "both.cu"), ("x", "y"), cuda_capabilities=("10.0f",))
+    one = replace(one, cuda_flags=("-Xcompiler", "-g", "-std=c++17", "-lineinfo"))
+    two = replace(two, cuda_flags=("-Xcompiler", "-O3", "-std=c++17"))
+    first, second, both = kernel_sources.disjoint([one, two])
+    assert first == replace(one, src=("a.cu", "a.h"))
+    assert second == replace(two, src=("b.cu",))
+    assert both.src == ("both.cu", "a.h")
+    assert both.depends == ("torch", "cutlass_4_0")
+    assert both.include == ("x", "y")
+    assert both.cuda_flags == ("-Xcompiler", "-g", "-std=c++17", "-lineinfo", "-Xcompiler", "-O3")
+    assert both.cuda_capabilities == ("9.0a", "10.0f")
+    *_, unlimited = kernel_sources.disjoint([one, replace(two, cuda_capabilities=None)])
+    assert unlimited.cuda_capabilities is None
+    binding = Kernel("torch", "cuda", ("torch",), ("both.cu",))
+    *_, bound = kernel_sources.disjoint([binding, one])
+    assert bound.cuda_capabilities == ("9.0a",)
+    assert kernel_sources.disjoint([first, second]) == (first, second)
+
+
+def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
+    old = replace(full, backends=("cuda",), cuda_maxver=Release(12, 9))
+    with pytest.raises(VariantError, match=r"torch214-cxx11-cu126-x86_64-linux: needs CUDA 12\.6; this builder has 13"):
+        buildable.available(old, Toolchains())
+
+
+def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:
+    def oldest(release: Release) -> Project:
+        return with_torch(stable, stable_abi=dict.fromkeys(stable.backends, release))
+
+    variants, _ = buildable.available(oldest(Release(2, 9)), Toolchains())
+    assert variants[0].name == "torch-stable-abi29-cpu-x86_64-linux"
+    with pytest.raises(VariantError, match=r"the oldest that can be targeted is 2\.9"):
+        buildable.available(oldest(Release(2, 8)), Toolchains())
 
 
 def test_capabilities_are_intersected_and_keep_their_suffixes() -> None:
@@ -91,6 +146,27 @@ def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -
     assert offered.capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
     with pytest.raises(VariantError, match=r"CUDA 13\.0 compiles for none of 5\.0, 8\.7"):
         offered.capabilities(kernel, Release(13, 0), X86_64)
+
+
+@pytest.mark.parametrize(
+    ("only", "expected"),
+    [
+        (("9.0",), ("9.0a",)),
+        (("12.0", "9.0"), ("9.0a", "12.0+PTX")),
+        (("8.9",), ("8.0",)),  # code for 8.0 runs on 8.9
+        (("7.5",), ("8.0",)),  # nothing at or below it: the lowest, for its symbols
+    ],
+)
+def test_a_limit_selects_the_nearest_capabilities_with_their_suffixes(
+    only: tuple[str, ...], expected: tuple[str, ...]
+) -> None:
+    kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "8.0"), only_capabilities=only)
+    assert offered.capabilities(kernel, Release(13, 0), X86_64) == expected
+
+
+def test_a_limit_selects_from_all_capabilities_of_a_kernel_without_a_list() -> None:
+    kernel = Kernel("k", "cuda", (), (), only_capabilities=("9.0",))
+    assert offered.capabilities(kernel, Release(13, 0), X86_64) == ("9.0",)
 
 
 def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
@@ -130,3 +206,15 @@ def test_backends_that_are_not_built_are_named(tmp_path: Path) -> None:
     project = replace(read_project(PROJECTS / "stable-scale"), backends=("cpu", "rocm"))
     assert offered.skipped_backends(project) == ("rocm",)
     assert not offered.skipped_backends(replace(project, framework=TorchNoarch()))
+    assert offered.skipped_backends(replace(project, framework=TvmFfi(src=()))) == ("cpu", "rocm")
+
+
+def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
+    many = [replace(stable, name=f"k{number}", backends=("cpu", "rocm", "metal")) for number in range(6)]
+    tvm = replace(stable, name="tvm", framework=TvmFfi(src=()), warnings=("something",))
+    assert notices([*many, tvm]) == [
+        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm",
+        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal",
+        "tvm: something",
+        "tvm: this builder does not build [tvm-ffi] extensions",
+    ]

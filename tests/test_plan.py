@@ -114,3 +114,16 @@ def test_commands_contain_no_directories_of_this_machine(copy_project: Copy) -> 
     directory = copy_project("stable-scale")
     for step in binary(directory).objects:
         assert not any(str(directory) in part or str(Toolchains().store.root) in part for part in step.argv)
+
+
+@pytest.mark.parametrize("flag", ["-std=c++17", "--std=gnu++1z", "-std=c++2a", "-std=c++23"])
+def test_a_standard_older_than_torchs_headers_need_is_left_out(copy_project: Copy, flag: str) -> None:
+    directory = copy_project("full-scale")
+    declaration = directory / "build.toml"
+    source = directory / "scale" / "scale_cuda.cu"
+    source.write_text("#include <ATen/ATen.h>\n" + source.read_text())
+    declaration.write_text(f'{declaration.read_text()}cxx-flags = ["{flag}", "-g"]\ncuda-flags = ["{flag}"]\n')
+    (found,) = graph([directory], "torch215-cxx11-cu130-x86_64-linux").binaries
+    (step,) = (step for step in found.objects if step.source == "scale/scale_cuda.cu")
+    kept = {"-Xcompiler=-g"} | ({flag, f"-Xcompiler={flag}"} if flag[-2:] in {"2a", "23"} else set())
+    assert {part for part in step.argv if "std=" in part or part == "-Xcompiler=-g"} == kept | {"-std=c++20"}

@@ -96,3 +96,34 @@ def test_content_is_named_by_its_hash(project: Path) -> None:
     after = dict(scan(project, "a.cpp").files)
     assert before["a.cpp"] == after["a.cpp"]
     assert before["lib/two.h"] != after["lib/two.h"]
+
+
+@pytest.mark.parametrize(
+    ("header", "expected"),
+    [
+        ("cusparse.h", True),
+        ("cublas_v2.h", True),
+        ("curand_kernel.h", True),
+        ("nvtx3/nvToolsExt.h", True),
+        ("nvrtc.h", True),
+        ("ATen/cuda/CUDAContext.h", True),
+        ("ATen/native/cuda/Loops.cuh", True),
+        ("ATen/cudnn/Handle.h", True),
+        ("cutlass/util/reference/device/tensor_fill.h", True),
+        ("cuda.h", False),
+        ("cuda_runtime.h", False),
+        ("ATen/ATen.h", False),
+        ("c10/cuda/CUDAStream.h", False),
+        ("torch/csrc/stable/library.h", False),
+        ("cutlass/cutlass.h", False),
+    ],
+)
+def test_headers_that_need_the_cuda_libraries(tmp_path: Path, header: str, expected: bool) -> None:
+    (tmp_path / "a.cu").write_text(f"#include <{header}>\n")
+    assert scan(tmp_path, "a.cu").cuda_libraries is expected
+
+
+def test_a_header_of_the_project_is_not_one_of_the_cuda_libraries(tmp_path: Path) -> None:
+    (tmp_path / "a.cu").write_text('#include "curand.h"\n')
+    (tmp_path / "curand.h").write_text("")
+    assert not scan(tmp_path, "a.cu").cuda_libraries

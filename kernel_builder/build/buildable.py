@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernel_builder.config import offered
+from kernel_builder.config import matrix, offered
 from kernel_builder.config.project import Project
-from kernel_builder.config.variant import Variant, this_platform
+from kernel_builder.config.variant import StableAbi, Variant, this_platform
 from kernel_builder.errors import VariantError
 from kernel_builder.toolchain.tools import Obstacle
 
@@ -26,18 +26,37 @@ class UnavailableVariant:
     hint: str
 
 
-def obstacle(variant: Variant, toolchains: Toolchains) -> Obstacle | None:
-    """Return why this machine cannot build a variant, or None if it can."""
+def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obstacle | None:
+    """Return why this machine cannot build a variant of a project, or None if it can. No network.
+
+    Raises:
+        ToolchainError: If a directory that the user named is not what it is named for.
+    """
     if variant.platform is None:
         return None
-    if variant.cuda is not None:
-        return toolchains.cuda_obstacle(variant.cuda, variant.platform)
+    oldest = matrix.load().oldest_stable
+    if isinstance(variant.framework, StableAbi) and variant.framework.release < oldest:
+        return Obstacle(
+            f"the stable ABI of Torch {variant.framework.release} has no headers; the oldest that can be targeted is "
+            f"{oldest}",
+            f'set [torch] stable-abi = "{oldest}" in build.toml',
+        )
     if variant.platform != this_platform():
         return Obstacle(
-            f"this machine is {this_platform()}",
+            f"this machine is {this_platform()}, and binaries are built on the platform that they run on",
             f"build it on a machine or CI runner with {variant.platform}, with the same command",
         )
-    return None
+    # A missing header library comes first: another CUDA toolkit does not help.
+    if found := missing_dependency(project, variant.backend, toolchains):
+        return found
+    return toolchains.cuda_obstacle(variant.cuda, variant.platform) if variant.cuda else None
+
+
+def missing_dependency(project: Project, backend: str, toolchains: Toolchains) -> Obstacle | None:
+    """Return why a header library that kernels of a backend depend on cannot be had, or None if all can."""
+    kernels = [kernel for kernel in project.kernels if kernel.backend == backend]
+    needed = dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch")
+    return next((found for name in needed if (found := toolchains.dependency_obstacle(name))), None)
 
 
 def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tuple[Variant, ...]:
@@ -50,7 +69,7 @@ def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tup
     for name in dict.fromkeys(names):
         variant = Variant.parse(name)
         offered.check_offered(project, variant)
-        if found := obstacle(variant, toolchains):
+        if found := obstacle(project, variant, toolchains):
             raise VariantError(f"cannot be built here: {found.reason}", where=name, hint=found.hint)
         chosen.append(variant)
     return tuple(chosen)
@@ -73,16 +92,35 @@ def available(
     for variant in offered.variants(project, whole=whole):
         if backends and variant.backend not in backends:
             continue
-        found = obstacle(variant, toolchains)
+        found = obstacle(project, variant, toolchains)
         if found is None:
             buildable.append(variant)
         else:
             unavailable.append(UnavailableVariant(project.name, variant.name, found.reason, found.hint))
     if not buildable:
-        why = f"; {unavailable[0].variant}: {unavailable[0].reason}" if unavailable else ""
-        raise VariantError(
-            f"there is no variant to build here for the backends {', '.join(backends or project.backends)}{why}",
-            where=str(project.root),
-            hint=unavailable[0].hint if unavailable else "this builder compiles for cpu and cuda",
-        )
+        raise _nothing(project, backends or project.backends, unavailable)
     return tuple(buildable), tuple(unavailable)
+
+
+def _nothing(project: Project, backends: Sequence[str], unavailable: Sequence[UnavailableVariant]) -> VariantError:
+    """Return the error for a project without a variant to build here, with the nearest reason.
+
+    The nearest reason is that of a variant of this platform: a CUDA release can be installed, another processor not.
+    """
+    message = f"there is no variant to build here for {', '.join(backends)}"
+    where = str(project.root)
+    if unavailable:
+        nearest = min(unavailable, key=lambda one: not one.variant.endswith(this_platform()))
+        return VariantError(f"{message}; {nearest.variant}: {nearest.reason}", where=where, hint=nearest.hint)
+    for backend, reason in offered.empty_backends(project).items():
+        if backend in backends:
+            return VariantError(
+                f"{message}; {reason}",
+                where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
+                hint="widen the range, or remove it: the Hub asks for the newest releases",
+            )
+    return VariantError(
+        message,
+        where=where,
+        hint="this builder compiles [torch] extensions for cpu and cuda, and packages [torch-noarch] for all backends",
+    )

@@ -14,22 +14,28 @@ from typing import TYPE_CHECKING
 
 from kernel_builder.build import commands, include_scan
 from kernel_builder.build.graph import CUDA, PYTHON, TORCH, CompileStep, digest
-from kernel_builder.config import matrix, offered
+from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.variant import Noarch, Release, Variant
 from kernel_builder.errors import ConfigError, ToolchainError
 
 if TYPE_CHECKING:
-    from kernel_builder.toolchain import CudaToolkit, HostCompiler, Toolchains, TorchHeaders
+    from kernel_builder.toolchain import CudaToolkit, HeaderLibrary, HostCompiler, Toolchains, TorchHeaders
 
 
 @dataclass(frozen=True)
 class _Tools:
-    """The toolchain of one variant. `torch` fetches its headers, so it is called only for sources that include them."""
+    """The toolchain of one variant. The functions fetch headers, so they are called only for sources that need them."""
 
     host: HostCompiler
     cuda: CudaToolkit | None
     torch: Callable[[], TorchHeaders]
+    cuda_libraries: Callable[[], HeaderLibrary | None]
+    dependency: Callable[[str], HeaderLibrary]
+
+
+# The years of C++ standards by the names that do not state them.
+_STANDARDS = {"98": "03", "0x": "11", "1y": "14", "1z": "17", "2a": "20", "2b": "23", "2c": "26"}
 
 
 def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[CompileStep, ...]:
@@ -47,10 +53,13 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     # A project on the stable ABI also publishes its stable binary under the names of single Torch releases.
     stable = framework.stable_abi.get(variant.backend)
     release = stable or variant.framework.release
+    cuda = toolchains.cuda(variant.cuda) if variant.cuda else None
     tools = _Tools(
         toolchains.host(),
-        toolchains.cuda(variant.cuda) if variant.cuda else None,
+        cuda,
         cache(lambda: toolchains.torch(release, "stable" if stable else "full")),
+        cache(lambda: toolchains.cuda_libraries(cuda) if cuda else None),
+        cache(toolchains.dependency),
     )
     binding = Kernel(
         name="torch",
@@ -62,10 +71,11 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     )
     defines = _defines(variant, stable)
     steps: list[CompileStep] = []
-    for part in [binding, *(kernel for kernel in project.kernels if kernel.backend == variant.backend)]:
+    kernels = kernel_sources.of_backend(project, variant.backend, variant.cuda)
+    for part in kernel_sources.disjoint([binding, *kernels]):
         _check_kernel(project, part)
         for source in part.src:
-            if PurePosixPath(source).suffix not in include_scan.HEADER_SUFFIXES:
+            if not kernel_sources.is_header(source):
                 _check_source(project, part, source, variant)
                 steps.append(_draft(project, part, source, variant, tools, defines))
     return tuple(steps)
@@ -94,13 +104,6 @@ def _table(kernel: Kernel) -> str:
 
 
 def _check_kernel(project: Project, kernel: Kernel) -> None:
-    unknown = [depend for depend in kernel.depends if depend != "torch"]
-    if unknown:
-        raise ToolchainError(
-            f"{', '.join(unknown)} cannot be provided by this builder; it has the headers of Torch and CUDA",
-            where=f"{project.root / 'build.toml'}: [kernel.{kernel.name}] depends",
-            hint="copy the headers into the project, and name their directory in `include`",
-        )
     native = [flag for flag in (*kernel.cxx_flags, *kernel.cuda_flags) if flag.endswith("=native")]
     if native:
         raise ConfigError(
@@ -147,9 +150,18 @@ def _draft(
     if scanned.torch:
         headers = tools.torch()
         standard = matrix.cxx_standard(headers.release)
+        kernel = _without_older_standards(kernel, standard)
         identities.append(headers.identity)
         roots[TORCH] = headers.include[0]
         includes += commands.system_includes(TORCH, headers.include[0], headers.include)
+    libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
+    if scanned.cuda_libraries and (of_cuda := tools.cuda_libraries()):
+        libraries.append(of_cuda)
+    for library in libraries:
+        token = f"\0{library.name}\0"
+        identities.append(library.identity)
+        roots[token] = library.root
+        includes += commands.system_includes(token, library.root, library.include)
     if scanned.python:
         identities.append(sys.version)
         roots[PYTHON] = _python_include(project, source)
@@ -179,6 +191,23 @@ def _draft(
         generated={f"builder/{name}": content for name, content in generated.items()},
         uses_namespace=scanned.namespace,
         title=f"{project.name}/{source} ({variant.backend}{f' {variant.cuda}' if variant.cuda else ''})",
+    )
+
+
+def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
+    """Return a kernel without flags like `-std=c++17` where Torch's headers need a newer C++ standard.
+
+    The compilers take the last such flag, which is the project's. Newer releases of Torch refuse what older ones took.
+    """
+
+    def newer(flag: str) -> bool:
+        found = re.fullmatch(r"--?std=(?:c|gnu)\+\+(\d[\dabcxyz])", flag)
+        return not found or int(_STANDARDS.get(found[1], found[1])) >= standard
+
+    return replace(
+        kernel,
+        cxx_flags=tuple(filter(newer, kernel.cxx_flags)),
+        cuda_flags=tuple(filter(newer, kernel.cuda_flags)),
     )
 
 

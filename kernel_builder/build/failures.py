@@ -82,8 +82,8 @@ def check_symbols(binary: Binary, path: Path, graph: Graph) -> None:
     if late:
         named = ", ".join(f"{name} ({too_new[name]})" for name in late[:5])
         raise BuildError(
-            f"needs symbols that are newer than glibc 2.28 and GLIBCXX_3.4.24: {named}, "
+            f"needs symbols that are newer than glibc 2.28, GLIBCXX_3.4.24 and Torch's libgomp (GOMP_5.0): {named}, "
             f"for {', '.join(graph.variants_of(binary))}",
             where=binary.title,
-            hint="use an older function of the C or C++ library; kernels have to run on machines with glibc 2.28",
+            hint="use an older function of the library; kernels have to run on machines with glibc 2.28",
         )

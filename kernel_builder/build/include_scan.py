@@ -1,4 +1,4 @@
-"""The include scan: which of the project's files a source can reach, and whether it includes Torch or Python headers.
+"""The include scan: which of the project's files a source can reach, and which headers from elsewhere it includes.
 
 The key of a compile step covers the content of these files, and the step's directory holds only these. The scan may
 find too many files, since it ignores conditions. A file that it misses is not in the directory, so the compiler reports
@@ -20,12 +20,17 @@ from kernel_builder.errors import ConfigError
 
 CUDA_SUFFIXES = frozenset({".cu"})
 CXX_SUFFIXES = frozenset({".cc", ".cpp", ".cxx"})
-HEADER_SUFFIXES = frozenset({".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl"})
 
 # The top directories of Torch's headers, in wheels of all releases.
 _TORCH_ROOTS = frozenset({"ATen", "c10", "caffe2", "torch"})
 # Headers that include <Python.h>.
 _PYTHON_HEADERS = re.compile(r"Python\.h|pybind11/.*|torch/extension\.h|torch/python\.h|torch/csrc/python_headers\.h")
+# Headers of CUDA's libraries, and those of Torch and CUTLASS that include one of them, directly or not. In Torch 2.15,
+# 77 of 9,572 headers do. The pattern covers them and 186 more; it leaves out the 13 that also need NCCL.
+_CUDA_LIBRARIES = re.compile(
+    r"(cublas|cudalibxt|cuda_profiler|cudaProfiler|cudnn|cufft|curand|cusolver|cusparse)\w*\.h"
+    r"|(nvblas|nvml|nvrtc)\.h|nvtx3/.*|c10/cuda/driver_api\.h|(ATen|torch)/(.*/)?(cuda|cudnn).*|cutlass/util/.*"
+)
 
 _COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
 _INCLUDE = re.compile(rb"^[ \t]*#[ \t]*(?:include|include_next|import)[ \t]*(?:<([^>\n]+)>|\"([^\"\n]+)\"|(\w))", re.M)
@@ -40,12 +45,14 @@ class Scan:
         torch: It includes a Torch header.
         python: It includes `Python.h`, directly or through a Torch header.
         namespace: Some of the files mention `TORCH_EXTENSION_NAME`.
+        cuda_libraries: It includes a header of one of CUDA's libraries, directly or through Torch or CUTLASS.
     """
 
     files: tuple[tuple[str, str], ...]
     torch: bool
     python: bool
     namespace: bool
+    cuda_libraries: bool
 
 
 @dataclass(frozen=True)
@@ -121,7 +128,7 @@ def scan(
             project and its git repository.
     """
     found: dict[str, str] = {}
-    torch = python = namespace = False
+    torch = python = namespace = cuda_libraries = False
     queue = [source]
     while queue:
         name = queue.pop()
@@ -131,7 +138,7 @@ def scan(
         found[name] = facts.digest
         namespace = namespace or facts.namespace
         if facts.computed:
-            torch = True
+            torch = cuda_libraries = True
             queue += listed
         for target, beside in [(t, False) for t in facts.angled] + [(t, True) for t in facts.quoted]:
             if target.startswith("/"):
@@ -149,4 +156,5 @@ def scan(
             elif target not in generated:
                 torch = torch or target.split("/", 1)[0] in _TORCH_ROOTS
                 python = python or _PYTHON_HEADERS.fullmatch(target) is not None
-    return Scan(tuple(sorted(found.items())), torch, python, namespace)
+                cuda_libraries = cuda_libraries or _CUDA_LIBRARIES.fullmatch(target) is not None
+    return Scan(tuple(sorted(found.items())), torch, python, namespace, cuda_libraries)

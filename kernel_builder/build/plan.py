@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_builder.build import commands, compile_steps
 from kernel_builder.build.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
-from kernel_builder.config import offered
+from kernel_builder.config import kernel_sources, offered
 from kernel_builder.config.project import Project, TorchFramework, TorchNoarch
 from kernel_builder.config.variant import Noarch, Variant
 from kernel_builder.errors import ConfigError
@@ -66,7 +66,7 @@ def _archs(project: Project, variant: Variant) -> tuple[str, ...]:
     if isinstance(variant.framework, Noarch):
         declared = project.framework.cuda_capabilities if isinstance(project.framework, TorchNoarch) else None
         return (declared or ()) if variant.backend == "cuda" else ()
-    kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
+    kernels = kernel_sources.of_backend(project, variant.backend, variant.cuda)
     return offered.archs(kernels, variant.cuda, variant.platform or "") if variant.cuda else ()
 
 

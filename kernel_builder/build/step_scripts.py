@@ -16,7 +16,7 @@ from pathlib import Path
 from kernel_builder.build.cache import FAILED, object_path
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
-from kernel_builder.toolchain.sysroot import Sysroot
+from kernel_builder.toolchain.sysroot import CUDA_DRIVER, Sysroot
 
 # Lines of `run.sh` before the step's own commands.
 _BEFORE = (
@@ -47,7 +47,7 @@ def stage_compile(
     for name, text in step.generated.items():
         _write(directory, name, text.encode())
     output.parent.mkdir(parents=True, exist_ok=True)
-    command = _with_paths(step.argv, step.roots)
+    command = with_paths(step.argv, step.roots)
     if step.tool == "cuda":
         (directory / "keep").mkdir()
         if threads > 1 and compiler_cache is None:
@@ -63,20 +63,33 @@ def stage_compile(
 
 
 def stage_link(binary: Binary, directory: Path, cache: Path) -> None:
-    """Write the directory of a link step. The script leaves the binary there as `out.so`, for a last look at it."""
+    """Write the directory of a link step. The script leaves the binary there as `out.so`, for a last look at it.
+
+    A binary that calls the CUDA driver is linked a second time, with libcuda.so.1: Torch does not load that library in
+    a way that others see, and a binary that only named it would not load on a machine without a driver.
+    """
     for name, text in binary.generated.items():
         _write(directory, name, text.encode())
-    torch = ["-Wl,--no-as-needed", *(f"-l:{name}" for name in binary.libraries)]
+    commands = [_link(binary, cache, binary.libraries)]
+    if "libtorch_cuda.so" in binary.libraries:
+        calls_driver = "nm --dynamic --undefined-only out.so | grep -v ' cuFile' | grep -q ' cu[A-Z]'"
+        commands.append(f"! {{ {calls_driver}; }} || {_link(binary, cache, (*binary.libraries, CUDA_DRIVER))}")
+    _write(directory, _COMMAND, os.fsencode(commands[0]))
+    _write_script(directory, commands)
+
+
+def _link(binary: Binary, cache: Path, libraries: Sequence[str]) -> str:
     command = [
         str(binary.cxx),
-        *_with_paths(binary.argv, binary.roots),
+        *with_paths(binary.argv, binary.roots),
         *(str(object_path(cache, step)) for step in binary.objects),
-        *torch,
+        "-Wl,--no-as-needed",
+        *(f"-l:{name}" for name in libraries),
         *Sysroot(binary.roots[SYSROOT]).runtime_arguments,
+        "-o",
+        "out.so",
     ]
-    link_it = shlex.join([*command, "-o", "out.so"])
-    _write(directory, _COMMAND, os.fsencode(link_it))
-    _write_script(directory, [link_it])
+    return shlex.join(command)
 
 
 def command_of(directory: Path) -> str:
@@ -84,7 +97,8 @@ def command_of(directory: Path) -> str:
     return os.fsdecode((directory / _COMMAND).read_bytes())
 
 
-def _with_paths(argv: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
+def with_paths(argv: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
+    """Return a command with directories in place of the tokens that stand for them."""
     rendered = list(argv)
     for token, path in roots.items():
         rendered = [part.replace(token, str(path)) for part in rendered]

@@ -13,7 +13,8 @@ _RUNTIME = frozenset(
     f"lib{name}"
     for name in ("c.so.6", "m.so.6", "mvec.so.1", "dl.so.2", "pthread.so.0", "rt.so.1", "stdc++.so.6", "gcc_s.so.1")
 ) | {"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
-_TORCH = frozenset({"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so"})
+# The wheels of Torch have libgomp.so.1; a process that has loaded it does not load another library of that name.
+_TORCH = frozenset({"libtorch.so", "libtorch_cpu.so", "libtorch_python.so", "libc10.so", "libgomp.so.1"})
 _TORCH_CUDA = frozenset({"libtorch_cuda.so", "libc10_cuda.so"})
 # The CUDA libraries that Torch's packages depend on, by CUDA major version.
 _CUDA = {
@@ -88,8 +89,8 @@ def _reason(package: CheckedPackage, library: str) -> str:
 
 
 def _hint(library: str) -> str:
-    if library.startswith("libgomp"):
-        return "use torch::stable::parallel_for or at::parallel_for instead of -fopenmp"
+    if library.startswith(("libgomp", "libiomp", "libomp")):
+        return "leave the symbols of OpenMP undefined: they resolve to Torch's libgomp.so.1 through libtorch_cpu.so"
     if library.startswith("libcudart"):
         return "leave the CUDA runtime's symbols undefined: they resolve through libtorch_cuda.so"
     stem = library.partition(".so")[0].removeprefix("lib")

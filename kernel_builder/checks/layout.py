@@ -35,8 +35,9 @@ def _finding(path: str, message: str, hint: str = _REBUILD) -> Finding:
 def _required(package: CheckedPackage) -> Iterator[Finding]:
     required = ["__init__.py", "_ops.py"]
     if package.metadata and package.metadata.python_name:
-        # Old clients look for the module here.
-        required.append(f"{package.metadata.python_name}/__init__.py")
+        # Old clients look for the package here, unless a module of the kernel has taken the name.
+        name = package.metadata.python_name
+        required += [f"{name}/__init__.py"] if not (package.directory / f"{name}.py").is_file() else []
     for path in required:
         if not (package.directory / path).is_file():
             yield _finding(path, "is missing")

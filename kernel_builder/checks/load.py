@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +87,20 @@ def _is_for_this_platform(directory: Path) -> bool:
         return False
 
 
-def probe(question: str, *arguments: str, seconds: float = _SECONDS) -> Any:
+@cache
+def rejections(variants: tuple[str, ...], python: str = sys.executable) -> Mapping[str, str | None]:
+    """Return why the client would reject each variant on this machine, or None if it would not.
+
+    One process answers for all variants of a project, since importing Torch takes seconds.
+
+    Args:
+        python: The interpreter whose client and Torch are asked.
+    """
+    answer = probe("fits", *variants, python=python)
+    return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"the client cannot be asked: {answer[1]}")
+
+
+def probe(question: str, *arguments: str, python: str = sys.executable, seconds: float = _SECONDS) -> Any:
     """Run `probe.py` in a fresh interpreter, outside the current directory and without network.
 
     Returns:
@@ -96,7 +109,7 @@ def probe(question: str, *arguments: str, seconds: float = _SECONDS) -> Any:
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as empty:
         result = Path(empty) / "result.json"
-        command = [sys.executable, "-B", "-X", "faulthandler", "-c", source, str(result), question, *arguments]
+        command = [python, "-B", "-X", "faulthandler", "-c", source, str(result), question, *arguments]
         try:
             process = subprocess.run(
                 command,

@@ -1,11 +1,12 @@
 """The script that the check `load` runs in a fresh process. It must not import the builder.
 
+    python -B -c "$(cat probe.py)" RESULT fits VARIANT...
     python -B -c "$(cat probe.py)" RESULT load SECONDS DIRECTORY...
     python -B -c "$(cat probe.py)" RESULT describe DIRECTORY
 
-It writes JSON to the file RESULT. `load`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and
-lists of names. `describe`: an outcome and, if it is `loaded`, the members of the module and the schemas of its ops, for
-`kernel_builder.hub.package_api`.
+It writes JSON to the file RESULT. `fits`: why the client would reject each variant on this machine, or null. `load`:
+for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and lists of names. `describe`: an outcome and,
+if it is `loaded`, the members of the module and the schemas of its ops, for `kernel_builder.hub.package_api`.
 
 Importing Torch takes seconds, so one process imports it for all packages of a project. Each package is then loaded in a
 fork of that process: it may crash, and two packages must not meet in one process. The parent does no more than import,
@@ -29,6 +30,10 @@ from typing import Any
 
 
 def _fits(names: list[str]) -> dict[str, str | None]:
+    try:
+        import torch  # noqa: F401
+    except Exception as error:
+        return dict.fromkeys(names, f"PyTorch cannot be imported: {error}")
     from kernels.variants import VariantRejected, parse_variant, resolve_variants
 
     answers: dict[str, str | None] = {}
@@ -212,7 +217,9 @@ def _schemas(namespace: str) -> dict[str, str]:
 if __name__ == "__main__":
     result, question, *arguments = sys.argv[1:]
     answer: Any
-    if question == "describe":
+    if question == "fits":
+        answer = _fits(arguments)
+    elif question == "describe":
         answer = _describe(Path(arguments[0]))
     else:
         answer = _answers(float(arguments[0]), [Path(argument) for argument in arguments[1:]])

@@ -1,20 +1,29 @@
 """Check that every undefined symbol of a binary will be found when it is loaded.
 
 A symbol with a version comes from a library that the linker saw. One without a version must come from the interpreter,
-or from a needed library that is known to define such names.
+or from a needed library that is known to define such names. `torch_libraries.toml` lists the CUDA libraries.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 from kernel_builder.checks.demangle import demangle
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
+from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi
 from kernel_builder.elf import SharedObject
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 NAME = "undefined"
 
@@ -39,23 +48,18 @@ def _family(what: str, names: str, libraries: str, hint: str, *, cuda: bool = Tr
     return _Family(what, re.compile(names), re.compile(libraries), cuda, hint)
 
 
+_HINTS = {"cuda": "get the function with cudaGetDriverEntryPoint, or "}
+_LINK_TORCH = "link with libtorch_cpu.so"
 _LINK_TORCH_CUDA = "link with libtorch_cuda.so, which loads the CUDA libraries that Torch uses"
 _FAMILIES = (
-    _family("the CUDA runtime", r"(?:__)?cuda[A-Z]", r"libtorch_cuda\.so|libcudart\.so", _LINK_TORCH_CUDA),
-    _family("cuBLAS", r"cublas(?:Lt)?[A-Z]", r"libtorch_cuda\.so|libcublas(?:Lt)?\.so", _LINK_TORCH_CUDA),
     _family(
-        "a CUDA library that Torch uses",
-        r"(?:cudnn|cufft|curand|cusolver|cusparse|nccl)[A-Z]",
-        r"libtorch_cuda\.so|lib(?:cudnn|cufft|curand|cusolver|cusparse|nccl)\w*\.so",
-        _LINK_TORCH_CUDA,
+        "the OpenMP runtime",
+        r"(?:GOMP|omp)_",
+        r"libtorch_cpu\.so|libgomp\.so",
+        f"{_LINK_TORCH}, which loads the one OpenMP runtime of the process",
+        cuda=False,
     ),
-    _family("NVRTC", r"nvrtc[A-Z]", r"libnvrtc\.so", "link with libnvrtc, or open it with dlopen when it is called"),
-    _family(
-        "the CUDA driver",
-        r"cu[A-Z]",
-        r"libcuda\.so",
-        "get the function with cudaGetDriverEntryPoint, so that the kernel loads without a driver",
-    ),
+    _family("SLEEF, which Torch contains", r"Sleef_[a-z]", r"libtorch_cpu\.so", _LINK_TORCH, cuda=False),
 )
 
 
@@ -81,7 +85,8 @@ def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: 
             "warning",
         )
         return
-    family = next((family for family in _FAMILIES + _torch_families() if family.names.match(name)), None)
+    families = _FAMILIES + _cuda_families(package.variant.framework if package.variant else None) + _torch_families()
+    family = next((family for family in families if family.names.match(name)), None)
     if family is None:
         yield Finding(
             NAME,
@@ -117,7 +122,43 @@ def _torch_families() -> tuple[_Family, ...]:
             "Torch",
             rf"{TORCH_CPP.pattern}|{TORCH_C.pattern}",
             _TORCH_LIBRARIES.pattern,
-            "link with libtorch_cpu.so",
+            _LINK_TORCH,
             cuda=False,
         ),
+    )
+
+
+@cache
+def _cuda_families(framework: FullAbi | StableAbi | Noarch | None) -> tuple[_Family, ...]:
+    """Return the CUDA libraries that `torch_libraries.toml` lists, as a package for `framework` finds them."""
+    data = tomllib.loads((Path(__file__).parent / "torch_libraries.toml").read_text(encoding="utf-8"))
+    prefixes = {stem: entry.get("symbols", stem) for stem, entry in data.items()}
+    families = []
+    # The longest first: the prefix of the driver begins the names of other libraries.
+    for stem in sorted(data, key=lambda stem: len(prefixes[stem]), reverse=True):
+        own = rf"lib{stem}\.so"
+        loaded = _is_loaded(data[stem], framework)
+        families.append(
+            _family(
+                data[stem].get("title", f"lib{stem}"),
+                rf"(?:__)?{prefixes[stem]}[A-Z]",
+                rf"libtorch_cuda\.so|{own}" if loaded else own,
+                _LINK_TORCH_CUDA
+                if loaded
+                else f"{_HINTS.get(stem, '')}open lib{stem}.so with dlopen when it is called",
+            )
+        )
+    return tuple(families)
+
+
+def _is_loaded(entry: Mapping[str, Any], framework: FullAbi | StableAbi | Noarch | None) -> bool:
+    """Return whether libtorch_cuda.so loads a library in every Torch release that a binary has to load in."""
+    if not entry.get("loaded", True):
+        return False
+    if framework is None or isinstance(framework, Noarch):
+        return True
+    if "since" in entry and framework.release < Release.parse(entry["since"]):
+        return False
+    return "until" not in entry or (
+        isinstance(framework, FullAbi) and framework.release <= Release.parse(entry["until"])
     )

@@ -9,13 +9,18 @@ import importlib
 import json
 import signal
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 import kernel_builder
 from kernel_builder.errors import BuildError, KernelBuilderError
+
+if TYPE_CHECKING:
+    from kernel_builder.config.project import Project
 
 # Command -> the function of `kernel_builder.cli.<module>` that it runs.
 _COMMANDS = {
@@ -27,10 +32,16 @@ _COMMANDS = {
     "sign": "sign_command.sign",
     "hub": "hub_command.hub",
     "list-variants": "variants_command.list_variants",
-    "check-config": "check_command.check_config",
+    "check-config": "config_command.check_config",
+    "update-build": "config_command.update_build",
     "check-abi": "check_command.check_abi",
     "check-builds": "check_command.check_builds",
     "hash": "check_command.hash_builds",
+    "devshell": "develop_command.devshell",
+    "testshell": "develop_command.testshell",
+    "compile-commands": "develop_command.compile_commands",
+    "create-pyproject": "pyproject_command.create_pyproject",
+    "clean-pyproject": "pyproject_command.clean_pyproject",
     "benchmark": "benchmark_command.benchmark",
     "doctor": "doctor_command.doctor",
     "toolchain": "toolchain_command.toolchain",
@@ -62,6 +73,17 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
     if error.hint:
         click.secho("  hint: ", fg="cyan", nl=False, err=True)
         click.echo(error.hint, err=True)
+
+
+def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> None:
+    """Print on stderr what a person should know of projects, and which paths of a command are no projects."""
+    from kernel_builder.config.notices import listed, notices
+
+    for line in notices(projects):
+        click.secho(f"warning: {line}", fg="yellow", err=True)
+    if others:
+        names = [path.name for path in others]
+        click.secho(f"left out, without a build.toml: {listed(names, 'paths')}", fg="yellow", err=True)
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:

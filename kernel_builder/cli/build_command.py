@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ import click
 from kernel_builder.checks import CheckReport
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
+from kernel_builder.cli.dependency_option import dependency_option
 from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
@@ -76,11 +77,6 @@ def _print_unavailable(summary: BuildSummary) -> None:
         click.secho(f"not built: {named}: {reason}", fg="yellow")
         if hint:
             click.echo(f"    {hint}")
-    backends: dict[tuple[str, ...], list[str]] = {}
-    for name, skipped in summary.skipped.items():
-        backends.setdefault(skipped, []).append(name)
-    for skipped, names in backends.items():
-        click.secho(f"skipped: {', '.join(names)}: this builder does not compile for {', '.join(skipped)}", fg="yellow")
 
 
 def _print_table(summary: BuildSummary) -> None:
@@ -130,6 +126,13 @@ def _cut(text: str) -> str:
     "--backend", "backends", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Build only for this backend."
 )
 @click.option("--all", "whole", is_flag=True, help="Build the whole matrix, not only what the Hub asks for.")
+@click.option(
+    "--capability",
+    "capabilities",
+    multiple=True,
+    metavar="NUMBER",
+    help="Compile only for this capability, such as 9.0; may be given again. For local use: upload refuses it.",
+)
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
 @click.option("-j", "--jobs", "--max-jobs", type=click.IntRange(min=1), help="Processors to use at most.")
 @click.option(
@@ -142,6 +145,7 @@ def _cut(text: str) -> str:
 )
 @click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to use for its version of CUDA.")
 @click.option("--cxx", metavar="PROGRAM", help="The g++ to use (default: $CXX, then g++).")
+@dependency_option
 @click.option("--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]")
 @click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
 @click.option("--load/--no-load", default=True, help="Load each package that this machine can load.")
@@ -154,11 +158,13 @@ def build(
     variants: tuple[str, ...],
     backends: tuple[str, ...],
     whole: bool,
+    capabilities: tuple[str, ...],
     out: Path | None,
     jobs: int | None,
     sccache: str,
     cuda_home: Path | None,
     cxx: str | None,
+    dependencies: Mapping[str, Path],
     index_url: str | None,
     offline: bool,
     load: bool,
@@ -175,6 +181,7 @@ def build(
     kernel-builder build kernels/rmsnorm
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
+    kernel-builder build . --capability 9.0
     """
     from kernel_builder.toolchain import Toolchains, compiler_cache
 
@@ -184,13 +191,21 @@ def build(
             variants=variants,
             backends=backends,
             whole=whole,
+            capabilities=capabilities,
             out=out,
             jobs=jobs,
             compiler_cache=compiler_cache.find(sccache),
             load=load,
             allow=allow,
         ),
-        partial(Toolchains, cuda_home=cuda_home, cxx=cxx, offline=offline, index_url=index_url),
+        partial(
+            Toolchains,
+            cuda_home=cuda_home,
+            cxx=cxx,
+            offline=offline,
+            index_url=index_url,
+            dependencies=dependencies,
+        ),
     )
     if as_json:
         click.echo(json.dumps(summary.as_dict(), indent=2))

@@ -1,12 +1,11 @@
-"""`kernel-builder check-config`, `check-abi`, `check-builds` and `hash`."""
+"""`kernel-builder check-abi`, `check-builds` and `hash`."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -33,29 +32,6 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if value not in policy_names():
         raise click.BadParameter(f"{value!r} is not one of {', '.join(policy_names())}", ctx, param)
     return value
-
-
-@click.command()
-@_DIRECTORY
-@_JSON
-def check_config(directory: Path, as_json: bool) -> None:
-    """Validate DIR/build.toml and summarise it.
-
-    The files that it names must exist. --json prints every value, with defaults filled in.
-
-    \b
-    kernel-builder check-config kernels/rmsnorm
-    """
-    from kernel_builder.config.project_files import read_project
-
-    read = read_project(directory)
-    if as_json:
-        click.echo(json.dumps(_plain(read)))
-        return
-    click.echo(f"{read.name} version {read.version}, {read.license}, for {', '.join(read.backends)}")
-    for kernel in read.kernels:
-        click.echo(f"  {kernel.name}: {kernel.backend}, {_count(len(kernel.src), 'source')}")
-    click.echo(f"  {read.python_name}: {_count(len(read.python_files), 'file')} of Python")
 
 
 @click.command()
@@ -188,18 +164,3 @@ def _print_report(report: checks.CheckReport) -> None:
         click.echo(f"{finding.check}: {finding.path}: {finding.message}")
         click.secho("           hint: ", fg="cyan", nl=False)
         click.echo(finding.hint)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _plain(value: Any) -> Any:
-    """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
-    if isinstance(value, (Release, Path)):
-        return str(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value

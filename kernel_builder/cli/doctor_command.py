@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
 import click
+
+from kernel_builder.cli.dependency_option import dependency_option
 
 
 @click.command()
@@ -18,8 +21,9 @@ import click
     help="An installed CUDA toolkit to check. [default: $CUDA_HOME]",
 )
 @click.option("--cxx", metavar="PROGRAM", help="The host compiler to check. [default: $CXX, or else g++]")
+@dependency_option
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def doctor(cuda_home: Path | None, cxx: str | None, as_json: bool) -> None:
+def doctor(cuda_home: Path | None, cxx: str | None, dependencies: Mapping[str, Path], as_json: bool) -> None:
     """Check that this machine can build kernels.
 
     Lists what is installed, what is missing for which kind of build, and how to install it. Uses no network. The exit
@@ -32,7 +36,7 @@ def doctor(cuda_home: Path | None, cxx: str | None, as_json: bool) -> None:
     from kernel_builder.toolchain import Toolchains
     from kernel_builder.toolchain.survey import BUILDS, ready, survey
 
-    requirements = survey(Toolchains(cuda_home=cuda_home, cxx=cxx))
+    requirements = survey(Toolchains(cuda_home=cuda_home, cxx=cxx, dependencies=dependencies))
     verdict = {build: ready(requirements, build) for build in BUILDS}
     if as_json:
         rows = [{**asdict(requirement), "ok": requirement.ok} for requirement in requirements]

@@ -15,7 +15,7 @@ from kernel_builder.errors import ToolchainError
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain.toolchains import Toolchains
-    from kernel_builder.toolchain.wheel_trees import Tree
+    from kernel_builder.toolchain.trees import Tree
 
 
 class ReleaseType(click.ParamType[Release]):
@@ -71,6 +71,13 @@ def toolchain() -> None:
 @click.option("--cuda", type=ReleaseType(), multiple=True, help="A CUDA release such as 13.0; may be repeated.")
 @click.option("--torch", type=ReleaseType(), multiple=True, help="A Torch release such as 2.10; may be repeated.")
 @click.option(
+    "--dependency",
+    "dependencies",
+    multiple=True,
+    metavar="NAME",
+    help="A header library such as cutlass_3_8; may be repeated.",
+)
+@click.option(
     "--headers",
     type=click.Choice(["stable", "full"]),
     default="stable",
@@ -83,23 +90,26 @@ def toolchain() -> None:
 def fetch(
     cuda: tuple[Release, ...],
     torch: tuple[Release, ...],
+    dependencies: tuple[str, ...],
     headers: str,
     index_url: str | None,
     lock_file: Path | None,
     as_json: bool,
 ) -> None:
-    """Download the named CUDA compilers and Torch headers into the store; without --cuda and --torch, all of them.
+    """Download what the options name into the store; without --cuda, --torch and --dependency, everything.
+
+    --cuda fetches a compiler and the headers of CUDA's libraries, such as cuBLAS.
 
     \b
     kernel-builder toolchain fetch
-    kernel-builder toolchain fetch --cuda 13.0 --torch 2.10
+    kernel-builder toolchain fetch --cuda 13.0 --torch 2.10 --dependency cutlass_3_8
     kernel-builder toolchain fetch --torch 2.14 --headers full
     """
     from kernel_builder.progress import shown
 
     with shown(sys.stderr) as progress:
         toolchains = _toolchains(lock_file, index_url=index_url, progress=progress)
-        trees = _select(toolchains, cuda, torch, headers)
+        trees = _select(toolchains, cuda, torch, dependencies, headers)
         fetched = [(tree, toolchains.store.find(tree.name) is None, toolchains.fetch(tree)) for tree in trees]
     if as_json:
         report = [
@@ -112,11 +122,19 @@ def fetch(
         click.echo(f"{tree.title}: {_megabytes(tree.download) + ' downloaded' if new else 'already there'}: {path}")
 
 
-def _select(toolchains: Toolchains, cuda: tuple[Release, ...], torch: tuple[Release, ...], headers: str) -> list[Tree]:
+def _select(
+    toolchains: Toolchains,
+    cuda: tuple[Release, ...],
+    torch: tuple[Release, ...],
+    dependencies: tuple[str, ...],
+    headers: str,
+) -> list[Tree]:
     pinned = {tree.kind: tree for tree in toolchains.pinned()}
-    if not cuda and not torch:
-        return [tree for kind, tree in pinned.items() if kind.startswith("cuda-") or kind.endswith(f"-{headers}")]
-    wanted = [f"cuda-{release}" for release in cuda] + [f"torch-{release}-{headers}" for release in torch]
+    if not cuda and not torch and not dependencies:
+        return [tree for kind, tree in pinned.items() if tree.role != "torch" or kind.endswith(f"-{headers}")]
+    wanted = [kind for release in cuda for kind in (f"cuda-{release}", f"cuda-libraries-{release}")]
+    wanted += [f"torch-{release}-{headers}" for release in torch]
+    wanted += dependencies
     for kind in wanted:
         if kind not in pinned:
             raise ToolchainError(
@@ -243,6 +261,7 @@ def lock(
     from kernel_builder.config import matrix
     from kernel_builder.progress import shown
     from kernel_builder.toolchain import lock as locks
+    from kernel_builder.toolchain.dependencies import known
     from kernel_builder.toolchain.index import Index
     from kernel_builder.toolchain.resolve import resolve
 
@@ -253,6 +272,7 @@ def lock(
             cuda or matrix.cuda_releases(),
             platforms or PLATFORMS,
             progress,
+            known().values(),
         )
     text = locks.dumps(pinned)
     if output is None:

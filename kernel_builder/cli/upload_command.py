@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from kernel_builder.cli import print_notices
+from kernel_builder.config.project_files import read_project
 from kernel_builder.hub.publication import BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.progress import Lines, Silent
@@ -57,6 +59,8 @@ def upload(directory: Path, quiet: bool, as_json: bool, **options: Any) -> None:
     kernel-builder upload kernels/rmsnorm
     HF_ENDPOINT=http://127.0.0.1:8080 kernel-builder upload kernels/rmsnorm --repo-id me/rmsnorm
     """
+    if not quiet:
+        print_notices([read_project(directory)])
     _upload(PublishRequest(directory, **options), quiet=quiet, as_json=as_json)
 
 

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernel_builder.build.buildable import obstacle
-from kernel_builder.config import offered
-from kernel_builder.config.project_files import read_project
+from kernel_builder.cli import print_notices, report_error
+from kernel_builder.cli.dependency_option import dependency_option
+from kernel_builder.config import changed, offered
+from kernel_builder.config.notices import listed
+from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.config.variant import this_platform
+from kernel_builder.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kernel_builder.toolchain import Toolchains
 
 
 @click.command()
@@ -19,50 +29,95 @@ from kernel_builder.config.variant import this_platform
 @click.option("--arch", is_flag=True, help="Only variants for this machine's platform, and Python-only ones.")
 @click.option("--all", "whole", is_flag=True, help="The whole matrix, not only what the Hub asks for.")
 @click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to count with.")
+@dependency_option
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with what stands in the way of each.")
 @click.option("--runners", is_flag=True, help="Print as JSON, on one line, what each of several runners is to build.")
+@click.option(
+    "--changed-since", metavar="COMMIT", help="Only projects that differ from this commit of their git repository."
+)
+@click.option(
+    "--shared",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="With --changed-since: a file or directory whose change touches every project. May be repeated.",
+)
 def list_variants(
-    directories: tuple[Path, ...], arch: bool, whole: bool, cuda_home: Path | None, as_json: bool, runners: bool
+    directories: tuple[Path, ...],
+    arch: bool,
+    whole: bool,
+    cuda_home: Path | None,
+    dependencies: Mapping[str, Path],
+    as_json: bool,
+    runners: bool,
+    changed_since: str | None,
+    shared: tuple[Path, ...],
 ) -> None:
     """List the variants that the projects in DIR (default: here) have to offer, and which this machine can build.
+
+    Of several DIR, those without a build.toml are left out; a mistake in one does not stop the others.
 
     With --runners, what is printed is the matrix of a GitHub workflow: one entry for each project, platform and
     backend, to be built by `kernel-builder build PROJECT --backend BACKEND` on a runner of that platform.
     """
     from kernel_builder.toolchain import Toolchains
 
-    found = [(directory, read_project(directory)) for directory in directories or (Path(),)]
+    paths, others = sort_projects(directories or (Path(),))
+    if changed_since is not None:
+        paths = tuple(changed.touched(paths, changed_since, shared))
+    found: dict[Path, Project] = {}
+    for directory in paths:
+        try:
+            found[directory] = read_project(directory)
+        except ConfigError as error:
+            if len(paths) == 1:
+                raise
+            report_error(error, as_json=False)
+    print_notices(list(found.values()), others)
     if runners:
-        parts = [part for directory, project in found for part in offered.shares(str(directory), project, whole=whole)]
+        parts = [
+            part
+            for directory, project in found.items()
+            for part in offered.shares(str(directory), project, whole=whole)
+        ]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
-        return
-    toolchains = Toolchains(cuda_home=cuda_home)
-    rows = []
-    for _, project in found:
-        for variant in offered.variants(project, whole=whole):
-            if arch and variant.platform not in {None, this_platform()}:
-                continue
-            missing = obstacle(variant, toolchains)
-            rows.append(
-                {
-                    "project": project.name,
-                    "variant": variant.name,
-                    "backend": variant.backend,
-                    "platform": variant.platform,
-                    "cuda": str(variant.cuda) if variant.cuda else None,
-                    "buildable": missing is None,
-                    "reason": missing.reason if missing else None,
-                    "hint": missing.hint if missing else None,
-                }
-            )
-    if as_json:
-        click.echo(json.dumps(rows, indent=2))
-        return
+    else:
+        toolchains = Toolchains(cuda_home=cuda_home, dependencies=dependencies)
+        rows = [row for project in found.values() for row in _rows(project, toolchains, arch=arch, whole=whole)]
+        if as_json:
+            click.echo(json.dumps(rows, indent=2))
+        else:
+            _print(rows, several=len(paths) > 1)
+    if len(found) < len(paths):
+        raise SystemExit(ConfigError.exit_code)
+
+
+def _rows(project: Project, toolchains: Toolchains, *, arch: bool, whole: bool) -> Iterator[dict[str, Any]]:
+    """Yield the variants of a project as `--json` prints them."""
+    for variant in offered.variants(project, whole=whole):
+        if arch and variant.platform not in {None, this_platform()}:
+            continue
+        missing = obstacle(project, variant, toolchains)
+        yield {
+            "project": project.name,
+            "variant": variant.name,
+            "backend": variant.backend,
+            "platform": variant.platform,
+            "cuda": str(variant.cuda) if variant.cuda else None,
+            "buildable": missing is None,
+            "reason": missing.reason if missing else None,
+            "hint": missing.hint if missing else None,
+        }
+
+
+def _print(rows: Sequence[Mapping[str, Any]], *, several: bool) -> None:
+    """Print one line for each variant, and each obstacle once."""
+    missing: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        name = f"{row['project']}/{row['variant']}" if len(found) > 1 else row["variant"]
+        name = f"{row['project']}/{row['variant']}" if several else row["variant"]
         click.echo(name, nl=bool(row["buildable"]))
         if not row["buildable"]:
-            click.secho(f"  (not here: {row['reason']}; {row['hint']})", fg="yellow")
-    for _, project in found:
-        for backend in offered.skipped_backends(project):
-            click.secho(f"{project.name}: {backend}: not built by this builder", fg="yellow", err=True)
+            click.secho("  (not here)", fg="yellow")
+            missing.setdefault((row["reason"], row["hint"]), []).append(name)
+    for (reason, hint), names in missing.items():
+        click.secho(f"not here: {listed(names, 'variants')}: {reason}; {hint}", fg="yellow", err=True)

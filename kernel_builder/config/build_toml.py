@@ -1,4 +1,6 @@
-"""The format of `build.toml`, edition 5: its tables, their keys, and the values that each key takes.
+"""The format of `build.toml`: its tables, their keys, and the values that each key takes.
+
+The tables are those of edition 5; `editions` says which older files are read with them.
 
 This module reads the text alone; `project_files` checks the files that it names.
 """
@@ -7,14 +9,13 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.config import toml_schema
-from kernel_builder.config.matrix import known_capabilities
+from kernel_builder.config import editions, kernel_sources, toml_schema
 from kernel_builder.config.project import Kernel, KernelDependency, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.toml_schema import Key, TomlPlace
 from kernel_builder.config.variant import BACKENDS, Release
@@ -25,7 +26,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-EDITION = 5
 FILE = "build.toml"
 NAME = r"[a-z][-a-z0-9]*[a-z0-9]"
 REPO_ID = r"[A-Za-z0-9][-.\w]*/[A-Za-z0-9][-.\w]*"
@@ -44,20 +44,6 @@ PYTHON_DEPENDS: Mapping[str, tuple[str, ...]] = {
 }
 _CUTLASS = ("2_10", "3_5", "3_6", "3_8", "3_9", "4_0", "4_4", "4_5")
 KERNEL_DEPENDS = ("torch", *(f"cutlass_{version}" for version in _CUTLASS), "sycl_tla", "metal-cpp")
-
-
-def _capability(value: Any, place: TomlPlace) -> str:
-    known = known_capabilities()
-    match = re.fullmatch(r"([0-9]+\.[0-9])[af]?(\+PTX)?", toml_schema.text(value, place))
-    if not match or match[1] not in known:
-        raise ConfigError(
-            f"{value!r} is not a CUDA capability that any known CUDA release compiles for",
-            where=str(place),
-            hint="choose from "
-            + ", ".join(sorted(known, key=lambda text: [int(n) for n in re.findall(r"\d+", text)]))
-            + '; a suffix `a` or `f` (as in "9.0a") and `+PTX` may follow',
-        )
-    return str(value)
 
 
 def _stable_abi(value: Any, place: TomlPlace) -> dict[str, Release]:
@@ -100,6 +86,10 @@ _host = r"(?:[A-Za-z0-9][-A-Za-z0-9]*\.)*[A-Za-z][-A-Za-z0-9]*"
 _git_url = toml_schema.matching(
     rf"(?:(?:(?:git\+)?(?:https?|ssh)|git)://(?:[\w.-]+@)?{_host}(?::[0-9]{{1,4}})?/\S+|[\w.-]+@{_host}:[^\s:]+)",
     'the URL of a Git repository like "https://github.com/org/repo"',
+)
+_capability = toml_schema.matching(
+    r"[0-9]+\.[0-9][af]?(?:\+PTX)?",
+    'a CUDA capability like "9.0"; a suffix `a` or `f` (as in "9.0a") and `+PTX` may follow',
 )
 _capabilities = toml_schema.list_of(_capability, least=1, hint="leave the key out to compile for every capability")
 _texts = toml_schema.list_of(toml_schema.text)
@@ -187,15 +177,6 @@ _DOCUMENT = {
     TorchNoarch.table: Key(toml_schema.table(_TORCH_NOARCH, TorchNoarch)),
     TvmFfi.table: Key(toml_schema.table(_TVM_FFI, TvmFfi)),
 }
-# Table -> keys of older editions, and what edition 5 has in their place.
-_OLD_KEYS = {
-    "torch": {
-        "universal": "write a `[torch-noarch]` table",
-        "name": "write `name` in `[general]`",
-        "pyroot": "move the Python package to torch-ext",
-    },
-    "kernel": {"language": "write `backend`"},
-}
 
 
 def read(path: Path, root: Path) -> Project:
@@ -204,9 +185,9 @@ def read(path: Path, root: Path) -> Project:
     Paths in the project are relative, but need not exist.
 
     Raises:
-        ConfigError: If the file is missing, is not TOML, or is not valid in edition 5.
+        ConfigError: If the file is missing, is not TOML, or is not valid.
     """
-    return from_document(_parse(path), str(path), root)
+    return from_document(parse(read_text(path), str(path)), str(path), root)
 
 
 def from_document(document: Mapping[str, Any], where: str, root: Path) -> Project:
@@ -217,10 +198,10 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
         root: The directory of the project, without symbolic links.
 
     Raises:
-        ConfigError: If the document is not valid in edition 5.
+        ConfigError: If the document is not valid.
     """
     place = TomlPlace(where)
-    _require_edition(document, place)
+    document, warnings = editions.as_edition_5(document, place)
     tables = toml_schema.table(_DOCUMENT)(document, place)
     frameworks = [table for table in tables.values() if isinstance(table, (TorchFramework, TorchNoarch, TvmFfi))]
     if len(frameworks) != 1:
@@ -242,10 +223,12 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
         }
         framework = replace(framework, stable_abi=stable_abi)
     _check_range(cuda.get("minver"), cuda.get("maxver"), TomlPlace(where, "general.cuda"))
+    kernels = tuple(tables.get("kernel", {}).values())
     return Project(
         root=root,
         framework=framework,
-        kernels=tuple(tables.get("kernel", {}).values()),
+        kernels=kernels,
+        warnings=(*warnings, *kernel_sources.warnings(framework, kernels, general["backends"])),
         backend_python_depends=_of_backends(by_backend, "python_depends"),
         backend_kernel_depends=_of_backends(by_backend, "kernel_depends"),
         cuda_minver=cuda.get("minver"),
@@ -260,8 +243,12 @@ def _of_backends(by_backend: Mapping[str, Mapping[str, Any]], key: str) -> dict[
     return {backend: table[key] for backend, table in by_backend.items() if table.get(key)}
 
 
-def _parse(path: Path) -> dict[str, Any]:
-    """Return the TOML document in `path`."""
+def read_text(path: Path) -> str:
+    """Return the text of the `build.toml` at `path`, without a byte order mark.
+
+    Raises:
+        ConfigError: If there is no such file, or it is not a text that could be a `build.toml`.
+    """
     if not path.is_file():
         raise ConfigError(
             "there is no such file, so this is not a kernel project",
@@ -279,61 +266,31 @@ def _parse(path: Path) -> dict[str, Any]:
         )
     try:
         # TOML has no byte order mark, but editors write one and the public parser accepts it.
-        document = content.decode("utf-8-sig")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise ConfigError(
             f"line {line} is not UTF-8", where=str(path), hint="save the file in the encoding UTF-8"
         ) from error
+
+
+def parse(document: str, where: str) -> dict[str, Any]:
+    """Return the text of a `build.toml` as a TOML document.
+
+    Raises:
+        ConfigError: If it is not TOML.
+    """
     if found := _LONG_KEY.search(document):
         line = document.count("\n", 0, found.start()) + 1
-        raise ConfigError(f"line {line} has a key of more than 16 parts", where=str(path), hint="shorten it")
+        raise ConfigError(f"line {line} has a key of more than 16 parts", where=where, hint="shorten it")
     try:
         parsed: dict[str, Any] = tomllib.loads(document)
         return parsed
     except (ValueError, RecursionError) as error:
         words = "too many nested brackets" if isinstance(error, RecursionError) else str(error)
         raise ConfigError(
-            f"is not TOML: {words}", where=str(path), hint="correct the line that the message names"
+            f"is not TOML: {words}", where=where, hint="correct the line that the message names"
         ) from error
-
-
-def _require_edition(document: Mapping[str, Any], place: TomlPlace) -> None:
-    """Raise an error for other editions, whose keys would otherwise be reported as unknown."""
-    general = document.get("general")
-    if not isinstance(general, dict) or general.get("edition") == EDITION:
-        return
-    edition = general.get("edition")
-    where = str(replace(place, table="general", key="edition"))
-    if edition is None:
-        old = dict(_old_keys(document))
-        if not old:
-            raise ConfigError("is missing; expected edition 5", where=where, hint="add `edition = 5` to [general]")
-        raise ConfigError(
-            f"is missing, and {', '.join(old)} belongs to an older edition; expected edition 5",
-            where=where,
-            hint="add `edition = 5`; " + "; ".join(f"instead of {key}, {now}" for key, now in old.items()),
-        )
-    if isinstance(edition, int) and not isinstance(edition, bool):
-        older = edition < EDITION
-        raise ConfigError(
-            f"this is edition {edition}; expected edition 5",
-            where=where,
-            hint="rewrite the file as docs/build-toml.md says, then set `edition = 5`"
-            if older
-            else "this builder does not know that edition; update the builder, or write edition 5",
-        )
-
-
-def _old_keys(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield every key of the document that only older editions have, and what to write instead."""
-    kernels = document.get("kernel")
-    tables = [("torch", "torch", document.get("torch"))]
-    if isinstance(kernels, dict):
-        tables += [("kernel", f"kernel.{name}", table) for name, table in kernels.items()]
-    for kind, name, table in tables:
-        if isinstance(table, dict):
-            yield from ((f"`[{name}] {key}`", now) for key, now in _OLD_KEYS[kind].items() if key in table)
 
 
 def _check_range(low: Release | None, high: Release | None, place: TomlPlace) -> None:

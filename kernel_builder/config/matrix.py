@@ -22,6 +22,7 @@ class Matrix:
     Attributes:
         hub_releases: The number of newest Torch releases that a full-ABI kernel offers.
         platforms: The platforms that the Hub asks for.
+        oldest_stable: The oldest Torch release whose stable ABI can be targeted.
         torch: Torch release -> the CUDA releases that it is published for, ascending.
         capabilities: CUDA release -> the capabilities that its compiler knows, ascending.
         cxx: Torch release -> the C++ standard that its headers need.
@@ -30,6 +31,7 @@ class Matrix:
 
     hub_releases: int
     platforms: tuple[str, ...]
+    oldest_stable: Release
     torch: dict[Release, tuple[Release, ...]]
     capabilities: dict[Release, tuple[str, ...]]
     cxx: dict[Release, int]
@@ -45,6 +47,7 @@ def load() -> Matrix:
     return Matrix(
         hub_releases=data["hub"]["torch-releases"],
         platforms=tuple(data["hub"]["platforms"]),
+        oldest_stable=Release.parse(data["stable-abi"]["oldest"]),
         torch=dict(
             sorted(
                 (Release.parse(release), tuple(sorted(map(Release.parse, entry["cuda"]))))

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kernel_builder.config import matrix
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
-from kernel_builder.errors import VariantError
+from kernel_builder.errors import ConfigError, VariantError
 
 # The backends that this builder compiles for. A project may name the other ones of the format; they are skipped.
 COMPILED_BACKENDS = ("cpu", "cuda")
@@ -33,8 +33,8 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
     """Return the capabilities to compile a kernel for, ascending.
 
     These are the entries of the kernel's list that the compiler knows and the platform has. A kernel without a list
-    gets all such capabilities, and PTX of the newest. For a CUDA release that is not in the matrix, the newest release
-    of the matrix below it stands in, or else the oldest.
+    gets all such capabilities, and PTX of the newest. `Kernel.only_capabilities` selects among these. For a CUDA
+    release that is not in the matrix, the newest release of the matrix below it stands in, or else the oldest.
 
     Raises:
         VariantError: If no entry of the kernel's list is left.
@@ -46,7 +46,8 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
         known -= known_matrix.tegra
     if kernel.cuda_capabilities is None:
         newest = max(known, key=_capability_key)
-        return tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=_capability_key))
+        every = tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=_capability_key))
+        return _nearest(every, kernel.only_capabilities)
     wanted = {c for c in kernel.cuda_capabilities if re.sub(r"[af]?(\+PTX)?$", "", c) in known}
     if not wanted:
         raise VariantError(
@@ -54,7 +55,39 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
             where=f"build.toml: [kernel.{kernel.name}] cuda-capabilities",
             hint="add a capability, or exclude the CUDA release with cuda-minver or [general.cuda] maxver",
         )
-    return tuple(sorted(wanted, key=_capability_key))
+    return _nearest(tuple(sorted(wanted, key=_capability_key)), kernel.only_capabilities)
+
+
+def _nearest(ascending: tuple[str, ...], only: Sequence[str]) -> tuple[str, ...]:
+    """Return the entries for the capabilities in `only`, each with its suffix; all if `only` is empty.
+
+    A capability without an entry of its number gets the nearest entry below it, whose code a GPU of that capability may
+    run, or else the lowest: the link needs the symbols of every kernel.
+    """
+    if not only:
+        return ascending
+    numbers = [_capability_key(entry)[:2] for entry in ascending]
+    chosen = set()
+    for number in (_capability_key(capability)[:2] for capability in only):
+        chosen.add(max((n for n in numbers if n <= number), default=numbers[0]))
+    return tuple(entry for entry, number in zip(ascending, numbers, strict=True) if number in chosen)
+
+
+def limited(project: Project, only: Sequence[str]) -> Project:
+    """Return a project whose kernels are compiled for these capabilities only, for local development.
+
+    Raises:
+        ConfigError: If one is not the number of a capability.
+    """
+    for capability in only:
+        if capability not in matrix.known_capabilities():
+            raise ConfigError(
+                f"{capability!r} is not a capability; expected one of "
+                f"{', '.join(sorted(matrix.known_capabilities(), key=_capability_key))}",
+                where="--capability",
+                hint="give the number alone: 9.0 selects 9.0a, 9.0f and 9.0+PTX too",
+            )
+    return replace(project, kernels=tuple(replace(one, only_capabilities=tuple(only)) for one in project.kernels))
 
 
 def archs(kernels: Sequence[Kernel], cuda: Release, platform: str) -> tuple[str, ...]:
@@ -71,8 +104,10 @@ def _in_range(release: Release, low: Release | None, high: Release | None) -> bo
 
 
 def _cuda_in_range(project: Project, releases: Sequence[Release]) -> list[Release]:
-    needed = [kernel.cuda_minver for kernel in project.kernels if kernel.backend == "cuda" and kernel.cuda_minver]
-    low = max([*needed, *([project.cuda_minver] if project.cuda_minver else [])], default=None)
+    """Return the releases that `[general.cuda]` allows and at least one kernel can be compiled with."""
+    floors = [kernel.cuda_minver for kernel in project.kernels if kernel.backend == "cuda"]
+    needed = min((floor for floor in floors if floor), default=None) if all(floors) else None
+    low = max((floor for floor in (needed, project.cuda_minver) if floor), default=None)
     return [release for release in releases if _in_range(release, low, project.cuda_maxver)]
 
 
@@ -90,34 +125,38 @@ def variants(project: Project, *, whole: bool = False) -> tuple[Variant, ...]:
         whole: Return all variants of the matrix and not only those that the Hub asks for. A project on the stable ABI
             then also gets a variant for every CUDA release and for every single Torch release that its binaries work
             with, for old clients that do not know stable-ABI variants.
-
-    Raises:
-        VariantError: If the version ranges of the project leave a backend without a variant.
     """
     if isinstance(project.framework, TorchNoarch):
-        return tuple(sorted((Variant(Noarch(), backend) for backend in project.backends), key=lambda v: v.name))
-    if not isinstance(project.framework, TorchFramework):
-        return ()
-    known = matrix.load()
-    found: set[Variant] = set()
-    for backend in project.backends:
-        if backend not in COMPILED_BACKENDS:
-            continue
-        of_backend = {
-            Variant(framework, backend, cuda, platform)
-            for framework in _frameworks(project.framework, backend, whole)
-            for cuda in (_cuda_releases(project, framework, whole) if backend == "cuda" else [None])
-            for platform in known.platforms
-        }
-        if not of_backend:
-            raise VariantError(
-                f"the version ranges leave no {backend} variant: the matrix has Torch "
-                f"{', '.join(map(str, known.torch))} and CUDA {', '.join(map(str, known.capabilities))}",
-                where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
-                hint="widen the range, or remove it: the Hub asks for the newest releases",
-            )
-        found |= of_backend
+        found = [Variant(Noarch(), backend) for backend in project.backends]
+    else:
+        found = [variant for backend in project.backends for variant in _compiled(project, backend, whole)]
     return tuple(sorted(found, key=lambda variant: variant.name))
+
+
+def _compiled(project: Project, backend: str, whole: bool) -> set[Variant]:
+    if backend not in COMPILED_BACKENDS or not isinstance(project.framework, TorchFramework):
+        return set()
+    return {
+        Variant(framework, backend, cuda, platform)
+        for framework in _frameworks(project.framework, backend, whole)
+        for cuda in (_cuda_releases(project, framework, whole) if backend == "cuda" else [None])
+        for platform in matrix.load().platforms
+    }
+
+
+def empty_backends(project: Project) -> dict[str, str]:
+    """Return the backends that version ranges leave without a variant that the Hub asks for, each with the reason."""
+    if not isinstance(project.framework, TorchFramework):
+        return {}
+    known = matrix.load()
+    reason = (
+        f"the matrix has Torch {', '.join(map(str, known.torch))} and CUDA {', '.join(map(str, known.capabilities))}"
+    )
+    return {
+        backend: f"the version ranges leave no {backend} variant that the Hub asks for: {reason}"
+        for backend in project.backends
+        if backend in COMPILED_BACKENDS and not _compiled(project, backend, whole=False)
+    }
 
 
 def _frameworks(framework: TorchFramework, backend: str, whole: bool) -> list[StableAbi | FullAbi]:
@@ -166,10 +205,14 @@ def shares(directory: str, project: Project, *, whole: bool = False) -> tuple[Sh
 
 
 def skipped_backends(project: Project) -> tuple[str, ...]:
-    """Return the backends of a compiled project that this builder does not compile for."""
+    """Return the backends of a compiled project that this builder does not compile for.
+
+    These are all backends of a project with `[tvm-ffi]`.
+    """
     if isinstance(project.framework, TorchNoarch):
         return ()
-    return tuple(backend for backend in project.backends if backend not in COMPILED_BACKENDS)
+    compiled = COMPILED_BACKENDS if isinstance(project.framework, TorchFramework) else ()
+    return tuple(backend for backend in project.backends if backend not in compiled)
 
 
 def check_offered(project: Project, variant: Variant) -> None:

@@ -13,6 +13,8 @@ from typing import ClassVar
 from kernel_builder.config.variant import Release
 
 _PYEXT = ("py", "pyi")
+# The endings of files of `src` that are not compiled.
+HEADER_SUFFIXES = frozenset({".cuh", ".h", ".hh", ".hpp", ".hxx", ".inc", ".inl"})
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,7 @@ class Kernel:
         src: Sources and headers, relative to the project.
         include: Include directories, relative to the project.
         cuda_capabilities: The capabilities to compile for, such as `9.0a`; None for all that the compiler knows.
+        only_capabilities: Compile for these of them only, such as `9.0`; empty for all. Not a key of `build.toml`.
     """
 
     name: str
@@ -37,6 +40,7 @@ class Kernel:
     rocm_archs: tuple[str, ...] | None = None
     hip_flags: tuple[str, ...] = ()
     sycl_flags: tuple[str, ...] = ()
+    only_capabilities: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,7 @@ class Project:
         python_files: The files of the Python package that `pyext` selects, sorted: (path in the package, file).
         backend_python_depends: Backend -> dependencies in addition to `python_depends`.
         backend_kernel_depends: Backend -> dependencies in addition to `kernel_depends`.
+        warnings: What is accepted in `build.toml` and still worth a word to its author.
     """
 
     root: Path
@@ -127,6 +132,7 @@ class Project:
     cuda_maxver: Release | None = None
     hub_repo_id: str | None = None
     hub_branch: str | None = None
+    warnings: tuple[str, ...] = ()
 
     @property
     def python_name(self) -> str:

@@ -7,7 +7,7 @@ one repository can share files. The content is read through the link.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,8 +37,20 @@ def read_project(directory: Path) -> Project:
     return replace(project, python_files=_python_files(project.root, package, framework.pyext))
 
 
+def sort_projects(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return which of the paths of a command to read as projects, and which to leave out.
+
+    A shell expands `kernels-repo/*` to files and to directories without a `build.toml` too. Those are left out. What
+    does not exist is kept, and so is a path that stands alone: reading it says what is wrong.
+    """
+    if len(paths) < 2:
+        return tuple(paths), ()
+    others = tuple(path for path in paths if path.exists() and not (path / build_toml.FILE).exists())
+    return tuple(path for path in paths if path not in others), others
+
+
 def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], place: TomlPlace) -> None:
-    """Raise an error for sources and include directories that are missing, named twice, or links too far out."""
+    """Raise an error for sources and include directories that are missing, or links too far out."""
     for key, paths, kind, exists in (
         ("src", src, "file", Path.is_file),
         ("include", include, "directory", Path.is_dir),
@@ -52,10 +64,6 @@ def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], pla
                     hint="create it or correct its name; names are relative to the directory of build.toml",
                 )
             check_link(root, root / path, path, where)
-            if key == "src" and paths.count(path) > 1:
-                raise ConfigError(
-                    f"{path!r} is named twice", where=where, hint="name it once, or its symbols are defined twice"
-                )
 
 
 def _holds(test: Callable[[Path], bool], path: Path) -> bool:
@@ -104,8 +112,8 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
             where=str(package / "__init__.py"),
             hint='create it and keep "py" in `pyext`: users of the kernel import it',
         )
-    # A built package has a subdirectory of its own name, for old clients, which would hide a module of that name.
-    reserved = {"_ops.py", "metadata.json", package.name, f"{package.name}.py"}
+    # A built package has a subdirectory of its own name, for old clients, unless it has a module of that name.
+    reserved = {"_ops.py", "metadata.json", package.name}
     for taken in reserved & {name.partition("/")[0] for name in found}:
         raise ConfigError(
             "the builder writes a file or directory of this name into the package",

@@ -104,13 +104,15 @@ def checked_packages(
 
     Raises:
         CheckError: If there is no package, or one fails a check.
-        PackageError: If a package differs from the project in name, version or license, or if the APIs differ.
+        PackageError: If a package differs from the project in name, version or license, if the APIs differ, or if a
+            package was built for some of its capabilities only.
     """
     build = project.root / "build"
     again = f"build again: kernel-builder build {project.root}"
     directories = [path for path in sorted(build.glob("[!.]*")) if path.is_dir()]
     if not directories:
         raise CheckError("there is no package to publish", where=str(build), hint=again.replace(" again", " it"))
+    _refuse_limited(directories, project)
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
     for directory, report in zip(directories, checks.run_all(directories, load=load, allow=allow), strict=True):
@@ -129,6 +131,16 @@ def checked_packages(
     }
     _check_agreement(project, packages, again)
     return packages
+
+
+def _refuse_limited(directories: Sequence[Path], project: Project) -> None:
+    for directory in directories:
+        if only := HubPackage(directory).metadata.only_capabilities:
+            raise PackageError(
+                f"was built with --capability {', '.join(only)}; the Hub asks for every capability of the project",
+                where=str(directory),
+                hint=f"build without --capability: kernel-builder build {project.root} --variant {directory.name}",
+            )
 
 
 def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:

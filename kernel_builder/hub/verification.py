@@ -245,7 +245,7 @@ def _build_and_compare(
         except KernelBuilderError as error:
             reasons[verdict.variant] = f"not built: {error}"
             continue
-        if missing := obstacle(variant, fresh):
+        if missing := obstacle(project, variant, fresh):
             reasons[verdict.variant] = f"not built: {missing.reason}"
     names = tuple(verdict.variant for verdict in verdicts if verdict.variant not in reasons)
     if names:

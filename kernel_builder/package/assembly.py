@@ -13,7 +13,7 @@ from kernel_builder.build.graph import PlannedVariant, digest
 from kernel_builder.config.project import KernelDependency
 from kernel_builder.errors import PackageError
 from kernel_builder.files import read_unchanged
-from kernel_builder.package.metadata import NAME, PackageMetadata
+from kernel_builder.package.metadata import CAPABILITIES_LIMITED, NAME, PackageMetadata
 
 # Raise when a change here changes the files of a package for equal inputs.
 _RECIPE = 1
@@ -39,14 +39,13 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
     from kernels_data import Digest, DigestAlgorithm
 
     project = planned.project
-    (directory / project.python_name).mkdir(parents=True)
-    names = {"namespace": planned.module}
-    ops = _template("_ops.py" if binary else "_ops_noarch.py")
-    generated = {
-        "_ops.py": string.Template(ops).substitute(names),
-        f"{project.python_name}/__init__.py": string.Template(_template("compat_init.py")).substitute(names),
-    }
-    for name, content in generated.items():
+    templates = {"_ops.py": "_ops.py" if binary else "_ops_noarch.py"}
+    # Python prefers a directory to a module of the same name, so the directory would hide the project's module.
+    if f"{project.python_name}.py" not in planned.python:
+        templates[f"{project.python_name}/__init__.py"] = "compat_init.py"
+    for name, template in templates.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        content = string.Template(_template(template)).substitute(namespace=planned.module)
         (directory / name).write_text(content, encoding="utf-8")
     for name, source in project.python_files:
         target = directory / name
@@ -67,6 +66,7 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
 def _metadata(planned: PlannedVariant) -> PackageMetadata:
     """Return the metadata of a package, without the digest of its files."""
     project, backend = planned.project, planned.variant.backend
+    limited = sorted({only for kernel in project.kernels for only in kernel.only_capabilities if planned.variant.cuda})
     kernel_depends = [*project.kernel_depends, *project.backend_kernel_depends.get(backend, ())]
     return PackageMetadata(
         id=planned.module,
@@ -77,7 +77,7 @@ def _metadata(planned: PlannedVariant) -> PackageMetadata:
         kernel_depends=tuple(_dependency(depend) for depend in kernel_depends),
         backend=backend,
         archs=planned.archs,
-        provenance=planned.provenance,
+        provenance={**planned.provenance, **({CAPABILITIES_LIMITED: limited} if limited else {})},
         upstream=project.upstream,
         source=project.source,
     )

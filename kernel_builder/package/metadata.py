@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 NAME = "metadata.json"
+# The key of `provenance` that lists the capabilities that a build was limited to.
+CAPABILITIES_LIMITED = "capabilities-limited"
 
 # The keys that every package needs: JSON's type, and what errors call it.
 _REQUIRED: Mapping[str, tuple[type, str]] = {
@@ -144,6 +146,11 @@ class PackageMetadata:
         """The checks whose errors the publisher allowed, by name."""
         names = _texts(self.provenance.get("allowed-checks"))
         return tuple(name for name in names if re.fullmatch(r"[a-z-]{1,40}", name))
+
+    @property
+    def only_capabilities(self) -> tuple[str, ...]:
+        """The capabilities that the build was limited to; empty if it was not."""
+        return _texts(self.provenance.get(CAPABILITIES_LIMITED))
 
     @property
     def is_dirty(self) -> bool:

@@ -1,28 +1,14 @@
-// Symbols that newer C++ headers use and that glibc 2.28 and libstdc++ 3.4.24 (GLIBCXX) do not have.
+// Functions that newer C and C++ headers use, that glibc 2.28 and libstdc++ 3.4.24 (GLIBCXX) do not have, and that the
+// compiler's static libstdc++ does not define in a way that suits an older shared library.
 //
-// The archive of these members is compiled once for each host compiler, and the linker searches it before libstdc++. A
-// kernel links only the members that it uses, with hidden visibility. Each block names the release that introduced the
-// symbol. No member may have state that other libraries must share.
+// These members and those of libstdc++ make an archive, once for each host compiler. A kernel links only the members
+// that it uses, with hidden visibility. Each block names the release that introduced the symbol. No member may have
+// state that other libraries must share.
 
 #if defined(KB_SINGLE_THREADED)  // glibc 2.32: whether shared_ptr may skip atomic operations. Always no.
 extern "C" {
 __attribute__((visibility("hidden"))) char __libc_single_threaded = 0;
 }
-
-#elif defined(KB_ARRAY_NEW_LENGTH)  // GLIBCXX_3.4.29: std::vector throws this for a too large size.
-extern "C" [[noreturn]] void __cxa_throw_bad_array_new_length();
-namespace std {
-[[noreturn]] __attribute__((visibility("hidden"))) void __throw_bad_array_new_length() {
-  __cxa_throw_bad_array_new_length();
-}
-}  // namespace std
-
-#elif defined(KB_STRING_STREAMS)  // GLIBCXX_3.4.26: default constructors; 3.4.29: str() const.
-#include <sstream>
-template class std::basic_stringbuf<char>;
-template class std::basic_istringstream<char>;
-template class std::basic_ostringstream<char>;
-template class std::basic_stringstream<char>;
 
 #elif defined(KB_IOSTREAM_INIT)  // GLIBCXX_3.4.32: initializes std::cout for <iostream>.
 #include <ios>
@@ -30,14 +16,6 @@ namespace std {
 __attribute__((visibility("hidden"))) void ios_base_library_init() {}
 }  // namespace std
 static std::ios_base::Init init;
-
-#elif defined(KB_CALL_TERMINATE)  // CXXABI_1.3.15: called if an exception leaves a noexcept function.
-#include <exception>
-extern "C" void* __cxa_begin_catch(void*) noexcept;
-extern "C" [[noreturn]] __attribute__((visibility("hidden"))) void __cxa_call_terminate(void* exception) noexcept {
-  if (exception) __cxa_begin_catch(exception);
-  std::terminate();
-}
 
 #elif defined(KB_ATEXIT)  // Not in libc.so.6: each library has its own, so that its handlers run when it is unloaded.
 extern "C" {
@@ -68,4 +46,23 @@ extern "C" __attribute__((visibility("hidden"))) int __isoc23_sscanf(const char*
   va_end(arguments);
   return read;
 }
+
+#elif defined(KB_STAT)  // GLIBC_2.33: std::filesystem calls them. They were inline functions that call these.
+struct stat;
+#ifdef __x86_64__
+static constexpr int kStatVersion = 1;
+#else
+static constexpr int kStatVersion = 0;
+#endif
+#define FORWARD(NAME, OLD, TYPE)                                                                       \
+  extern "C" int OLD(int, TYPE, struct stat*) noexcept;                                                \
+  extern "C" __attribute__((visibility("hidden"))) int NAME(TYPE file, struct stat* result) noexcept { \
+    return OLD(kStatVersion, file, result);                                                            \
+  }
+FORWARD(stat, __xstat, const char*)
+FORWARD(stat64, __xstat64, const char*)
+FORWARD(lstat, __lxstat, const char*)
+FORWARD(lstat64, __lxstat64, const char*)
+FORWARD(fstat, __fxstat, int)
+FORWARD(fstat64, __fxstat64, int)
 #endif

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import kernel_builder
 from kernel_builder.errors import FetchError
-from kernel_builder.toolchain.lock import Wheel
+from kernel_builder.toolchain.lock import PinnedFile
 
 if TYPE_CHECKING:
     import requests
@@ -112,8 +112,8 @@ class Index:
                 ) from error
         return self._known[project]
 
-    def fetch(self, wheel: Wheel, start: int, stop: int, into: Path, report: Callable[[int], None]) -> None:
-        """Download bytes `start` to `stop` of a wheel into a file, continuing after the bytes the file already has.
+    def fetch(self, pin: PinnedFile, start: int, stop: int, into: Path, report: Callable[[int], None]) -> None:
+        """Download bytes `start` to `stop` of a pinned file, continuing after the bytes that `into` already has.
 
         Bytes that have arrived stay in the file after an error, so that the next call continues from there.
 
@@ -127,11 +127,11 @@ class Index:
         from requests import RequestException
         from urllib3.exceptions import MaxRetryError
 
-        url = self._locate(wheel)
+        url = self._locate(pin)
         retries = self._retries
         with into.open("ab") as stream:
             while (have := stream.tell()) < stop - start:
-                body = self._open(wheel, url, start + have, stop)
+                body = self._open(pin, url, start + have, stop)
                 try:
                     for chunk in body:
                         stream.write(chunk)
@@ -143,7 +143,7 @@ class Index:
                     try:
                         retries = retries.increment("GET", url, error=error)
                     except (MaxRetryError, RequestException) as last:
-                        raise self._unreachable(wheel.file, error) from last
+                        raise self._unreachable(pin.file, error) from last
                     retries.sleep()
 
     @contextmanager
@@ -168,55 +168,56 @@ class Index:
         except (RemoteZipError, HTTPError) as error:
             raise self._unreachable(wheel.filename, error) from error
 
-    def read(self, wheel: DistributionPackage, start: int, stop: int) -> bytes:
-        """Download bytes `start` to `stop` of a wheel into memory.
+    def read(self, package: DistributionPackage, start: int = 0, stop: int | None = None) -> bytes:
+        """Download bytes `start` to `stop` of a file, or all of it, into memory.
 
         Raises:
             FetchError: If the file server cannot be reached.
         """
-        with self._reaching(wheel.filename):
-            response = self._session.get(wheel.url, headers=_range(start, stop), timeout=_TIMEOUT)
+        headers = _UNCOMPRESSED if stop is None else _range(start, stop)
+        with self._reaching(package.filename):
+            response = self._session.get(package.url, headers=headers, timeout=_TIMEOUT)
             response.raise_for_status()
             return response.content
 
-    def _locate(self, wheel: Wheel) -> str:
-        for package in self.packages(wheel.project, wanted=wheel.file):
-            if package.filename != wheel.file:
+    def _locate(self, pin: PinnedFile) -> str:
+        for package in self.packages(pin.project, wanted=pin.file):
+            if package.filename != pin.file:
                 continue
-            stated = package.digests.get("sha256", wheel.sha256)
-            if stated != wheel.sha256:
+            stated = package.digests.get("sha256", pin.sha256)
+            if stated != pin.sha256:
                 raise FetchError(
-                    f"the index states SHA-256 {stated}, expected {wheel.sha256}",
-                    where=f"{wheel.file} at {self.url}",
+                    f"the index states SHA-256 {stated}, expected {pin.sha256}",
+                    where=f"{pin.file} at {self.url}",
                     hint="this index has a different file of that name; use one that mirrors PyPI",
                 )
             return package.url
-        raise self._lacks(wheel.file)
+        raise self._lacks(pin.file)
 
-    def _open(self, wheel: Wheel, url: str, start: int, stop: int) -> Iterator[bytes]:
-        with self._reaching(wheel.file):
+    def _open(self, pin: PinnedFile, url: str, start: int, stop: int) -> Iterator[bytes]:
+        with self._reaching(pin.file):
             response = self._session.get(url, headers=_range(start, stop), timeout=_TIMEOUT, stream=True)
             if response.status_code == 416:
-                raise self._resized(wheel, response.headers.get("Content-Range", "").rpartition("/")[2])
+                raise self._resized(pin, response.headers.get("Content-Range", "").rpartition("/")[2])
             response.raise_for_status()
         skip = 0
         if response.status_code == 206:
             stated = re.fullmatch(r"bytes (\d+)-\d+/(\d+|\*)", response.headers.get("Content-Range", ""))
             if not stated or int(stated[1]) != start:
-                raise FetchError("the file server sent the wrong range", where=f"{wheel.file} at {self.url}")
-            if stated[2] not in {"*", str(wheel.size)}:
-                raise self._resized(wheel, stated[2])
+                raise FetchError("the file server sent the wrong range", where=f"{pin.file} at {self.url}")
+            if stated[2] not in {"*", str(pin.size)}:
+                raise self._resized(pin, stated[2])
         else:
             skip = start
             total = response.headers.get("Content-Length")
-            if total is not None and int(total) != wheel.size:
-                raise self._resized(wheel, total)
+            if total is not None and int(total) != pin.size:
+                raise self._resized(pin, total)
         return _slice(response, skip, stop - start)
 
-    def _resized(self, wheel: Wheel, got: str) -> FetchError:
+    def _resized(self, pin: PinnedFile, got: str) -> FetchError:
         return FetchError(
-            f"has {got or 'another number of'} bytes at the index, expected {wheel.size}: truncated, or another file",
-            where=f"{wheel.file} at {self.url}",
+            f"has {got or 'another number of'} bytes at the index, expected {pin.size}: truncated, or another file",
+            where=f"{pin.file} at {self.url}",
             hint="try again, or use another index (`--index-url`)",
         )
 

@@ -1,8 +1,9 @@
-"""The toolchain lock: which wheels, which byte ranges of them, and the hashes that pin their content.
+"""The toolchain lock: which files of an index, which byte ranges of them, and the hashes that pin their content.
 
 The lock holds file names and no addresses, so that any index that has the files will do. Of each wheel only the byte
 ranges with the needed files are fetched. One of these files is the wheel's `RECORD`, which lists the SHA-256 of every
-other file: pinning the SHA-256 of `RECORD` pins all of them.
+other file: pinning the SHA-256 of `RECORD` pins all of them. A source distribution, which is one compressed stream, is
+fetched whole.
 """
 
 from __future__ import annotations
@@ -19,22 +20,24 @@ from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain.tools import Subset
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 @dataclass(frozen=True)
-class Wheel:
-    """Part of one wheel.
+class PinnedFile:
+    """Part of one wheel, or of one source distribution.
 
     Attributes:
         project: The name of the project in the index.
-        file: The file name of the wheel in the index.
-        size: Bytes of the whole wheel.
-        sha256: SHA-256 of the whole wheel, as the index states it.
-        record: SHA-256 of the wheel's `RECORD`.
+        file: The file name in the index.
+        size: Bytes of the whole file.
+        sha256: SHA-256 of the whole file, as the index states it.
+        record: SHA-256 of the wheel's `RECORD`; None for a source distribution.
         ranges: Byte ranges `(start, stop)` to fetch, ascending and disjoint. Each holds whole zip members.
         fetched: SHA-256 of the bytes of all ranges in order. Nix needs it before the ranges are unpacked.
-        unpacked: Bytes on disk of the files that are kept.
+        prefix: A directory in the file, with a slash at its end. What is outside of it is left out.
+        take: What is kept of `prefix`: names that begin with one of these.
+        unpacked: Bytes on disk of what is kept.
     """
 
     project: str
@@ -42,10 +45,17 @@ class Wheel:
     file: str
     size: int
     sha256: str
-    record: str
+    record: str | None
     ranges: tuple[tuple[int, int], ...]
     fetched: str
+    prefix: str
+    take: tuple[str, ...]
     unpacked: int
+
+    @property
+    def identity(self) -> str:
+        """The hash that pins everything that is kept."""
+        return self.record or self.sha256
 
     @property
     def download(self) -> int:
@@ -55,11 +65,18 @@ class Wheel:
 
 @dataclass(frozen=True)
 class CudaPin:
-    """One CUDA release. `version` is the version of `cuda-toolkit`, whose metadata pins the versions of the parts."""
+    """One CUDA release.
+
+    Attributes:
+        version: The version of `cuda-toolkit`, whose metadata pins the versions of the parts.
+        platforms: Platform -> the compiler with its headers.
+        libraries: Platform -> the headers of CUDA's libraries, such as cuBLAS.
+    """
 
     release: Release
     version: str
-    platforms: Mapping[str, tuple[Wheel, ...]]
+    platforms: Mapping[str, tuple[PinnedFile, ...]]
+    libraries: Mapping[str, tuple[PinnedFile, ...]]
 
 
 @dataclass(frozen=True)
@@ -68,7 +85,17 @@ class TorchPin:
 
     release: Release
     version: str
-    platforms: Mapping[str, Mapping[Subset, Wheel]]
+    platforms: Mapping[str, Mapping[Subset, PinnedFile]]
+
+
+@dataclass(frozen=True)
+class DependencyPin:
+    """One header library, which is the same on all platforms. `license` is its SPDX name."""
+
+    name: str
+    version: str
+    license: str
+    files: tuple[PinnedFile, ...]
 
 
 @dataclass(frozen=True)
@@ -77,15 +104,26 @@ class Lock:
 
     cuda: Mapping[Release, CudaPin]
     torch: Mapping[Release, TorchPin]
+    dependencies: Mapping[str, DependencyPin]
 
 
-def load_wheel(entry: Mapping[str, Any]) -> Wheel:
+def load_file(entry: Mapping[str, Any]) -> PinnedFile:
+    """Return the pinned file of an entry of the lock."""
     ranges = [text.split("-") for text in entry["ranges"]]
-    return Wheel(**{**entry, "ranges": tuple((int(start), int(stop)) for start, stop in ranges)})
+    parsed = tuple((int(start), int(stop)) for start, stop in ranges)
+    return PinnedFile(**{**entry, "ranges": parsed, "take": tuple(entry["take"])})
 
 
-def _dump_wheel(wheel: Wheel) -> dict[str, Any]:
-    return {**asdict(wheel), "ranges": [f"{start}-{stop}" for start, stop in wheel.ranges]}
+def _load_platforms(entry: Mapping[str, Any]) -> Mapping[str, tuple[PinnedFile, ...]]:
+    return {platform: tuple(map(load_file, files)) for platform, files in entry.items()}
+
+
+def _dump_file(file: PinnedFile) -> dict[str, Any]:
+    return {**asdict(file), "ranges": [f"{start}-{stop}" for start, stop in file.ranges]}
+
+
+def _dump_platforms(platforms: Mapping[str, tuple[PinnedFile, ...]]) -> dict[str, Any]:
+    return {name: [_dump_file(file) for file in files] for name, files in platforms.items()}
 
 
 def loads(text: str, where: str) -> Lock:
@@ -105,7 +143,8 @@ def loads(text: str, where: str) -> Lock:
             Release.parse(name): CudaPin(
                 Release.parse(name),
                 entry["version"],
-                {platform: tuple(map(load_wheel, wheels)) for platform, wheels in entry["platforms"].items()},
+                _load_platforms(entry["platforms"]),
+                _load_platforms(entry["libraries"]),
             )
             for name, entry in data["cuda"].items()
         }
@@ -114,11 +153,15 @@ def loads(text: str, where: str) -> Lock:
                 Release.parse(name),
                 entry["version"],
                 {
-                    platform: {"stable": load_wheel(subsets["stable"]), "full": load_wheel(subsets["full"])}
+                    platform: {"stable": load_file(subsets["stable"]), "full": load_file(subsets["full"])}
                     for platform, subsets in entry["platforms"].items()
                 },
             )
             for name, entry in data["torch"].items()
+        }
+        dependencies = {
+            name: DependencyPin(name, entry["version"], entry["license"], tuple(map(load_file, entry["files"])))
+            for name, entry in data["dependencies"].items()
         }
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ToolchainError(
@@ -126,7 +169,7 @@ def loads(text: str, where: str) -> Lock:
             where=where,
             hint="`kernel-builder toolchain lock --output FILE` writes one",
         ) from error
-    return Lock(dict(sorted(cuda.items())), dict(sorted(torch.items())))
+    return Lock(dict(sorted(cuda.items())), dict(sorted(torch.items())), dependencies)
 
 
 def dumps(lock: Lock) -> str:
@@ -136,9 +179,8 @@ def dumps(lock: Lock) -> str:
         "cuda": {
             str(release): {
                 "version": cuda.version,
-                "platforms": {
-                    name: [_dump_wheel(wheel) for wheel in wheels] for name, wheels in cuda.platforms.items()
-                },
+                "platforms": _dump_platforms(cuda.platforms),
+                "libraries": _dump_platforms(cuda.libraries),
             }
             for release, cuda in sorted(lock.cuda.items())
         },
@@ -146,11 +188,19 @@ def dumps(lock: Lock) -> str:
             str(release): {
                 "version": torch.version,
                 "platforms": {
-                    name: {subset: _dump_wheel(wheel) for subset, wheel in subsets.items()}
+                    name: {subset: _dump_file(file) for subset, file in subsets.items()}
                     for name, subsets in torch.platforms.items()
                 },
             }
             for release, torch in sorted(lock.torch.items())
+        },
+        "dependencies": {
+            name: {
+                "version": pin.version,
+                "license": pin.license,
+                "files": [_dump_file(file) for file in pin.files],
+            }
+            for name, pin in lock.dependencies.items()
         },
     }
     return json.dumps(data, indent=2) + "\n"

@@ -14,9 +14,10 @@ from pathlib import Path
 
 from kernel_builder.config.variant import PLATFORMS, this_platform
 from kernel_builder.errors import ToolchainError
-from kernel_builder.toolchain import compiler_cache, system_cuda
+from kernel_builder.toolchain import compiler_cache, dependencies, system_cuda
 from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.toolchains import Toolchains
+from kernel_builder.toolchain.trees import Tree
 
 CPU, CUDA, LOAD = "cpu", "cuda", "load checks"
 BUILDS = (CPU, CUDA)
@@ -53,6 +54,7 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
         _host_compiler(toolchains),
         _ninja(),
         *_cuda(toolchains),
+        *_header_libraries(toolchains),
         _disk(toolchains),
         _python_package("torch", "python -m pip install torch"),
         _python_package("kernels", "python -m pip install kernels"),
@@ -110,19 +112,39 @@ def _cuda(toolchains: Toolchains) -> Iterator[Requirement]:
     except ToolchainError as error:
         yield Requirement("CUDA toolkit", None, (CUDA,), f"{error}; {error.hint}")
         return
-    pinned = [tree for tree in toolchains.pinned() if tree.kind.startswith("cuda-")]
+    pinned = [tree for tree in toolchains.pinned() if tree.role == "compiler"]
     for tree in pinned:
-        stored = toolchains.store.find(tree.name) is not None
-        value = "in the store" if stored else f"{tree.download / 1e6:.0f} MB to download at first use"
-        yield Requirement(tree.title, value, (CUDA,))
+        yield Requirement(tree.title, _state(toolchains, tree), (CUDA,))
     if not pinned:
         mend = f"the lock has none for {this_platform()}: install a CUDA toolkit and give `--cuda-home DIR`"
         yield Requirement("CUDA compiler", named, (CUDA,), mend)
 
 
+def _header_libraries(toolchains: Toolchains) -> Iterator[Requirement]:
+    """Yield what `depends` of a kernel can name. Only projects that name one need it."""
+    pinned = {tree.kind: tree for tree in toolchains.pinned() if tree.role == "dependency"}
+    for name, library in dependencies.known().items():
+        try:
+            missing = toolchains.dependency_obstacle(name)
+        except ToolchainError as error:
+            yield Requirement(name, None, (), f"{error}; {error.hint}")
+            continue
+        if missing:
+            yield Requirement(name, None, (), f"no package index has CUTLASS {library.version}; {missing.hint}")
+        elif name in toolchains.given_dependencies:
+            yield Requirement(name, f"at {toolchains.given_dependencies[name]}")
+        else:
+            yield Requirement(name, _state(toolchains, pinned[name]))
+
+
+def _state(toolchains: Toolchains, tree: Tree) -> str:
+    stored = toolchains.store.find(tree.name) is not None
+    return "in the store" if stored else f"{tree.download / 1e6:.0f} MB to download at first use"
+
+
 def _disk(toolchains: Toolchains) -> Requirement:
     store, free = toolchains.store, toolchains.store.free()
-    missing = [tree for tree in toolchains.pinned() if tree.kind.startswith("cuda-") and not store.find(tree.name)]
+    missing = [tree for tree in toolchains.pinned() if tree.role == "compiler" and not store.find(tree.name)]
     needed = max((tree.download + tree.unpacked for tree in missing), default=0)
     if not store.writable():
         return Requirement(

@@ -2,11 +2,17 @@
 
 The linker records the version of every symbol that it finds in a shared library. So that it never records a version
 newer than glibc 2.28, it gets stand-ins of this machine's C and C++ runtime libraries, without the newer symbol
-versions: `exp` becomes `exp@GLIBC_2.2.5`. Symbols that exist only in newer versions stay undefined, and the build
-reports them by name. A small archive (`templates/compat.cpp`) defines the few of them that newer C++ headers need.
+versions: `exp` becomes `exp@GLIBC_2.2.5`.
+
+Symbols that exist only in newer versions come from `libcompat.a`, as far as it has them. It is the compiler's own
+static libstdc++ without the symbols that the oldest supported libstdc++ has. The headers of each g++ thus find what
+they use, and what has state that the process must share, such as the locale and the standard streams, stays in the
+shared library. `templates/compat.cpp` adds a few functions of the C library. Other symbols stay undefined, and the
+build reports them by name.
 
 Torch is not needed to link: a shared object only records the names of its libraries, and an empty library with the
-right soname suffices.
+right soname suffices. The OpenMP runtime is not linked: its symbols stay undefined, without a version, and resolve to
+the libgomp that libtorch_cpu.so needs, so that a process has one. Those that Torch's libgomp lacks are reported too.
 """
 
 from __future__ import annotations
@@ -19,16 +25,20 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from kernel_builder.elf import DefinedSymbol, defined_symbols
+from kernel_builder.config.variant import this_platform
+from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import host_compiler
 
-# The newest symbol versions of manylinux_2_28, which the Hub requires.
+# The newest symbol versions of manylinux_2_28, which the Hub requires. GOMP and OMP: the newest of the libgomp.so.1 in
+# Torch's wheels, 2.10 to 2.15.
 CEILINGS: Mapping[str, tuple[int, ...]] = {
     "GLIBC": (2, 28),
     "GLIBCXX": (3, 4, 24),
     "CXXABI": (1, 3, 11),
     "GCC": (7, 0, 0),
+    "GOMP": (5, 0),
+    "OMP": (5, 0),
 }
 
 RUNTIME_LIBRARIES = (
@@ -39,22 +49,38 @@ RUNTIME_LIBRARIES = (
     "libpthread.so.0",
     "libdl.so.2",
     "librt.so.1",
+    # Vector functions, which are newer than glibc 2.28 on aarch64, and the dynamic linker, for thread-local variables.
+    *(("libmvec.so.1", "ld-linux-x86-64.so.2") if this_platform() == "x86_64-linux" else ("ld-linux-aarch64.so.1",)),
 )
 
-TORCH_LIBRARIES = ("libc10.so", "libtorch_cpu.so", "libtorch.so", "libc10_cuda.so", "libtorch_cuda.so")
+OPENMP_LIBRARY = "libgomp.so.1"
+
+# Static members of locale facets: a locale finds the facet of the same library only.
+_FACET_ID = re.compile(r"_Z(?:GV)?NK?St.*2idE")
+
+COMPAT = "lib/libcompat.a"
+
+CUDA_DRIVER = "libcuda.so.1"
+# Their stand-ins are empty.
+UNVERSIONED_LIBRARIES = (
+    "libc10.so",
+    "libtorch_cpu.so",
+    "libtorch.so",
+    "libc10_cuda.so",
+    "libtorch_cuda.so",
+    CUDA_DRIVER,
+)
 
 COMPAT_MEMBERS = (
     "KB_SINGLE_THREADED",
-    "KB_ARRAY_NEW_LENGTH",
-    "KB_STRING_STREAMS",
     "KB_IOSTREAM_INIT",
-    "KB_CALL_TERMINATE",
     "KB_ATEXIT",
     "KB_ISOC23",
+    "KB_STAT",
 )
 
 # Increase when `make` changes, so that the sysroot of an older builder is not used.
-RECIPE = 2
+RECIPE = 4
 
 
 @dataclass(frozen=True)
@@ -151,21 +177,28 @@ def _run(command: list[str], cwd: Path) -> str:
     return done.stdout
 
 
+def _find(cxx: Path, name: str) -> Path | None:
+    """Return the path of a runtime library or object that the compiler links, or None if it has none."""
+    done = subprocess.run([str(cxx), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+    path = Path(done.stdout.strip())
+    return path.resolve() if path.is_absolute() else None
+
+
 def locate(cxx: Path, name: str) -> Path:
     """Return the path of a runtime library or object that the compiler links.
 
     Raises:
         ToolchainError: If the compiler does not find it.
     """
-    done = subprocess.run([str(cxx), f"-print-file-name={name}"], capture_output=True, text=True, check=True)
-    path = Path(done.stdout.strip())
-    if not path.is_absolute():
+    path = _find(cxx, name)
+    if path is None:
         raise ToolchainError(
             f"the C++ compiler does not find {name}",
             where=str(cxx),
-            hint="reinstall g++ with its runtime libraries (Debian: apt-get install --reinstall g++)",
+            hint="reinstall g++ with its runtime libraries (Debian: apt-get install --reinstall g++; Fedora, RHEL: dnf "
+            "install gcc-c++ libstdc++-static)",
         )
-    return path.resolve()
+    return path
 
 
 def make(cxx: Path, directory: Path) -> None:
@@ -183,9 +216,22 @@ def make(cxx: Path, directory: Path) -> None:
         present.update(symbol.name for symbol in kept)
         late.update(too_new)
         _link_stand_in(cxx, directory, soname, kept)
-    for soname in TORCH_LIBRARIES:
+    for soname in UNVERSIONED_LIBRARIES:
         _link_stand_in(cxx, directory, soname, [])
+    for name in ("stand-in.s", "stand-in.map", "stand-in.o"):
+        (directory / name).unlink()
+    openmp = _find(cxx, OPENMP_LIBRARY)
+    if openmp is not None:
+        too_new = split_by_ceiling(defined_symbols(openmp))[1]
+        late.update({name: version for name, version in too_new.items() if version.startswith(("GOMP_", "OMP_"))})
 
+    provided = _make_compat(cxx, directory, present | {name for name in late if _FACET_ID.fullmatch(name)})
+    remaining = {name: version for name, version in sorted(late.items()) if name not in present | provided}
+    (directory / "too-new.json").write_text(json.dumps(remaining, indent=0) + "\n")
+
+
+def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
+    """Make `libcompat.a`, which does not define the symbols in `dropped`, and return what it defines."""
     source = resources.files("kernel_builder") / "templates" / "compat.cpp"
     (directory / "compat.cpp").write_text(source.read_text())
     members = []
@@ -193,12 +239,20 @@ def make(cxx: Path, directory: Path) -> None:
         flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", f"-D{member}"]
         _run([str(cxx), *flags, "-c", "compat.cpp", "-o", f"{member}.o"], directory)
         members.append(f"{member}.o")
-    _run(["ar", "rcD", "lib/libcompat.a", *members], directory)
-    provided = set(_run(["nm", "--defined-only", "-P", "lib/libcompat.a"], directory).split())
-    for name in [*members, "compat.cpp", "stand-in.s", "stand-in.map", "stand-in.o"]:
+    own = _defined(directory, *members)
+    # The compilers of RHEL use the system's libstdc++.so.6 and have what is newer in a library of their own.
+    archive = _find(cxx, "libstdc++_nonshared.a") or locate(cxx, "libstdc++.a")
+    (directory / COMPAT).write_bytes(without_definitions(archive.read_bytes(), dropped | own))
+    _run(["ar", "rcD", COMPAT, *members], directory)
+    for name in [*members, "compat.cpp"]:
         (directory / name).unlink()
-    remaining = {name: version for name, version in sorted(late.items()) if name not in present | provided}
-    (directory / "too-new.json").write_text(json.dumps(remaining, indent=0) + "\n")
+    return _defined(directory, COMPAT)
+
+
+def _defined(directory: Path, *files: str) -> set[str]:
+    """Return the names of the global symbols that objects or static libraries define."""
+    lines = _run(["nm", "--defined-only", "--extern-only", "-P", *files], directory).splitlines()
+    return {line.split()[0] for line in lines if len(line.split()) > 1}
 
 
 def _link_stand_in(cxx: Path, directory: Path, soname: str, symbols: Iterable[DefinedSymbol]) -> None:

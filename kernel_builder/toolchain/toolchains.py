@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.toolchain import host_compiler, lock, sysroot, system_cuda, wheel_trees
+from kernel_builder.toolchain import dependencies as header_libraries
+from kernel_builder.toolchain import host_compiler, lock, sysroot, system_cuda, trees
 from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.store import Store
-from kernel_builder.toolchain.tools import CudaToolkit, HostCompiler, Obstacle, Subset, TorchHeaders
+from kernel_builder.toolchain.tools import CudaToolkit, HeaderLibrary, HostCompiler, Obstacle, Subset, TorchHeaders
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain.index import Index
@@ -47,6 +48,8 @@ class Toolchains:
         pinned: The lock. Defaults to the one that comes with the builder.
         given: Kind of a pinned tree, such as `cuda-13.0` -> its directory, for a caller with its own store such as
             Nix. Defaults to the entries of the directory KERNEL_BUILDER_TREES.
+        dependencies: Header library, such as `cutlass_3_9` -> a directory to use instead of the pinned one, in addition
+            to those that KERNEL_BUILDER_DEPENDENCIES names.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class Toolchains:
         index_url: str | None = None,
         pinned: lock.Lock | None = None,
         given: Mapping[str, Path] | None = None,
+        dependencies: Mapping[str, Path] | None = None,
     ) -> None:
         self.cache = cache or default_cache()
         self._progress = progress or Silent()
@@ -70,6 +74,8 @@ class Toolchains:
         self._offline, self._index_url = offline, index_url
         self._pinned = pinned
         self._given = _given() if given is None else given
+        self.given_dependencies = {**header_libraries.given_by_environment(), **(dependencies or {})}
+        self._in_directories: dict[str, HeaderLibrary] = {}
 
     @cached_property
     def lock(self) -> lock.Lock:
@@ -96,7 +102,9 @@ class Toolchains:
         Raises:
             ToolchainError: If the named directory is not a toolkit.
         """
-        return system_cuda.find(self._probes, self._cuda_home)
+        found = system_cuda.find(self._probes, self._cuda_home)
+        # In a devshell, CUDA_HOME names a pinned toolkit. `cuda` returns it with the identity that the lock gives it.
+        return None if found and found.root.is_relative_to(self.store.root) else found
 
     def cuda(self, release: Release) -> CudaToolkit:
         """Return the toolkit of a CUDA release: the user's if it is of this release, or else the pinned one.
@@ -111,7 +119,7 @@ class Toolchains:
             return found
         if obstacle := self.cuda_obstacle(release, this_platform()):
             raise ToolchainError(obstacle.reason, where=f"CUDA {release}", hint=obstacle.hint)
-        tree = wheel_trees.cuda_tree(self.lock.cuda[release], this_platform())
+        tree = trees.cuda_tree(self.lock.cuda[release], this_platform())
         root = self.fetch(tree)
         nvcc = root / "bin/nvcc"
         version, capabilities = system_cuda.probe(self._probes, nvcc)
@@ -130,11 +138,16 @@ class Toolchains:
     def torch(self, release: Release, subset: Subset) -> TorchHeaders:
         """Return the headers of a Torch release.
 
+        The stable ABI of a release before the first pinned one is targeted with the headers of the first: with
+        TORCH_TARGET_VERSION they hide what later releases have added.
+
         Raises:
             ToolchainError: If they are not pinned for this platform.
             FetchError: If they cannot be fetched.
             StoreError: If they cannot be stored.
         """
+        if subset == "stable" and self.lock.torch:
+            release = max(release, min(self.lock.torch))
         pinned = self.lock.torch.get(release)
         if pinned is None or this_platform() not in pinned.platforms:
             raise ToolchainError(
@@ -143,10 +156,63 @@ class Toolchains:
                 where=f"Torch {release}",
                 hint="update kernel-builder, or add it to `matrix.toml` and run `kernel-builder toolchain lock`",
             )
-        tree = wheel_trees.torch_tree(pinned, this_platform(), subset)
+        tree = trees.torch_tree(pinned, this_platform(), subset)
         root = self.fetch(tree)
         include = (root,) if subset == "stable" else (root, root / "torch/csrc/api/include")
         return TorchHeaders(release, pinned.version, subset, include, tree.identity)
+
+    def cuda_libraries(self, toolkit: CudaToolkit) -> HeaderLibrary | None:
+        """Return the headers of CUDA's libraries that belong to a pinned toolkit; None for the user's, which has them.
+
+        Raises:
+            FetchError: If they cannot be fetched.
+            StoreError: If they cannot be stored.
+        """
+        if toolkit.origin == "system":
+            return None
+        tree = trees.libraries_tree(self.lock.cuda[toolkit.release], this_platform())
+        root = self.fetch(tree)
+        return HeaderLibrary(tree.kind, root, (root / "include",), tree.identity)
+
+    def dependency(self, name: str) -> HeaderLibrary:
+        """Return a header library: from the directory that the user gave for it, or else the pinned one.
+
+        Raises:
+            ToolchainError: If there is none, or the given directory does not have it. `dependency_obstacle` finds this
+                out without fetching anything.
+            FetchError: If it cannot be fetched.
+            StoreError: If it cannot be stored.
+        """
+        if given := self.given_dependencies.get(name):
+            if name not in self._in_directories:  # its headers are hashed once, not for every variant
+                self._in_directories[name] = header_libraries.in_directory(name, given)
+            return self._in_directories[name]
+        if obstacle := self.dependency_obstacle(name):
+            raise ToolchainError(obstacle.reason, where=name, hint=obstacle.hint)
+        tree = trees.dependency_tree(self.lock.dependencies[name])
+        root = self.fetch(tree)
+        return HeaderLibrary(name, root, header_libraries.include_directories(root), tree.identity)
+
+    def dependency_obstacle(self, name: str) -> Obstacle | None:
+        """Return why a header library cannot be had, or None if it can. No network.
+
+        Raises:
+            ToolchainError: If the directory that the user gave does not have it.
+        """
+        if given := self.given_dependencies.get(name):
+            header_libraries.check_directory(name, given)
+            return None
+        if name in self.lock.dependencies:
+            return None
+        if library := header_libraries.known().get(name):
+            return Obstacle(
+                f"needs {name}, which no package index has",
+                f"give `--dependency {name}=DIR`, with DIR a checkout of CUTLASS {library.version}",
+            )
+        return Obstacle(
+            f"needs {name}, which this builder does not have",
+            "copy the headers into the project, and name their directory in `include`",
+        )
 
     def sysroot(self) -> sysroot.Sysroot:
         """Return the libraries to link against, made once for each host compiler.
@@ -181,26 +247,30 @@ class Toolchains:
         pinned = self.lock.cuda.get(release)
         if pinned and platform in pinned.platforms:
             return None
-        has = f"; {found.root} is CUDA {found.release}" if found else ""
+        pinned_here = [str(one) for one, cuda in self.lock.cuda.items() if platform in cuda.platforms]
+        has = f", and {found.root} is CUDA {found.release}" if found else ""
         return Obstacle(
-            f"the lock has no compiler of CUDA {release} for {platform}{has}",
+            f"needs CUDA {release}; this builder has {' and '.join(pinned_here) or 'none'}{has}",
             f"install the CUDA toolkit {release} and name its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
         )
 
-    def pinned(self) -> list[wheel_trees.Tree]:
+    def pinned(self) -> list[trees.Tree]:
         """Return every tree that the lock has for this platform."""
         here = this_platform()
-        found = [wheel_trees.cuda_tree(cuda, here) for cuda in self.lock.cuda.values() if here in cuda.platforms]
+        cudas = [cuda for cuda in self.lock.cuda.values() if here in cuda.platforms]
+        found = [trees.cuda_tree(cuda, here) for cuda in cudas]
+        found += [trees.libraries_tree(cuda, here) for cuda in cudas]
         subsets: tuple[Subset, ...] = ("stable", "full")
         found += [
-            wheel_trees.torch_tree(torch, here, subset)
+            trees.torch_tree(torch, here, subset)
             for torch in self.lock.torch.values()
             if here in torch.platforms
             for subset in subsets
         ]
+        found += [trees.dependency_tree(pin) for pin in self.lock.dependencies.values()]
         return found
 
-    def fetch(self, tree: wheel_trees.Tree) -> Path:
+    def fetch(self, tree: trees.Tree) -> Path:
         """Return the directory of a pinned tree's files, and download them first if they are not in the store.
 
         Raises:
@@ -217,6 +287,6 @@ class Toolchains:
             )
 
         def make(scratch: Path, directory: Path) -> None:
-            wheel_trees.fill(tree, self._index, scratch, directory, self._progress)
+            trees.fill(tree, self._index, scratch, directory, self._progress)
 
         return self.store.obtain(tree.name, tree.title, tree.download + tree.unpacked, make)

@@ -73,6 +73,22 @@ class TorchHeaders:
 
 
 @dataclass(frozen=True)
+class HeaderLibrary:
+    """Headers that a source needs besides those of Torch and the CUDA compiler.
+
+    Attributes:
+        name: For example `cutlass_3_8` or `cuda-libraries-13.0`.
+        root: The directory that holds all include directories.
+        include: Include directories in the order that a compiler searches them.
+    """
+
+    name: str
+    root: Path
+    include: tuple[Path, ...]
+    identity: str
+
+
+@dataclass(frozen=True)
 class Obstacle:
     """Why a toolchain cannot be had on this machine, and what to do about it."""
 

@@ -21,7 +21,7 @@ _SIGNATURE = b"PK\x03\x04"
 _STORED, _DEFLATED = 0, 8
 
 
-class CorruptWheel(ValueError):
+class CorruptDownload(ValueError):
     """Bytes of a wheel differ from its `RECORD` or from the lock. The message names the file and both values."""
 
 
@@ -38,7 +38,7 @@ class WheelMember:
         """Return the decompressed bytes.
 
         Raises:
-            CorruptWheel: If they do not decompress to the stated size.
+            CorruptDownload: If they do not decompress to the stated size.
         """
         try:
             if self.method == _STORED:
@@ -46,11 +46,11 @@ class WheelMember:
             elif self.method == _DEFLATED:
                 data = zlib.decompress(self.compressed, -zlib.MAX_WBITS, bufsize=max(self.size, 1))
             else:
-                raise CorruptWheel(f"{self.name}: unknown compression method {self.method}")
+                raise CorruptDownload(f"{self.name}: unknown compression method {self.method}")
         except zlib.error as error:
-            raise CorruptWheel(f"{self.name}: does not decompress: {error}") from error
+            raise CorruptDownload(f"{self.name}: does not decompress: {error}") from error
         if len(data) != self.size:
-            raise CorruptWheel(f"{self.name}: has {len(data)} bytes, expected {self.size}")
+            raise CorruptDownload(f"{self.name}: has {len(data)} bytes, expected {self.size}")
         return data
 
 
@@ -58,21 +58,21 @@ def members(data: memoryview) -> Iterator[WheelMember]:
     """Yield the files in a range of whole zip members, in order, without directories.
 
     Raises:
-        CorruptWheel: If the bytes are not whole zip members.
+        CorruptDownload: If the bytes are not whole zip members.
     """
     position = 0
     while position < len(data):
         if len(data) - position < _LOCAL_HEADER.size:
-            raise CorruptWheel(f"ends within a zip header at byte {position}")
+            raise CorruptDownload(f"ends within a zip header at byte {position}")
         header = _LOCAL_HEADER.unpack_from(data, position)
         signature, _, flags, method, _, _, _, compressed_size, size, name_length, extra_length = header
         if signature != _SIGNATURE or flags & 0x8:
-            raise CorruptWheel(f"has no usable zip member at byte {position}")
+            raise CorruptDownload(f"has no usable zip member at byte {position}")
         name_start = position + _LOCAL_HEADER.size
         start = name_start + name_length + extra_length
         position = start + compressed_size
         if position > len(data):
-            raise CorruptWheel(f"ends within a zip member that started at byte {name_start - _LOCAL_HEADER.size}")
+            raise CorruptDownload(f"ends within a zip member that started at byte {name_start - _LOCAL_HEADER.size}")
         name = bytes(data[name_start : name_start + name_length]).decode("utf-8", "replace")
         if not name.endswith("/"):
             yield WheelMember(name, method, data[start:position], size)
@@ -109,15 +109,15 @@ def checked(
         The name relative to `prefix`, and the content.
 
     Raises:
-        CorruptWheel: If a file differs from `RECORD`, or its name leads out of `prefix`.
+        CorruptDownload: If a file differs from `RECORD`, or its name leads out of `prefix`.
     """
     found = [member for data in slices for member in members(data)]
     record = next((member.content() for member in found if _is_record(member.name)), None)
     if record is None:
-        raise CorruptWheel("has no RECORD in the ranges that the lock names")
+        raise CorruptDownload("has no RECORD in the ranges that the lock names")
     got = hashlib.sha256(record).hexdigest()
     if got != record_sha256:
-        raise CorruptWheel(f"RECORD has SHA-256 {got}, expected {record_sha256}")
+        raise CorruptDownload(f"RECORD has SHA-256 {got}, expected {record_sha256}")
     expected = parse_record(record.decode("utf-8"))
     for member in found:
         if not member.name.startswith(prefix):
@@ -126,9 +126,9 @@ def checked(
         if not keep(name):
             continue
         if not name or ".." in PurePosixPath(name).parts or name.startswith("/"):
-            raise CorruptWheel(f"{member.name}: leads out of {prefix}")
+            raise CorruptDownload(f"{member.name}: leads out of {prefix}")
         content = member.content()
         got = hashlib.sha256(content).hexdigest()
         if got != expected.get(member.name):
-            raise CorruptWheel(f"{member.name} has SHA-256 {got}, expected {expected.get(member.name, 'none')}")
+            raise CorruptDownload(f"{member.name} has SHA-256 {got}, expected {expected.get(member.name, 'none')}")
         yield name, content

@@ -167,12 +167,6 @@ inline Tensor allocate(IntHeaderOnlyArrayRef sizes, int32_t dtype, const Tensor&
 
 inline Tensor allocate_like(const Tensor& tensor) { return allocate(tensor.sizes(), dtype(tensor), tensor); }
 
-// Returns a tensor without elements: the placeholder for a result that the caller did not ask for.
-inline Tensor allocate_nothing(const Tensor& beside) {
-  constexpr int64_t kNone = 0;
-  return allocate({&kNone, 1}, dtype(beside), beside);
-}
-
 inline void fill_with_zeros(Tensor& tensor) { TORCH_ERROR_CODE_CHECK(aoti_torch_zero_(tensor.get())); }
 
 }  // namespace kit

@@ -24,6 +24,7 @@ from tests.build_toml.conftest import (
     torch,
     write,
 )
+from tests.build_toml.test_editions import EDITION_4
 from tests.build_toml.test_stricter import STRICTER
 
 # Valid files that `mutations` changes.
@@ -41,6 +42,7 @@ SEEDS: list[dict[str, Any]] = [
         ),
         framework('[torch-noarch]\ncuda_capabilities = ["9.0"]\nrocm_archs = ["gfx90a"]\npyext = ["py"]'),
         framework('[tvm-ffi]\nsrc = ["a.cpp"]\ncxx-flags = ["-O2"]\npyext = ["py"]'),
+        *EDITION_4,
     )
 ]
 
@@ -115,7 +117,7 @@ def mutations(draw: st.DrawFn) -> dict[str, Any]:
     return document
 
 
-@settings(max_examples=600, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=900, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(mutations())
 def test_mutations(home: Path, document: dict[str, Any]) -> None:
     write(home, "".join(f"{json.dumps(key)} = {dump(value)}\n" for key, value in document.items()))

@@ -15,7 +15,7 @@ from .sample import SOURCE, TORCH, Compile, Make, assemble, identity
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory of empty libraries to link with, since a CPU build of Torch has no libtorch_cuda.so."""
     directory = tmp_path_factory.mktemp("libraries")
-    for name in ("libtorch_cuda.so", "libforeign.so.3", "libcudart.so.12"):
+    for name in ("libtorch_cuda.so", "libforeign.so.3", "libcudart.so.12", "libgomp-a34b3233.so.1"):
         command = ["g++", "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{name}", "-o", str(directory / name)]
         subprocess.run(command, check=True)
     return directory

@@ -23,12 +23,17 @@ def calling_c(function: str) -> str:
     return calling(f'extern "C" void {function}();', f"{function}()")
 
 
+SLEEF = '\nextern "C" void Sleef_expf8_u10(); auto* sleef = &Sleef_expf8_u10;\n'
 SCALAR_OF_TORCH = calling("namespace c10 { struct Scalar { Scalar(int); void* p; }; }", "c10::Scalar s(1)")
 
 
 def test_valid_packages_have_no_findings(compile_module: Compile, make: Make) -> None:
+    openmp = calling(
+        'extern "C" { void GOMP_parallel(); int omp_in_parallel(); }', "GOMP_parallel(); omp_in_parallel()"
+    )
     packages = [
         make(STABLE_CPU, compile_module(STABLE_CPU)),
+        make(f"torch213-cxx11-cpu-{this_platform()}", compile_module(STABLE_CPU, openmp + SLEEF)),
         make(
             STABLE_CUDA,
             compile_module(
@@ -37,7 +42,44 @@ def test_valid_packages_have_no_findings(compile_module: Compile, make: Make) ->
         ),
         make("torch-cpu"),
     ]
-    assert [findings(package) for package in packages] == [[], [], []]
+    assert [findings(package) for package in packages] == [[], [], [], []]
+
+
+CUDA_LIBRARIES = (
+    "cublasCreate_v2",
+    "cublasLtCreate",
+    "cudnnCreate",
+    "cufftPlan1d",
+    "cuFileDriverOpen",
+    "curandCreateGenerator",
+    "cusolverDnCreate",
+    "cusparseCreate",
+    "cusparseLtInit",
+    "cuMemAlloc_v2",
+    "ncclAllReduce",
+    "nvrtcCompileProgram",
+)
+
+
+@pytest.mark.parametrize(
+    ("variant", "missing"),
+    [
+        ("torch214-cxx11-cu130", {"cuSOLVER", "the CUDA driver"}),
+        ("torch215-cxx11-cu130", {"cuSOLVER", "the CUDA driver", "cuRAND"}),
+        ("torch210-cxx11-cu128", {"cuSOLVER", "the CUDA driver", "NVRTC"}),
+        ("torch-stable-abi210-cu130", {"cuSOLVER", "the CUDA driver", "NVRTC", "cuRAND"}),
+    ],
+)
+def test_cuda_libraries_are_those_that_torch_loads(
+    compile_module: Compile, make: Make, variant: str, missing: set[str]
+) -> None:
+    """A kernel may leave their symbols undefined. Others have to come from a library that the binary names."""
+    declarations = "".join(f"void {name}();" for name in CUDA_LIBRARIES)
+    extra = calling(f'extern "C" {{ {declarations} }}', "();".join(CUDA_LIBRARIES) + "()")
+    module = compile_module(STABLE_CUDA, extra, "-Wl,--no-as-needed", "-l:libtorch_cuda.so")
+    found = findings(make(f"{variant}-{this_platform()}", module), "undefined")
+    assert {finding.message.partition(" is a symbol of ")[2].partition(", and ")[0] for finding in found} == missing
+    assert all("dlopen when it is called" in finding.hint for finding in found)
 
 
 @pytest.mark.parametrize(
@@ -180,6 +222,18 @@ def test_a_binary_that_is_not_linked_with_torch_is_reported(compile_module: Comp
     assert "torch_library_impl is a symbol of Torch, and no library that the binary needs defines it" in [
         finding.message for finding in found
     ]
+
+
+def test_openmp_comes_from_torch(compile_module: Compile, make: Make) -> None:
+    """Other OpenMP runtimes, and OpenMP without Torch, are reported."""
+    module = compile_module(STABLE_CPU, calling_c("GOMP_parallel"), torch_library="-lc")
+    found = {finding.message: finding.hint for finding in findings(make(STABLE_CPU, module), "undefined")}
+    message = "GOMP_parallel is a symbol of the OpenMP runtime, and no library that the binary needs defines it"
+    assert "libtorch_cpu.so" in found[message]
+    module = compile_module(STABLE_CPU, "", "-Wl,--no-as-needed", "-l:libgomp-a34b3233.so.1")
+    (finding,) = findings(make(STABLE_CPU, module))
+    assert finding.check == "dependencies"
+    assert "leave the symbols of OpenMP undefined" in finding.hint
 
 
 def test_an_unversioned_symbol_of_the_cpp_runtime_is_a_warning(compile_module: Compile, make: Make) -> None:

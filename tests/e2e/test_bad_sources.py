@@ -95,6 +95,7 @@ def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, heade
     ("declaration", "call", "code", "error", "words"),
     [
         ("float lost(float);", "lost(in[i])", 7, "CheckError", "lost"),
+        ('extern "C" float omp_alloc(float);', "omp_alloc(in[i])", 5, "BuildError", "omp_alloc (OMP_5.0.1)"),
         pytest.param(
             'extern "C" unsigned arc4random();',
             "arc4random()",

@@ -12,12 +12,30 @@ import pytest
 from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.progress import Silent
 from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.toolchain.dependencies import Dependency, DependencyFile
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 
 from .index_server import IndexServer, build_wheels
 
 COMMAND = [sys.executable, "-c", "from kernel_builder.cli import main; main()"]
+
+_BOTH = ("include/", "tools/util/include/")
+LIBRARIES = (
+    Dependency("cutlass_2_10", "2.10.0", "MIT", ()),
+    Dependency(
+        "cutlass_3_8", "3.8.0", "MIT", (DependencyFile("headers-3.8.0-py3-none-any.whl", "headers/source/", _BOTH),)
+    ),
+    Dependency(
+        "cutlass_4_0",
+        "4.0.0",
+        "MIT",
+        (
+            DependencyFile("kernels-2.0.tar.gz", "kernels-2.0/deps/", ("include/",)),
+            DependencyFile("other_kernels-1.0.tar.gz", "other_kernels-1.0/3rdparty/", ("tools/util/include/",)),
+        ),
+    ),
+)
 
 
 @pytest.fixture(scope="session")
@@ -29,7 +47,7 @@ def wheel_files() -> dict[str, bytes]:
 def pinned(wheel_files: dict[str, bytes]) -> lock.Lock:
     """The lock that the real code writes for the synthetic index."""
     with IndexServer(dict(wheel_files)) as server:
-        return resolve(Index(server.url), [Release(2, 10)], [Release(13, 0)], PLATFORMS, Silent())
+        return resolve(Index(server.url), [Release(2, 10)], [Release(13, 0)], PLATFORMS, Silent(), LIBRARIES)
 
 
 @pytest.fixture

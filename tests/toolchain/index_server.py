@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import io
 import random
 import re
+import tarfile
 import threading
 import time
 import zipfile
@@ -70,10 +72,27 @@ def _cuda_wheels(machine: str) -> dict[str, bytes]:
         ),
         "nvidia-cuda-cccl": ("13.0.85", {f"{root}/include/cccl/cub/cub.cuh": b"// cub\n"}),
     }
+    parts |= {
+        "nvidia-cublas": (
+            "13.1.1.3",
+            {
+                f"{root}/include/cublas_v2.h": b"// cublas\n",
+                f"{root}/lib/libcublas.so.13": b"\x7fELF" + noise("libcublas", 1_000_000),
+            },
+        ),
+        "nvidia-cusparse": ("12.6.3.3", {f"{root}/include/cusparse.h": b"// cusparse\n"}),
+    }
     found = {
         f"{project.replace('-', '_')}-{version}-{tag}.whl": wheel(project, version, files)
         for project, (version, files) in parts.items()
     }
+    for version in ("9.18.0.1", "9.19.0.56", "9.26.0.51"):
+        files = {
+            "nvidia/cudnn/include/cudnn.h": f"// {version}\n".encode(),
+            "nvidia/cudnn/lib/libcudnn.so.9": b"\x7fELF",
+        }
+        name = f"nvidia_cudnn_cu13-{version}-py3-none-manylinux_2_27_{machine}.whl"
+        found[name] = wheel("nvidia-cudnn-cu13", version, files)
     # A newer compiler of the same release that no cuda-toolkit requires.
     found[f"nvidia_cuda_nvcc-13.0.99-{tag}.whl"] = wheel("nvidia-cuda-nvcc", "13.0.99", {f"{root}/bin/nvcc": b""})
     return found
@@ -84,12 +103,56 @@ def _cuda_set(version: str, requirements: Mapping[str, str]) -> bytes:
     return wheel("cuda-toolkit", version, {}, "\n".join(["Version: " + version, *lines]) + "\n")
 
 
+CUTLASS = {
+    "include/cute/layout.hpp": b"// layout\n",
+    "include/cutlass/cutlass.h": b"// cutlass\n",
+    "tools/util/include/cutlass/util/host_tensor.h": b"// host tensor\n",
+    "media/picture.png": noise("picture", 300_000),
+}
+
+
+def _version_header(version: str) -> bytes:
+    numbers = zip(("MAJOR", "MINOR", "PATCH"), version.split("."), strict=True)
+    return "".join(f"#define CUTLASS_{part} {number}\n" for part, number in numbers).encode()
+
+
+def _header_libraries() -> dict[str, bytes]:
+    """Return a wheel and two source distributions with the files of a header library, and others."""
+    header = "include/cutlass/version.h"
+    everything = CUTLASS | {header: _version_header("3.8.0")}
+    in_wheel = {f"headers/source/{name}": data for name, data in everything.items()}
+    tools = {name: data for name, data in CUTLASS.items() if name.startswith("tools/")}
+    include = {name: data for name, data in CUTLASS.items() if name.startswith("include/")}
+    return {
+        "headers-3.8.0-py3-none-any.whl": wheel("headers", "3.8.0", in_wheel),
+        "other_kernels-1.0.tar.gz": sdist(
+            "other_kernels-1.0", {f"3rdparty/{name}": data for name, data in (tools | {header: b"// other"}).items()}
+        ),
+        "kernels-2.0.tar.gz": sdist(
+            "kernels-2.0",
+            {f"deps/{name}": data for name, data in (include | {header: _version_header("4.0.0")}).items()},
+        ),
+    }
+
+
+def sdist(stem: str, files: Mapping[str, bytes]) -> bytes:
+    """Return the bytes of a source distribution, which depend on the arguments alone."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as archive:
+        for name, data in files.items():
+            member = tarfile.TarInfo(f"{stem}/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return buffer.getvalue()
+
+
 def _torch_wheel(version: str, mark: str) -> bytes:
     include = "torch/include"
     return wheel(
         "torch",
         version,
-        {
+        metadata=f"Version: {version}\nRequires-Dist: nvidia-cudnn-cu13==9.19.0.56; platform_system == 'Linux'\n",
+        files={
             "torch/lib/libtorch_cpu.so": noise(f"{version}{mark}", 200_000),
             f"{include}/ATen/Config.h": b"// config\n",
             f"{include}/ATen/ATen.h": noise("ATen", 200_000),
@@ -103,13 +166,15 @@ def _torch_wheel(version: str, mark: str) -> bytes:
 
 
 def build_wheels() -> dict[str, bytes]:
-    """Return file name -> bytes: all of CUDA 13.0, CUDA 12.6 without a compiler, several builds of Torch 2.10."""
+    """Return file name -> bytes: CUDA 13.0, CUDA 12.6 without a compiler, builds of Torch 2.10, header libraries."""
     parts_of_13 = {
         "nvidia-cuda-nvcc": "13.0.88.*",
         "nvidia-cuda-crt": "13.0.88.*",
         "nvidia-nvvm": "13.0.88.*",
         "nvidia-cuda-runtime": "13.0.96.*",
         "nvidia-cuda-cccl": "13.0.85.*",
+        "nvidia-cublas": "13.1.1.3.*",
+        "nvidia-cusparse": "12.6.3.3.*",
     }
     any_platform = "py2.py3-none-any.whl"
     files = {
@@ -118,6 +183,7 @@ def build_wheels() -> dict[str, bytes]:
         f"cuda_toolkit-13.0.2-{any_platform}": _cuda_set("13.0.2", parts_of_13),
         f"cuda_toolkit-13.0.3rc1-{any_platform}": _cuda_set("13.0.3rc1", parts_of_13 | {"nvidia-nvvm": "13.0.99.*"}),
     }
+    files |= _header_libraries()
     for machine in ("x86_64", "aarch64"):
         files |= _cuda_wheels(machine)
         for version, build, python in [

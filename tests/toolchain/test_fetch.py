@@ -18,9 +18,9 @@ import pytest
 
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, StoreError
-from kernel_builder.toolchain import Toolchains, lock
+from kernel_builder.toolchain import Toolchains, dependencies, lock
 
-from .index_server import Fault, IndexServer
+from .index_server import CUTLASS, Fault, IndexServer
 
 CUDA = Release(13, 0)
 TORCH = Release(2, 10)
@@ -35,6 +35,13 @@ Make = Callable[..., Toolchains]
 
 def files_of(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def fetched_with_cuda(pinned: lock.Lock) -> int:
+    """Return the bytes that `fetch --cuda` downloads: the compiler and the headers of CUDA's libraries."""
+    cuda = pinned.cuda[CUDA]
+    both = (*cuda.platforms[this_platform()], *cuda.libraries[this_platform()])
+    return sum(pin.download for pin in both)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -86,6 +93,43 @@ def test_stable_headers_are_a_small_part_of_the_full_headers(
     assert files_of(full.include[0]) == every
     assert full.include[1] == full.include[0] / "torch/csrc/api/include"
     assert stable.identity != full.identity
+
+
+def test_cuda_libraries_are_headers_only(toolchains: Make, server: IndexServer) -> None:
+    tools = toolchains()
+    toolkit = tools.cuda(CUDA)
+    before = server.sent
+    libraries = tools.cuda_libraries(toolkit)
+    assert libraries is not None
+    assert set(files_of(libraries.root)) == {"include/cublas_v2.h", "include/cusparse.h", "include/cudnn.h"}
+    assert libraries.include == (libraries.root / "include",)
+    assert server.sent - before < 5_000
+
+
+def test_header_libraries_from_a_wheel_and_from_two_source_distributions(toolchains: Make) -> None:
+    expected = {name for name in CUTLASS if not name.startswith("media/")} | {"include/cutlass/version.h"}
+    for name, version in (("cutlass_3_8", "3.8.0"), ("cutlass_4_0", "4.0.0")):
+        library = toolchains().dependency(name)
+        assert set(files_of(library.root)) == expected
+        assert library.include == (library.root / "include", library.root / "tools/util/include")
+        assert dependencies.stated_version(library.root) == version
+
+
+def test_an_altered_source_distribution_is_reported_and_removed(
+    toolchains: Make, server: IndexServer, cache: Path
+) -> None:
+    server.faults["kernels-2.0.tar.gz"] = Fault(flip=100)
+    with pytest.raises(FetchError, match="not what the lock pins: has SHA-256") as caught:
+        toolchains().dependency("cutlass_4_0")
+    assert "kernels-2.0.tar.gz" in str(caught.value)
+    assert not list(cache.glob("toolchains/trees/*"))
+
+
+def test_a_header_library_that_is_not_stored_needs_the_network(toolchains: Make) -> None:
+    with pytest.raises(FetchError, match="not in the store") as caught:
+        toolchains(offline=True).dependency("cutlass_3_8")
+    assert "CUTLASS 3.8.0 headers" in str(caught.value)
+    assert "toolchain fetch" in (caught.value.hint or "")
 
 
 def test_stored_trees_need_no_network(toolchains: Make, server: IndexServer) -> None:
@@ -203,7 +247,7 @@ def test_after_kill_9_in_a_download_only_the_missing_bytes_are_fetched(
     process = start("fetch", "--cuda", "13.0")
     _, errors = process.communicate()
     assert process.returncode == 0, errors
-    assert server.sent == sum(wheel.download for wheel in wheels) - sum(kept.values())
+    assert server.sent == fetched_with_cuda(pinned) - sum(kept.values())
     assert_only_finished_trees(cache)
 
 
@@ -223,7 +267,7 @@ def test_kill_9_at_any_moment_leaves_the_store_consistent(moment: str, start: St
     assert process.returncode == 0, errors
     process = start("verify", fetch=False)
     output, _ = process.communicate()
-    assert (process.returncode, output) == (0, "1 toolchains checked, 0 files damaged\n")
+    assert (process.returncode, output) == (0, "2 toolchains checked, 0 files damaged\n")
     assert_only_finished_trees(cache)
 
 
@@ -236,7 +280,7 @@ def test_two_processes_download_once(start: Start, server: IndexServer, pinned: 
     first.communicate()
     assert (first.returncode, second.returncode) == (0, 0), errors
     assert "waiting for another process" in errors
-    assert server.sent == sum(wheel.download for wheel in pinned.cuda[CUDA].platforms[this_platform()])
+    assert server.sent == fetched_with_cuda(pinned)
 
 
 @pytest.fixture

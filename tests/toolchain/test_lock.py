@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kernel_builder.config import matrix
+from kernel_builder.config import build_toml, matrix
 from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Silent
-from kernel_builder.toolchain import lock, wheel_trees
+from kernel_builder.toolchain import dependencies, lock, trees
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
 
+from .conftest import LIBRARIES
 from .index_server import Fault, IndexServer
 
 
@@ -40,9 +42,13 @@ def test_the_newest_matching_versions_are_pinned(pinned: lock.Lock) -> None:
 def test_writing_downloads_little_more_than_the_pinned_ranges_and_is_repeatable(
     server: IndexServer, pinned: lock.Lock
 ) -> None:
-    again = resolve(Index(server.url), [Release(2, 10)], [Release(12, 6), Release(13, 0)], PLATFORMS, Silent())
+    cudas = [Release(12, 6), Release(13, 0)]
+    again = resolve(Index(server.url), [Release(2, 10)], cudas, PLATFORMS, Silent(), LIBRARIES)
     assert lock.dumps(again) == lock.dumps(pinned), "12.6 is left out: the index has no compiler of it"
-    wheels = [wheel for cuda in pinned.cuda.values() for parts in cuda.platforms.values() for wheel in parts]
+    cuda_parts = [(*cuda.platforms.values(), *cuda.libraries.values()) for cuda in pinned.cuda.values()]
+    wheels = [wheel for both in cuda_parts for parts in both for wheel in parts]
+    # The files of header libraries are downloaded twice: once to pin them, once to read the version that they state.
+    wheels += [pin for dependency in pinned.dependencies.values() for pin in dependency.files] * 2
     wheels += [
         wheel for torch in pinned.torch.values() for parts in torch.platforms.values() for wheel in parts.values()
     ]
@@ -75,7 +81,7 @@ def test_a_written_lock_reads_back(pinned: lock.Lock, tmp_path: Path) -> None:
     assert lock.read(path) == pinned
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', '{"schema": 2, "cuda": {"13.0": {}}, "torch": {}}'])
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 2}', '{"schema": 3, "cuda": {"13.0": {}}, "torch": {}}'])
 def test_a_file_that_is_not_a_lock_is_rejected(text: str, tmp_path: Path) -> None:
     path = tmp_path / "other.json"
     path.write_text(text)
@@ -89,9 +95,50 @@ def test_the_shipped_lock_covers_the_matrix_within_its_budget() -> None:
     assert set(shipped.cuda) == {release for release in matrix.cuda_releases() if release.major >= 13}
     for platform in PLATFORMS:
         assert all(platform in entry.platforms for entry in [*shipped.cuda.values(), *shipped.torch.values()])
-    compiler = wheel_trees.cuda_tree(shipped.cuda[Release(13, 0)], "x86_64-linux")
-    headers = wheel_trees.torch_tree(shipped.torch[Release(2, 10)], "x86_64-linux", "stable")
+    compiler = trees.cuda_tree(shipped.cuda[Release(13, 0)], "x86_64-linux")
+    headers = trees.torch_tree(shipped.torch[Release(2, 10)], "x86_64-linux", "stable")
     assert compiler.download + headers.download < 80_000_000
+    for cuda in shipped.cuda.values():
+        assert all(trees.libraries_tree(cuda, platform).download < 1_100_000 for platform in PLATFORMS)
+
+
+def test_the_shipped_lock_has_every_header_library_that_an_index_has() -> None:
+    shipped, known = lock.shipped(), dependencies.known()
+    assert {"torch", "sycl_tla", "metal-cpp", *known} == set(build_toml.KERNEL_DEPENDS)
+    assert set(shipped.dependencies) == {name for name, library in known.items() if library.files}
+    for name, pin in shipped.dependencies.items():
+        assert (pin.version, pin.license) == (known[name].version, known[name].license)
+        assert name == f"cutlass_{'_'.join(pin.version.split('.')[:2])}"
+        assert [(one.file, one.prefix, one.take) for one in pin.files] == [
+            (one.file, one.prefix, one.take) for one in known[name].files
+        ]
+        assert trees.dependency_tree(pin).download < 6_000_000
+
+
+def test_cuda_libraries_are_pinned_without_the_libraries(pinned: lock.Lock) -> None:
+    found = {pin.project: pin for pin in pinned.cuda[Release(13, 0)].libraries["x86_64-linux"]}
+    assert found.keys() == {"nvidia-cublas", "nvidia-cusparse", "nvidia-cudnn-cu13"}
+    assert found["nvidia-cublas"].download < 2_000
+    assert found["nvidia-cublas"].take == ("include/",)
+    assert found["nvidia-cudnn-cu13"].version == "9.19.0.56", "neither the newest nor the oldest: Torch requires it"
+
+
+def test_header_libraries_are_pinned_from_wheels_and_source_distributions(
+    pinned: lock.Lock, wheel_files: dict[str, bytes]
+) -> None:
+    assert list(pinned.dependencies) == ["cutlass_3_8", "cutlass_4_0"], "2.10 is in no index"
+    (wheel,) = pinned.dependencies["cutlass_3_8"].files
+    assert wheel.record and wheel.download < 3_000
+    for sdist in pinned.dependencies["cutlass_4_0"].files:
+        assert sdist.record is None
+        assert sdist.ranges == ((0, len(wheel_files[sdist.file])),)
+        assert sdist.sha256 == sdist.fetched == hashlib.sha256(wheel_files[sdist.file]).hexdigest()
+
+
+def test_a_header_library_that_states_another_version_is_not_pinned(server: IndexServer) -> None:
+    wrong = replace(LIBRARIES[1], version="3.8.1")
+    with pytest.raises(ToolchainError, match=r"states version 3\.8\.0, expected 3\.8\.1"):
+        resolve(Index(server.url), [], [], PLATFORMS, Silent(), [wrong])
 
 
 def test_the_lock_names_no_host(pinned: lock.Lock) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel_builder.toolchain.wheels import CorruptWheel, checked, members, parse_record
+from kernel_builder.toolchain.wheels import CorruptDownload, checked, members, parse_record
 
 from .index_server import wheel
 
@@ -40,14 +40,14 @@ def test_an_altered_or_shortened_range_is_rejected_or_harmless(position: int, va
     for data in (bytes(altered), SLICE[:length]):
         try:
             got = read(data)
-        except CorruptWheel:
+        except CorruptDownload:
             continue
         # Times and other files may differ, but every yielded file is the original.
         assert all(FILES[f"pkg/{name}"] == content for name, content in got.items())
 
 
 def test_a_record_of_another_wheel_is_rejected() -> None:
-    with pytest.raises(CorruptWheel, match=f"expected {'0' * 64}"):
+    with pytest.raises(CorruptDownload, match=f"expected {'0' * 64}"):
         read(SLICE, record="0" * 64)
 
 
@@ -57,7 +57,7 @@ def test_a_file_outside_of_the_prefix_is_rejected(name: str) -> None:
     with zipfile.ZipFile(io.BytesIO(evil)) as archive:
         record = hashlib.sha256(archive.read("pkg-1.0.dist-info/RECORD")).hexdigest()
         data = evil[: archive.start_dir]
-    with pytest.raises(CorruptWheel, match="leads out of pkg/"):
+    with pytest.raises(CorruptDownload, match="leads out of pkg/"):
         read(data, record)
 
 

@@ -17,11 +17,11 @@ def test_opcheck(dtype, kind):
     for w, b in ((None, None), (weight, bias)):
         torch.library.opcheck(ops.ada_norm.default, (x, scale, shift, w, b, EPS, True, False))
         torch.library.opcheck(ops.ada_norm.default, (strided, None, None, w, b, EPS, False, True))
-        arguments = (x, branch, gate, scale, shift, w, b, EPS, True, False)
+        arguments = (x, branch, gate, scale, shift, EPS, True, False, w, b)
         torch.library.opcheck(ops.gate_residual_ada_norm.default, arguments)
         given = [None if t is None else t.detach() for t in (strided, x, scale, w, b)]
-        for more in ([None, None, None], [x.detach(), branch.detach(), gate.detach()]):
-            arguments = (*given, *more, EPS, True, True, w is not None, more[2] is not None)
+        for more in ((), (x.detach(), branch.detach(), gate.detach(), True)):
+            arguments = (*given, EPS, True, True, w is not None, *more)
             torch.library.opcheck(ops.ada_norm_backward.default, arguments)
 
 

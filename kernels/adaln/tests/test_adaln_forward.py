@@ -194,11 +194,11 @@ def test_strides(hidden, dtype):
                 close = {"rtol": 1e-2, "atol": 1e-2} if dtype != torch.float32 else {"rtol": 1e-4, "atol": 1e-4}
                 torch.testing.assert_close(actual, expected, **close, msg=name)
                 torch.testing.assert_close(kernel.gate_residual(*arguments[:3]), expected[0], msg=name)
-                flags = (EPS, True, True, True, True)
-                actual = ops.ada_norm_backward(x, other, x, w, b, other, x, other, *flags)
+                options = (EPS, True, True, True)
+                actual = ops.ada_norm_backward(x, other, x, w, b, *options, other, x, other, True)
                 same = [t.contiguous() for t in (x, other)]
                 expected = ops.ada_norm_backward(
-                    same[0], same[1], same[0], *copied[5:], same[1], same[0], same[1], *flags
+                    same[0], same[1], same[0], *copied[5:], *options, same[1], same[0], same[1], True
                 )
                 torch.testing.assert_close(actual, expected, **close, msg=name)
 

@@ -44,7 +44,7 @@ def eager(x, weight=None, eps=EPS, offset=0.0, rounding="last"):
 
 
 def gradients_of_rows(grad, x, weight, grad_sum, offset=0.0):
-    return ops.rms_norm_backward(grad, x, weight, grad_sum, EPS, offset, weight is not None)
+    return ops.rms_norm_backward(grad, x, weight, grad_sum, weight is not None, EPS, offset)
 
 
 def assert_as_good(actual, reference, expected):

@@ -15,7 +15,7 @@ def test_opcheck(dtype):
         torch.library.opcheck(ops.rms_norm.default, (strided, w, EPS, offset, before))
         torch.library.opcheck(ops.add_rms_norm.default, (x, y, w, EPS, offset, before))
         for grad_sum in (None, y.detach()):
-            arguments = (x.detach(), y.detach(), w if w is None else w.detach(), grad_sum, EPS, offset, w is not None)
+            arguments = (x.detach(), y.detach(), w if w is None else w.detach(), grad_sum, w is not None, EPS, offset)
             torch.library.opcheck(ops.rms_norm_backward.default, arguments)
 
 

@@ -216,11 +216,11 @@ def test_no_warnings():
 
 def test_gradients_are_those_of_the_op():
     x, weight, grad = random(4, 64, requires_grad=True), random(64, requires_grad=True), random(4, 64)
-    expected = ops.rms_norm_backward(grad, x.detach(), weight.detach(), None, *OPTIONS[:2], True)
+    expected = ops.rms_norm_backward(grad, x.detach(), weight.detach(), None, True, *OPTIONS[:2])
     grads = torch.autograd.grad(kernel.rms_norm(x, weight), (x, weight), grad)
     assert all(torch.equal(one, other) for one, other in zip(grads, expected))
-    grad_x, none = ops.rms_norm_backward(grad, x.detach(), weight.detach(), None, *OPTIONS[:2], False)
-    assert torch.equal(grad_x, expected[0]) and none.numel() == 0
+    grad_x, none = ops.rms_norm_backward(grad, x.detach(), weight.detach(), None, False, *OPTIONS[:2])
+    assert torch.equal(grad_x, expected[0]) and none is None
 
 
 def test_threads():

@@ -231,7 +231,7 @@ Tensor result_for(Tensor& x, rope3d::Side& side, const Rotation& problem, const 
 std::tuple<Tensor, Tensor> rotated(Rotation& problem, Tensor q, MaybeTensor k, const Form& form) {
   [[maybe_unused]] const auto device = enter(q);
   Tensor to_q = result_for(q, problem.sides[0], problem, form);
-  Tensor to_k = k.has_value() ? result_for(*k, problem.sides[1], problem, form) : allocate_nothing(q);
+  Tensor to_k = k.has_value() ? result_for(*k, problem.sides[1], problem, form) : Tensor();
   launch(problem, q);
   return {to_q, to_k};
 }
@@ -250,9 +250,9 @@ void rotate_in_place(Rotation& problem, const Tensor& q, const MaybeTensor& k, c
   launch(problem, q);
 }
 
-// q and k rotated by positions on a grid of frames x height x width, contiguous; the latter is empty without k. `table`
-// is that of rope3d/problem.h, [frames + height + width, entries, 2]; `frame_pairs`, `height_pairs` and `width_pairs`
-// are the numbers of pairs of a head that each axis rotates.
+// q and k rotated by positions on a grid of frames x height x width, contiguous; the latter is undefined, in Python
+// None, without k. `table` is that of rope3d/problem.h, [frames + height + width, entries, 2]; `frame_pairs`,
+// `height_pairs` and `width_pairs` are the numbers of pairs of a head that each axis rotates.
 std::tuple<Tensor, Tensor> rotate_grid(const Tensor& q, const MaybeTensor& k, const Tensor& table, int64_t frames,
                                        int64_t height, int64_t width, int64_t frame_pairs, int64_t height_pairs,
                                        int64_t width_pairs, int64_t prefix, int64_t head_dim, bool interleaved_axes,
@@ -273,9 +273,9 @@ void rotate_grid_(const Tensor& q, const MaybeTensor& k, const Tensor& table, in
   rotate_in_place(problem, q, k, form);
 }
 
-// q and k rotated by `cos` and `sin` of [S', n] or [B, S', n], contiguous; the latter is empty without k. n is
-// `rotary_dim`, the number of elements of a head that are rotated (0: all), or half of it, with one entry for each
-// pair.
+// q and k rotated by `cos` and `sin` of [S', n] or [B, S', n], contiguous; the latter is undefined, in Python None,
+// without k. n is `rotary_dim`, the number of elements of a head that are rotated (0: all), or half of it, with one
+// entry for each pair.
 std::tuple<Tensor, Tensor> rotate_tokens(const Tensor& q, const MaybeTensor& k, Tensor cos, Tensor sin,
                                          int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half,
                                          bool heads_first, bool inverse) {
@@ -299,12 +299,14 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
   ops.def(
       "grid_table(SymInt frames, SymInt height, SymInt width, SymInt frame_pairs, SymInt height_pairs, SymInt "
       "width_pairs, str order, float[] theta, float[] scale, float[] offset, Device device) -> Tensor");
-#define GRID                                                                                                   \
-  "Tensor table, SymInt frames, SymInt height, SymInt width, SymInt frame_pairs, SymInt height_pairs, SymInt " \
-  "width_pairs, SymInt prefix, SymInt head_dim, bool in_turn, bool half, bool heads_first, bool inverse"
-#define TOKENS                                                                                                    \
-  "Tensor cos, Tensor sin, SymInt rotary_dim, SymInt prefix, SymInt head_dim, bool half, bool heads_first, bool " \
-  "inverse"
+  // Callers leave out options that have their default values: Torch takes 0.2 us to convert each one it is given.
+#define GRID                                                                                                       \
+  "Tensor table, SymInt frames, SymInt height, SymInt width, SymInt frame_pairs, SymInt height_pairs, SymInt "     \
+  "width_pairs, SymInt prefix=0, SymInt head_dim=0, bool in_turn=False, bool half=False, bool heads_first=False, " \
+  "bool inverse=False"
+#define TOKENS                                                                                              \
+  "Tensor cos, Tensor sin, SymInt rotary_dim=0, SymInt prefix=0, SymInt head_dim=0, bool half=False, bool " \
+  "heads_first=False, bool inverse=False"
   ops.def("rotate_grid(Tensor q, Tensor? k, " GRID ") -> (Tensor, Tensor)");
   ops.def("rotate_grid_(Tensor(a!) q, Tensor(b!)? k, " GRID ") -> ()");
   ops.def("rotate_tokens(Tensor q, Tensor? k, " TOKENS ") -> (Tensor, Tensor)");

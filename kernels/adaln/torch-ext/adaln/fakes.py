@@ -53,7 +53,7 @@ def _leading(modulation: Tensor) -> int:
     return count
 
 
-def has_own_rows(modulation, x):
+def _has_own_rows(modulation, x):
     """Return whether every row of `x` has its own row of a modulation."""
     leading = 0 if modulation is None else _leading(modulation)
     return all(size == 1 for size in x.shape[leading:-1])
@@ -110,7 +110,7 @@ def _gate_residual_fake(residual, branch, gate, stepwise):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("gate_residual_ada_norm"))
-def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise):
+def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, eps, centered, stepwise, weight=None, bias=None):
     _check_x(residual, "residual")
     _check_like(branch, "branch", residual, "residual")
     _check_modulations(residual, "residual", scale=scale, shift=shift)
@@ -121,8 +121,8 @@ def _gate_residual_ada_norm_fake(residual, branch, gate, scale, shift, weight, b
     return residual.new_empty(residual.shape), residual.new_empty(residual.shape)
 
 
-def _gradient(tensor, wanted, x):
-    return (x if tensor is None else tensor).new_empty(tensor.shape if wanted and tensor is not None else 0)
+def _gradient(tensor, wanted):
+    return tensor.new_empty(tensor.shape) if wanted and tensor is not None else None
 
 
 @torch.library.register_fake(add_op_namespace_prefix("ada_norm_backward"))
@@ -132,27 +132,27 @@ def _ada_norm_backward_fake(
     scale,
     weight,
     bias,
-    grad_sum,
-    branch,
-    gate,
     eps,
     centered,
     modulation_grad,
     parameter_grad,
-    gate_grad,
+    grad_sum=None,
+    branch=None,
+    gate=None,
+    gate_grad=False,
 ):
-    own = has_own_rows(gate if scale is None else scale, x)
+    own = _has_own_rows(gate if scale is None else scale, x)
     return (
         x.new_empty(x.shape),
-        _gradient(scale, modulation_grad, x),
-        _gradient(scale, modulation_grad and not own, x),
-        _gradient(weight, parameter_grad, x),
-        _gradient(bias, parameter_grad, x),
-        _gradient(branch, True, x),
-        _gradient(gate, gate_grad, x),
+        _gradient(scale, modulation_grad),
+        _gradient(scale, modulation_grad and not own),
+        _gradient(weight, parameter_grad),
+        _gradient(bias, parameter_grad),
+        _gradient(branch, True),
+        _gradient(gate, gate_grad),
     )
 
 
 @torch.library.register_fake(add_op_namespace_prefix("gate_residual_backward"))
 def _gate_residual_backward_fake(grad, branch, gate, gate_grad):
-    return branch.new_empty(branch.shape), _gradient(gate, gate_grad, branch)
+    return branch.new_empty(branch.shape), _gradient(gate, gate_grad)

@@ -1,12 +1,13 @@
 """The public functions, and the gradients of their ops."""
 
+from functools import partial
 from typing import Optional
 
 import torch
 from torch import Tensor, is_grad_enabled
 
+from . import fakes  # noqa: F401
 from ._ops import ops
-from .fakes import has_own_rows
 
 
 def ada_layer_norm(
@@ -109,17 +110,19 @@ def gate_residual_ada_norm(
     if norm not in ("layer", "rms"):
         raise ValueError(f'adaln: norm must be "layer" or "rms", not {norm!r}')
     stepwise = rounding != "last" and _is_stepwise(rounding)
-    tensors = (residual, branch, gate, scale, shift, weight, bias)
-    options = (eps, norm == "layer", stepwise)
-    if is_grad_enabled() and _any_requires_grad(tensors):
-        return _GateResidualAdaNorm.apply(*tensors, *options)
-    return _gate_residual_ada_norm(*tensors, *options)
+    centered = norm == "layer"
+    if is_grad_enabled() and _any_requires_grad((residual, branch, gate, scale, shift, weight, bias)):
+        options = (eps, centered, stepwise)
+        return _GateResidualAdaNorm.apply(residual, branch, gate, scale, shift, weight, bias, options)
+    if weight is None and bias is None:
+        return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise)
+    return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise, weight, bias)
 
 
 def _call_ada_norm(x, scale, shift, weight, bias, eps, centered, rounding):
     stepwise = rounding != "last" and _is_stepwise(rounding)
     if is_grad_enabled() and _any_requires_grad((x, scale, shift, weight, bias)):
-        return _AdaNorm.apply(x, scale, shift, weight, bias, eps, centered, stepwise)
+        return _AdaNorm.apply(x, scale, shift, weight, bias, (eps, centered, stepwise))
     return _ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise)
 
 
@@ -158,59 +161,41 @@ class _Once(torch.autograd.Function):
         raise NotImplementedError("adaln: its gradient cannot be differentiated a second time")
 
 
-def _once(op, *arguments):
+def _once(op):
     # Grad mode is on in a backward pass only with `create_graph=True`.
-    return _Once.apply(op, *arguments) if is_grad_enabled() else op(*arguments)
+    return partial(_Once.apply, op) if is_grad_enabled() else op
 
 
-def _norm_gradients(ctx, grad, x, scale, weight, bias, grad_sum, branch, gate, wanted):
-    """Return the gradients of residual or x, branch, gate, scale, shift, weight and bias."""
-    of_gate, of_scale, of_shift, of_weight, of_bias = wanted
-    gradients = _once(
-        _ada_norm_backward,
-        grad,
-        x,
-        scale,
-        weight,
-        bias,
-        grad_sum,
-        branch,
-        gate,
-        ctx.eps,
-        ctx.centered,
-        of_scale or of_shift,
-        of_weight or of_bias,
-        of_gate,
-    )
-    grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate = gradients
+def _gradient_of_shift(ctx, grad, grad_shift, scale):
+    if grad_shift is None:  # every row of x has its own row of shift
+        grad_shift = grad.to(scale.dtype)
     # `reshape` costs the host as much as a launch, even if the shape stays.
-    if of_shift and grad_shift.shape != ctx.shift_shape:
-        grad_shift = (grad.to(scale.dtype) if has_own_rows(scale, x) else grad_shift).reshape(ctx.shift_shape)
-    return (
-        grad_x,
-        None if branch is None else grad_branch,
-        grad_gate if of_gate else None,
-        grad_scale if of_scale else None,
-        grad_shift if of_shift else None,
-        grad_weight if of_weight else None,
-        grad_bias if of_bias else None,
-    )
+    return grad_shift if grad_shift.shape == ctx.shift_shape else grad_shift.reshape(ctx.shift_shape)
+
+
+# In the functions below, the options of an op go as a tuple: each argument of `apply` costs the host time, forward and
+# backward.
 
 
 class _AdaNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, scale, shift, weight, bias, eps, centered, stepwise):
+    def forward(ctx, x, scale, shift, weight, bias, options):
         ctx.save_for_backward(x, scale, weight, bias)
-        ctx.eps, ctx.centered = eps, centered
+        ctx.options = options
         ctx.shift_shape = None if shift is None else shift.shape
-        return _ada_norm(x, scale, shift, weight, bias, eps, centered, stepwise)
+        return _ada_norm(x, scale, shift, weight, bias, *options)
 
     @staticmethod
     def backward(ctx, grad):
         x, scale, weight, bias = ctx.saved_tensors
-        wanted = (False, *ctx.needs_input_grad[1:5])
-        gradients = _norm_gradients(ctx, grad, x, scale, weight, bias, None, None, None, wanted)
-        return (gradients[0], *gradients[3:], None, None, None)
+        _, of_scale, of_shift, of_weight, of_bias, _ = ctx.needs_input_grad
+        eps, centered, _ = ctx.options
+        grad_x, grad_scale, grad_shift, grad_weight, grad_bias, _, _ = _once(_ada_norm_backward)(
+            grad, x, scale, weight, bias, eps, centered, of_scale or of_shift, of_weight or of_bias
+        )
+        if of_shift:
+            grad_shift = _gradient_of_shift(ctx, grad, grad_shift, scale)
+        return grad_x, grad_scale, grad_shift, grad_weight, grad_bias, None
 
 
 class _GateResidual(torch.autograd.Function):
@@ -224,18 +209,15 @@ class _GateResidual(torch.autograd.Function):
         _, of_branch, of_gate, _ = ctx.needs_input_grad
         if not of_branch and not of_gate:
             return grad, None, None, None
-        branch, gate = ctx.saved_tensors
-        grad_branch, grad_gate = _once(_gate_residual_backward, grad, branch, gate, of_gate)
-        return grad, grad_branch, grad_gate if of_gate else None, None
+        return grad, *_once(_gate_residual_backward)(grad, *ctx.saved_tensors, of_gate), None
 
 
 class _GateResidualAdaNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise):
-        arguments = (residual, branch, gate, scale, shift, weight, bias, eps, centered, stepwise)
-        total, normed = _gate_residual_ada_norm(*arguments)
+    def forward(ctx, residual, branch, gate, scale, shift, weight, bias, options):
+        total, normed = _gate_residual_ada_norm(residual, branch, gate, scale, shift, *options, weight, bias)
         ctx.save_for_backward(total, branch, gate, scale, weight, bias)
-        ctx.eps, ctx.centered = eps, centered
+        ctx.options = options
         ctx.shift_shape = None if shift is None else shift.shape
         ctx.set_materialize_grads(False)
         return total, normed
@@ -243,9 +225,25 @@ class _GateResidualAdaNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_sum, grad):
         total, branch, gate, scale, weight, bias = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[2:7]
+        _, _, of_gate, of_scale, of_shift, of_weight, of_bias, _ = ctx.needs_input_grad
         if grad is None:
-            grad_branch, grad_gate = _once(_gate_residual_backward, grad_sum, branch, gate, wanted[0])
-            return grad_sum, grad_branch, grad_gate if wanted[0] else None, *[None] * 7
-        gradients = _norm_gradients(ctx, grad, total, scale, weight, bias, grad_sum, branch, gate, wanted)
-        return (*gradients, None, None, None)
+            return grad_sum, *_once(_gate_residual_backward)(grad_sum, branch, gate, of_gate), *[None] * 5
+        eps, centered, _ = ctx.options
+        grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate = _once(_ada_norm_backward)(
+            grad,
+            total,
+            scale,
+            weight,
+            bias,
+            eps,
+            centered,
+            of_scale or of_shift,
+            of_weight or of_bias,
+            grad_sum,
+            branch,
+            gate,
+            of_gate,
+        )
+        if of_shift:
+            grad_shift = _gradient_of_shift(ctx, grad, grad_shift, scale)
+        return grad_x, grad_branch, grad_gate, grad_scale, grad_shift, grad_weight, grad_bias, None

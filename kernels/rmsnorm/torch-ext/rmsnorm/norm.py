@@ -34,10 +34,10 @@ def rms_norm(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
-    before_weight = rounding != "last" and _is_before_weight(rounding)
+    options = _options(eps, offset, rounding)
     if is_grad_enabled() and (x.requires_grad or (weight is not None and weight.requires_grad)):
-        return _RMSNorm.apply(x, weight, eps, offset, before_weight)
-    return _rms_norm(x, weight, eps, offset, before_weight)
+        return _RMSNorm.apply(x, weight, options)
+    return _rms_norm(x, weight, *options)
 
 
 def add_rms_norm(
@@ -61,12 +61,12 @@ def add_rms_norm(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If `rounding` has another value.
     """
-    before_weight = rounding != "last" and _is_before_weight(rounding)
+    options = _options(eps, offset, rounding)
     if is_grad_enabled() and (
         x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
     ):
-        return _AddRMSNorm.apply(x, residual, weight, eps, offset, before_weight)
-    return _add_rms_norm(x, residual, weight, eps, offset, before_weight)
+        return _AddRMSNorm.apply(x, residual, weight, options)
+    return _add_rms_norm(x, residual, weight, *options)
 
 
 def add_rms_norm_(
@@ -91,14 +91,21 @@ def add_rms_norm_(
         NotImplementedError: If an argument needs a gradient.
         ValueError: If `rounding` has another value.
     """
-    before_weight = rounding != "last" and _is_before_weight(rounding)
+    options = _options(eps, offset, rounding)
     if is_grad_enabled() and (
         x.requires_grad or residual.requires_grad or (weight is not None and weight.requires_grad)
     ):
         raise NotImplementedError("rmsnorm: add_rms_norm_ has no gradient, because it overwrites what that would need")
-    _add_rms_norm_(x, residual, weight, eps, offset, before_weight)
+    _add_rms_norm_(x, residual, weight, *options)
     # The dispatcher does not do this for an op that autograd does not know.
     increment_version((x, residual))
+
+
+def _options(eps, offset, rounding):
+    """Return the ops' arguments eps, offset and rounded_before_weight, without those that have their default value."""
+    if rounding == "last":
+        return (eps,) if offset == 0.0 else (eps, offset)
+    return eps, offset, _is_before_weight(rounding)
 
 
 def _is_before_weight(rounding: str) -> bool:
@@ -117,35 +124,35 @@ _rms_norm_backward = ops.rms_norm_backward.default
 
 
 class _RMSNorm(torch.autograd.Function):
+    # The options go as a tuple: each argument of `apply` costs the host time, forward and backward.
     @staticmethod
-    def forward(ctx, x, weight, eps, offset, before_weight):
+    def forward(ctx, x, weight, options):
         ctx.save_for_backward(x, weight)
-        ctx.options = eps, offset
-        return _rms_norm(x, weight, eps, offset, before_weight)
+        ctx.options = options
+        return _rms_norm(x, weight, *options)
 
     @staticmethod
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
-        grad_x, grad_weight = _gradients(ctx, grad, x, weight, None, ctx.needs_input_grad[1])
-        return grad_x, grad_weight, None, None, None
+        return *_gradients(ctx, grad, x, weight, None, ctx.needs_input_grad[1]), None
 
 
 class _AddRMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, residual, weight, eps, offset, before_weight):
-        normed, total = _add_rms_norm(x, residual, weight, eps, offset, before_weight)
+    def forward(ctx, x, residual, weight, options):
+        normed, total = _add_rms_norm(x, residual, weight, *options)
         ctx.save_for_backward(total, weight)
-        ctx.options = eps, offset
+        ctx.options = options
         ctx.set_materialize_grads(False)
         return normed, total
 
     @staticmethod
     def backward(ctx, grad, grad_sum):
         if grad is None:
-            return grad_sum, grad_sum, None, None, None, None
+            return grad_sum, grad_sum, None, None
         total, weight = ctx.saved_tensors
         grad_total, grad_weight = _gradients(ctx, grad, total, weight, grad_sum, ctx.needs_input_grad[2])
-        return grad_total, grad_total, grad_weight, None, None, None
+        return grad_total, grad_total, grad_weight, None
 
 
 class _Once(torch.autograd.Function):
@@ -161,14 +168,15 @@ class _Once(torch.autograd.Function):
 
 
 def _gradients(ctx, grad, x, weight, grad_sum, weight_grad):
-    dtype = x.dtype
-    if grad.dtype != dtype:  # float32, because the weight is
-        x = x.float()
-        grad_sum = None if grad_sum is None else grad_sum.float()
     # Grad mode is on in a backward pass only with `create_graph=True`.
     call = _Once.apply if is_grad_enabled() else _rms_norm_backward
-    grad_x, grad_weight = call(grad, x, weight, grad_sum, *ctx.options, weight_grad)
-    return grad_x if grad_x.dtype == dtype else grad_x.to(dtype), grad_weight if weight_grad else None
+    options = ctx.options[:2]
+    if grad.dtype == x.dtype:
+        return call(grad, x, weight, grad_sum, weight_grad, *options)
+    # `grad` is float32, because the weight is.
+    grad_sum = None if grad_sum is None else grad_sum.float()
+    grad_x, grad_weight = call(grad, x.float(), weight, grad_sum, weight_grad, *options)
+    return grad_x.to(x.dtype), grad_weight
 
 
 # --- fakes -----------------------------------------------------------------------------------------------------------
@@ -200,19 +208,19 @@ def _dtype_of_norm(x: Tensor, weight: Optional[Tensor], before_weight: bool) -> 
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm"))
-def _rms_norm_fake(x, weight, eps, offset, rounded_before_weight):
+def _rms_norm_fake(x, weight, eps, offset=0.0, rounded_before_weight=False):
     _check(x, weight, None)
     return x.new_empty(x.shape, dtype=_dtype_of_norm(x, weight, rounded_before_weight))
 
 
 @torch.library.register_fake(add_op_namespace_prefix("add_rms_norm"))
-def _add_rms_norm_fake(x, residual, weight, eps, offset, rounded_before_weight):
+def _add_rms_norm_fake(x, residual, weight, eps, offset=0.0, rounded_before_weight=False):
     _check(x, weight, residual)
     return x.new_empty(x.shape, dtype=_dtype_of_norm(x, weight, rounded_before_weight)), x.new_empty(x.shape)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("add_rms_norm_"))
-def _add_rms_norm_in_place_fake(x, residual, weight, eps, offset, rounded_before_weight):
+def _add_rms_norm_in_place_fake(x, residual, weight, eps, offset=0.0, rounded_before_weight=False):
     _check(x, weight, residual)
     _require(
         _dtype_of_norm(x, weight, rounded_before_weight) == x.dtype,
@@ -221,5 +229,5 @@ def _add_rms_norm_in_place_fake(x, residual, weight, eps, offset, rounded_before
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm_backward"))
-def _rms_norm_backward_fake(grad, x, weight, grad_sum, eps, offset, weight_grad):
-    return x.new_empty(x.shape), (x if weight is None else weight).new_empty(x.shape[-1] if weight_grad else 0)
+def _rms_norm_backward_fake(grad, x, weight, grad_sum, weight_grad, eps, offset=0.0):
+    return x.new_empty(x.shape), weight.new_empty(x.shape[-1]) if weight_grad else None

@@ -37,7 +37,23 @@ def _check(q, k, prefix, head_dim, heads_first):
     return shape
 
 
-def _check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_dim, in_turn, half, heads_first, inverse):
+def _check_grid(
+    q,
+    k,
+    table,
+    f,
+    h,
+    w,
+    f_pairs,
+    h_pairs,
+    w_pairs,
+    prefix=0,
+    head_dim=0,
+    in_turn=False,
+    half=False,
+    heads_first=False,
+    inverse=False,
+):
     _, tokens, dim = _check(q, k, prefix, head_dim, heads_first)
     for size in (f, h, w, f_pairs, h_pairs, w_pairs):
         _require(size >= 0, "grid must have no negative size, nor a negative number of pairs")
@@ -59,7 +75,7 @@ def _check_grid(q, k, table, f, h, w, f_pairs, h_pairs, w_pairs, prefix, head_di
     )
 
 
-def _check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first, inverse):
+def _check_tokens(q, k, cos, sin, rotary_dim=0, prefix=0, head_dim=0, half=False, heads_first=False, inverse=False):
     batch, tokens, dim = _check(q, k, prefix, head_dim, heads_first)
     _require(cos.device == q.device, "cos must be on the device of q")
     _require(cos.dtype in _TYPES, "cos must be float32, float16 or bfloat16")
@@ -82,7 +98,7 @@ def _check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_firs
 
 
 def _fake(q, k):
-    return q.new_empty(q.shape), q.new_empty(0) if k is None else k.new_empty(k.shape)
+    return q.new_empty(q.shape), None if k is None else k.new_empty(k.shape)
 
 
 def _check_adjacent(q, k):
@@ -92,26 +108,26 @@ def _check_adjacent(q, k):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rotate_grid"))
-def _rotate_grid_fake(q, k, *arguments):
-    _check_grid(q, k, *arguments)
+def _rotate_grid_fake(q, k, *arguments, **inverse):
+    _check_grid(q, k, *arguments, **inverse)
     return _fake(q, k)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rotate_grid_"))
-def _rotate_grid_in_place_fake(q, k, *arguments):
-    _check_grid(q, k, *arguments)
+def _rotate_grid_in_place_fake(q, k, *arguments, **inverse):
+    _check_grid(q, k, *arguments, **inverse)
     _check_adjacent(q, k)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rotate_tokens"))
-def _rotate_tokens_fake(q, k, *arguments):
-    _check_tokens(q, k, *arguments)
+def _rotate_tokens_fake(q, k, *arguments, **inverse):
+    _check_tokens(q, k, *arguments, **inverse)
     return _fake(q, k)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("rotate_tokens_"))
-def _rotate_tokens_in_place_fake(q, k, *arguments):
-    _check_tokens(q, k, *arguments)
+def _rotate_tokens_in_place_fake(q, k, *arguments, **inverse):
+    _check_tokens(q, k, *arguments, **inverse)
     _check_adjacent(q, k)
 
 

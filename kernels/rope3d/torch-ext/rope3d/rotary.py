@@ -110,7 +110,7 @@ def apply_rotary(
         RuntimeError: If an argument has a wrong shape, dtype or device; the message names it.
         ValueError: If an argument has a wrong value; the message names it.
     """
-    options = (rotary_dim or 0, prefix, *_form(pairs, layout, head_dim), False)
+    options = _unless_default(rotary_dim or 0, prefix, *_form(pairs, layout, head_dim))
     return _rotate(_TOKENS, q, k, (cos, sin), options, inplace)
 
 
@@ -153,13 +153,18 @@ def _arguments(device, width, grid, positions, widths, order, theta, scale, offs
             raise ValueError("rope3d: positions must be as many as grid has on each axis")
     if grid is None:
         cos, sin, rotary_dim = token_tables(positions, dim, counts, order, theta, scale, offset)
-        return (cos, sin), (rotary_dim, prefix, head_dim, half, heads_first, False)
+        return (cos, sin), _unless_default(rotary_dim, prefix, head_dim, half, heads_first)
     if positions is None and is_compiling():
         table = ops.grid_table(*grid, *counts, order, theta, scale, offset, device)
     else:
         axes = _indexes(grid, device) if positions is None else positions
         table = grid_table(axes, counts, order, theta, scale, offset)
-    return (table,), (*grid, *counts, prefix, head_dim, order == "in_turn", half, heads_first, False)
+    return (table,), (*grid, *counts, *_unless_default(prefix, head_dim, order == "in_turn", half, heads_first))
+
+
+def _unless_default(*options):
+    """Return the last options of an op but `inverse`, or nothing if all have their default values, 0 and False."""
+    return options if any(options) else ()
 
 
 def _indexes(grid, device):
@@ -213,23 +218,24 @@ def _grid_table(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset,
 # --- gradients -------------------------------------------------------------------------------------------------------
 
 
-def _rotate(ops_, q, k, tables, options, inplace):
+def _rotate(ops_, q, k, tables, options, inplace, inverse=False):
     needs_gradient = is_grad_enabled() and (q.requires_grad or (k is not None and k.requires_grad))
     if inplace:
         _rotate_in_place(ops_, q, k, tables, options, needs_gradient)
         return q, k
     if needs_gradient:
         # Tables and options go as tuples: each argument of `apply` costs the host time, forward and backward.
-        return _Rotate.apply(q, k, ops_, tables, options)
-    rotated = ops_[0](q, k, *tables, *options)
-    return rotated if k is not None else (rotated[0], None)
+        return _Rotate.apply(q, k, ops_, tables, options, inverse)
+    if inverse:
+        return ops_[0](q, k, *tables, *options, inverse=True)
+    return ops_[0](q, k, *tables, *options)
 
 
 def _rotate_in_place(ops_, q, k, tables, options, needs_gradient):
     if not needs_gradient:
         _change(ops_, q, k, tables, options)
     elif is_compiling():  # torch.compile does not support `mark_dirty`
-        for x, rotated in zip((q, k), _Rotate.apply(q, k, ops_, tables, options)):
+        for x, rotated in zip((q, k), _Rotate.apply(q, k, ops_, tables, options, False)):
             if x is not None:
                 x.copy_(rotated)
     else:
@@ -244,20 +250,21 @@ def _change(ops_, q, k, tables, options):
 
 class _Rotate(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, ops_, tables, options):
-        _save(ctx, ops_, tables, options)
-        rotated_q, rotated_k = ops_[0](q, k, *tables, *options)
-        return rotated_q, None if k is None else rotated_k
+    def forward(ctx, q, k, ops_, tables, options, inverse):
+        _save(ctx, ops_, tables, options, inverse)
+        if inverse:
+            return ops_[0](q, k, *tables, *options, inverse=True)
+        return ops_[0](q, k, *tables, *options)
 
     @staticmethod
     def backward(ctx, grad_q, grad_k):
-        return *_gradients(ctx, grad_q, grad_k), None, None, None
+        return *_gradients(ctx, grad_q, grad_k), None, None, None, None
 
 
 class _RotateInPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, ops_, tables, options):
-        _save(ctx, ops_, tables, options)
+        _save(ctx, ops_, tables, options, False)
         _change(ops_, q, k, tables, options)
         ctx.mark_dirty(*(x for x in (q, k) if x is not None))
         return q, k
@@ -267,18 +274,17 @@ class _RotateInPlace(torch.autograd.Function):
         return *_gradients(ctx, grad_q, grad_k), None, None, None
 
 
-def _save(ctx, ops_, tables, options):
+def _save(ctx, ops_, tables, options, inverse):
     ctx.save_for_backward(*tables)
-    ctx.ops, ctx.options = ops_, options
+    ctx.arguments = ops_, options, inverse
     ctx.set_materialize_grads(False)
 
 
 def _gradients(ctx, grad_q, grad_k):
     """Rotate the gradients of q and k by the negative angles."""
-    *options, inverse = ctx.options
-    options = (*options, not inverse)
+    ops_, options, inverse = ctx.arguments
     if grad_q is not None:
-        return _rotate(ctx.ops, grad_q, grad_k, ctx.saved_tensors, options, False)
+        return _rotate(ops_, grad_q, grad_k, ctx.saved_tensors, options, False, not inverse)
     if grad_k is not None:
-        grad_k, _ = _rotate(ctx.ops, grad_k, None, ctx.saved_tensors, options, False)
+        grad_k, _ = _rotate(ops_, grad_k, None, ctx.saved_tensors, options, False, not inverse)
     return None, grad_k

@@ -1,0 +1,186 @@
+"""`kernel-builder check-config` and `update-build`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kernel_builder.build.buildable import missing_dependency
+from kernel_builder.cli import print_notices, report_error
+from kernel_builder.cli.dependency_option import dependency_option
+from kernel_builder.config import offered
+from kernel_builder.config.build_toml import FILE
+from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project, sort_projects
+from kernel_builder.config.variant import Release
+from kernel_builder.errors import ConfigError
+from kernel_builder.toolchain.tools import Obstacle
+
+_DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
+
+
+@click.command()
+@_DIRECTORIES
+@dependency_option
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path], as_json: bool) -> None:
+    """Validate the build.toml of every DIR (default: here) and summarise it.
+
+    The files that it names must exist. Nothing has to be buildable here; a library that `depends` names and no package
+    index has is a warning. --json prints every value, with defaults filled in. Of several DIR, those without a
+    build.toml are left out; a mistake in one does not stop the others.
+
+    \b
+    kernel-builder check-config kernels/rmsnorm
+    kernel-builder check-config kernels/*
+    """
+    paths, others = sort_projects(directories or (Path(),))
+    if len(directories) < 2:
+        _check_one(paths[0], dependencies, as_json)
+        return
+    found = {path: read_or_error(path) for path in paths}
+    projects = [project for project in found.values() if isinstance(project, Project)]
+    ok = len(projects) == len(found)
+    if as_json:
+        listed = [
+            {"directory": str(path), "ok": True, "project": _plain(one)}
+            if isinstance(one, Project)
+            else {"directory": str(path), "ok": False, "error": one.as_dict()}
+            for path, one in found.items()
+        ]
+        click.echo(json.dumps({"ok": ok, "projects": listed, "left-out": [str(path) for path in others]}))
+    else:
+        print_notices(projects, others)
+        _print_table(found)
+        _print_missing(projects, dependencies)
+    if not ok:
+        raise SystemExit(ConfigError.exit_code)
+
+
+def read_or_error(directory: Path) -> Project | ConfigError:
+    """Return the project in a directory, or what is wrong with it."""
+    try:
+        return read_project(directory)
+    except ConfigError as error:
+        return error
+
+
+def _check_one(directory: Path, dependencies: Mapping[str, Path], as_json: bool) -> None:
+    read = read_project(directory)
+    if as_json:
+        click.echo(json.dumps(_plain(read)))
+        return
+    print_notices([read])
+    click.echo(f"{read.name} version {read.version}, {read.license}, for {', '.join(read.backends)}")
+    for kernel in read.kernels:
+        click.echo(f"  {kernel.name}: {kernel.backend}, {_count(len(kernel.src), 'source')}")
+    click.echo(f"  {read.python_name}: {_count(len(read.python_files), 'file')} of Python")
+    _print_missing([read], dependencies)
+
+
+def _print_missing(projects: Sequence[Project], dependencies: Mapping[str, Path]) -> None:
+    """Print a warning for each header library that projects need and nobody has, once for all projects."""
+    from kernel_builder.toolchain import Toolchains
+
+    toolchains = Toolchains(dependencies=dependencies)
+    needing: dict[Obstacle, dict[str, None]] = {}
+    for project in projects:
+        for backend in project.backends:
+            found = missing_dependency(project, backend, toolchains) if backend in offered.COMPILED_BACKENDS else None
+            if found:
+                needing.setdefault(found, {})[project.name] = None
+    for obstacle, names in needing.items():
+        click.secho(f"warning: {', '.join(names)}: {obstacle.reason}; {obstacle.hint}", fg="yellow", err=True)
+
+
+def _print_table(found: Mapping[Path, Project | ConfigError]) -> None:
+    """Print one row for each project, after the errors."""
+    rows = [("project", "version", "framework", "backends")]
+    for path, one in found.items():
+        if isinstance(one, Project):
+            rows.append((one.name, str(one.version), one.framework.table, ", ".join(one.backends)))
+        else:
+            report_error(one, as_json=False)
+            rows.append((path.name, "error", "", ""))
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    accepted = sum(isinstance(one, Project) for one in found.values())
+    click.echo(f"{accepted} of {_count(len(found), 'project')} accepted")
+
+
+@click.command()
+@_DIRECTORIES
+@click.option("--check", "--dry-run", "check", is_flag=True, help="Change nothing; exit with 1 if a file would change.")
+def update_build(directories: tuple[Path, ...], check: bool) -> None:
+    """Rewrite the build.toml of every DIR (default: here) to edition 5, and show the difference.
+
+    Comments and formatting are kept. A file of edition 5 is left as it is. A file that would not be valid in edition 5
+    is not changed, and does not stop the others.
+
+    \b
+    kernel-builder update-build kernels/rmsnorm
+    kernel-builder update-build kernels/* --check
+    """
+    paths, others = sort_projects(directories or (Path(),))
+    changed, failed = [], []
+    for directory in paths:
+        try:
+            if _updated(directory / FILE, write=not check):
+                changed.append(directory)
+        except ConfigError as error:
+            if len(paths) == 1:
+                raise
+            report_error(error, as_json=False)
+            failed.append(directory)
+    print_notices((), others)
+    done = "would be rewritten" if check else "rewritten"
+    click.echo(f"{len(changed)} of {_count(len(paths), 'file')} {done}" + (f", {len(failed)} failed" if failed else ""))
+    if failed:
+        raise SystemExit(ConfigError.exit_code)
+    if check and changed:
+        raise SystemExit(1)
+
+
+def _updated(path: Path, *, write: bool) -> bool:
+    """Show what changes in a file, and write it. Return whether anything changes."""
+    from kernel_builder.config.rewrite import rewritten
+    from kernel_builder.files import write_atomically
+
+    old, new = rewritten(path)
+    if old == new:
+        return False
+    _show_difference(old.splitlines(), new.splitlines(), str(path))
+    if write:
+        real = Path(os.path.realpath(path))
+        mark = "\ufeff" if real.read_bytes().startswith(b"\xef\xbb\xbf") else ""
+        write_atomically(real, mark + new, mode=real.stat().st_mode & 0o777)
+    return True
+
+
+def _show_difference(old: Sequence[str], new: Sequence[str], name: str) -> None:
+    colours = {"+": "green", "-": "red"}
+    for line in difflib.unified_diff(old, new, name, name, lineterm=""):
+        click.secho(line, fg=colours.get(line[0]))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _plain(value: Any) -> Any:
+    """Convert a value to JSON types: dataclasses to objects, releases and paths to strings."""
+    if isinstance(value, (Release, Path)):
+        return str(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value

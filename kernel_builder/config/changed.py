@@ -1,0 +1,96 @@
+"""Which projects of a git repository a change touches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from kernel_builder.config.project_files import in_work_tree, work_tree
+from kernel_builder.errors import ConfigError
+
+
+def touched(directories: Sequence[Path], since: str, shared: Sequence[Path] = ()) -> list[Path]:
+    """Return the project directories that differ between HEAD and the commit where its history left that of `since`.
+
+    A project is touched if a file in its directory has changed, or a file that a symbolic link of the project leads to.
+    Changes that are not committed do not count.
+
+    Args:
+        since: Any name of a commit, such as `main` or `HEAD^1`.
+        shared: Files and directories whose change touches every project.
+
+    Raises:
+        ConfigError: If a project is not in a git repository, the repository lacks `since` or a common ancestor, or a
+            path of `shared` does not exist.
+    """
+    projects: dict[Path, list[Path]] = defaultdict(list)
+    for directory in directories:
+        projects[work_tree(Path(os.path.realpath(directory)))].append(directory)
+    found: set[Path] = set()
+    for top, inside in projects.items():
+        changed = _changed_files(top, since)
+        if _contain(_shared_places(shared), changed):
+            found.update(inside)
+        found.update(directory for directory in inside if _contain(places(directory), changed))
+    return [directory for directory in directories if directory in found]
+
+
+def places(directory: Path) -> set[Path]:
+    """Return the directory of a project, and the files and directories that its symbolic links lead to.
+
+    Links out of the git repository are left out: `read_project` refuses those that a build uses.
+    """
+    root = Path(os.path.realpath(directory))
+    found, queue = {root}, [root]
+    while queue:
+        for folder, folders, files in os.walk(queue.pop()):
+            for path in (Path(folder, name) for name in (*folders, *files)):
+                target = Path(os.path.realpath(path))
+                if path.is_symlink() and in_work_tree(root, target) and not _contain(found, [target]):
+                    found.add(target)
+                    queue.append(target)
+    return found
+
+
+def _contain(above: Iterable[Path], paths: Iterable[Path]) -> bool:
+    parents = set(above)
+    return any(not parents.isdisjoint((path, *path.parents)) for path in paths)
+
+
+def _shared_places(shared: Sequence[Path]) -> list[Path]:
+    for path in shared:
+        if not path.exists():
+            raise ConfigError(
+                "does not exist; expected a file or directory that all projects share",
+                where=f"--shared {path}",
+                hint="correct the path; it is relative to the current directory",
+            )
+    return [Path(os.path.realpath(path)) for path in shared]
+
+
+def _changed_files(top: Path, since: str) -> list[Path]:
+    def git(*arguments: str) -> str:
+        # Without optional locks: other git commands may run in the work tree.
+        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        command = ["git", "-C", str(top), *arguments]
+        return os.fsdecode(subprocess.run(command, capture_output=True, check=True, env=environment).stdout)
+
+    try:
+        commit = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{since}^{{commit}}").strip()
+        # The name before a rename matters as much as the name after it.
+        listed = git("diff", "--name-only", "--no-renames", "-z", f"{commit}...HEAD")
+    except FileNotFoundError as error:
+        raise ConfigError(
+            "git is not installed, so changes cannot be listed", where=str(top), hint="install git"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise ConfigError(
+            f"git knows no common ancestor of {since} and HEAD here",
+            where=str(top),
+            hint="name a commit of this repository, and fetch its history: a shallow clone lacks it "
+            "(git fetch --unshallow; `fetch-depth: 0` for actions/checkout)",
+        ) from error
+    return [top / name for name in listed.split("\0") if name]

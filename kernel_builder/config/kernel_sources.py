@@ -1,0 +1,120 @@
+"""Which kernels of a project go into a binary, with each source in one of them.
+
+The public builder compiles a source that several `[kernel.<name>]` tables of a backend name once, with the capabilities
+and flags of all of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import PurePosixPath
+
+from kernel_builder.config import matrix
+from kernel_builder.config.project import HEADER_SUFFIXES, Framework, Kernel, Project, TorchNoarch
+from kernel_builder.config.variant import Release
+
+# Options of compilers that take the next argument as their value.
+_WITH_VALUE = re.compile(r"-X[a-z]+|--?(?:gencode|include|isystem|D|I|U|std)|--[a-z]+-options|--generate-code")
+
+
+def is_header(path: str) -> bool:
+    """Return whether a path of `src` is a header, which is not compiled."""
+    return PurePosixPath(path).suffix in HEADER_SUFFIXES
+
+
+def of_backend(project: Project, backend: str, cuda: Release | None) -> tuple[Kernel, ...]:
+    """Return the kernels of a backend, without those whose `cuda-minver` is above a CUDA release."""
+    return tuple(
+        kernel
+        for kernel in project.kernels
+        if kernel.backend == backend and not (cuda and kernel.cuda_minver and cuda < kernel.cuda_minver)
+    )
+
+
+def disjoint(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+    """Return the kernels with each source in one of them.
+
+    Sources that several kernels name get a kernel of their own, with what all of these kernels ask for.
+    """
+    holders = _holders(kernel.src for kernel in kernels)
+    shared: dict[tuple[int, ...], list[str]] = {}
+    for path, numbers in holders.items():
+        if len(numbers) > 1:
+            shared.setdefault(numbers, []).append(path)
+    rest = (
+        replace(kernel, src=tuple(path for path in _distinct(kernel.src) if len(holders.get(path, ())) < 2))
+        for kernel in kernels
+    )
+    together = (_merged([kernels[number] for number in numbers], paths) for numbers, paths in shared.items())
+    return (*rest, *together)
+
+
+def _holders(lists: Iterable[Sequence[str]]) -> dict[str, tuple[int, ...]]:
+    """Return for each source which of the lists have it, by number."""
+    holders: dict[str, tuple[int, ...]] = {}
+    for number, paths in enumerate(lists):
+        for path in _distinct(path for path in paths if not is_header(path)):
+            holders[path] = (*holders.get(path, ()), number)
+    return holders
+
+
+def _merged(kernels: Sequence[Kernel], src: Sequence[str]) -> Kernel:
+    headers = (path for kernel in kernels for path in kernel.src if is_header(path))
+    limited = [kernel for kernel in kernels if kernel.name != "torch"] or kernels
+    every = [kernel.cuda_capabilities for kernel in limited]
+    listed = [capabilities for capabilities in every if capabilities is not None]
+    return replace(
+        limited[0],
+        depends=_distinct(depend for kernel in kernels for depend in kernel.depends),
+        src=(*src, *_distinct(headers)),
+        include=_distinct(entry for kernel in kernels for entry in kernel.include),
+        cxx_flags=_joined([kernel.cxx_flags for kernel in kernels]),
+        cuda_flags=_joined([kernel.cuda_flags for kernel in kernels]),
+        cuda_capabilities=_distinct(c for one in listed for c in one) if len(listed) == len(every) else None,
+    )
+
+
+def _distinct(items: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(items))
+
+
+def _joined(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Return the options of all lists, each once: nvcc refuses some that are repeated."""
+    return tuple(word for option in dict.fromkeys(o for flags in lists for o in _options(flags)) for word in option)
+
+
+def _options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield each option with its value, if that is the next argument."""
+    words = iter(flags)
+    for word in words:
+        value = next(words, None) if _WITH_VALUE.fullmatch(word) else None
+        yield (word,) if value is None else (word, value)
+
+
+def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence[str]) -> Iterator[str]:
+    """Yield what a reader of `build.toml` should know about its kernels: what is skipped or merged."""
+    known = matrix.known_capabilities()
+    for kernel in kernels:
+        unknown = [c for c in kernel.cuda_capabilities or () if re.sub(r"[af]?(\+PTX)?$", "", c) not in known]
+        if unknown:
+            yield (
+                f"[kernel.{kernel.name}] cuda-capabilities: no known CUDA release compiles for {', '.join(unknown)}; "
+                f"{'it is' if len(unknown) == 1 else 'they are'} skipped"
+            )
+    tables = [(f"[kernel.{kernel.name}]", kernel.backend, kernel.src) for kernel in kernels]
+    if not isinstance(framework, TorchNoarch):
+        tables += [(f"[{framework.table}]", backend, framework.src) for backend in backends]
+    for name, _, src in tables:
+        for path in _distinct(path for path in src if src.count(path) > 1 and not is_header(path)):
+            yield f"{name} src: {path!r} is named twice; it is compiled once"
+    for backend in backends:
+        mine = [(name, src) for name, of, src in tables if of == backend]
+        shared: dict[tuple[int, ...], list[str]] = {}
+        for path, numbers in _holders(src for _, src in mine).items():
+            if len(numbers) > 1:
+                shared.setdefault(numbers, []).append(path)
+        for numbers, paths in shared.items():
+            names = " and ".join(mine[number][0] for number in numbers)
+            yield f"{names} all name {', '.join(map(repr, paths))}; compiled once for {backend}, with the flags of all"

@@ -1,0 +1,38 @@
+"""What a person should know of the projects of a command, once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from kernel_builder.config import offered
+from kernel_builder.config.project import Project, TvmFfi
+
+# Names of projects in one line; the others are counted.
+_NAMES = 4
+
+
+def of_project(project: Project) -> Iterator[str]:
+    """Yield what is accepted in `build.toml` and still worth a word, and what is not built."""
+    yield from project.warnings
+    yield from offered.empty_backends(project).values()
+    if isinstance(project.framework, TvmFfi):
+        yield "this builder does not build [tvm-ffi] extensions"
+        return
+    for backend in offered.skipped_backends(project):
+        yield f"this builder does not compile for {backend}"
+
+
+def notices(projects: Sequence[Project]) -> list[str]:
+    """Return one line for each notice, with the projects that it is about."""
+    about: dict[str, list[str]] = {}
+    for project in projects:
+        for notice in of_project(project):
+            about.setdefault(notice, []).append(project.name)
+    return [f"{listed(names)}: {notice}" for notice, names in about.items()]
+
+
+def listed(names: Sequence[str], noun: str = "projects") -> str:
+    """Return names as a line has them: all of a few, the first of many."""
+    if len(names) <= _NAMES:
+        return ", ".join(names)
+    return f"{len(names)} {noun} ({', '.join(names[: _NAMES - 1])} and {len(names) - _NAMES + 1} more)"

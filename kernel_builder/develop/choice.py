@@ -1,0 +1,93 @@
+"""Which variant to develop or test when the user names none."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+
+from kernel_builder.build import buildable
+from kernel_builder.checks.load import rejections
+from kernel_builder.config.project import Project
+from kernel_builder.config.variant import Noarch, Release, Variant, this_platform
+from kernel_builder.errors import PackageError, VariantError
+from kernel_builder.package import metadata
+from kernel_builder.toolchain import Toolchains
+
+_NONE = Release(0, 0)
+
+
+def to_develop(project: Project, name: str | None, toolchains: Toolchains) -> Variant:
+    """Return the variant of this name, or else the one that the installed Torch would load, or else the newest.
+
+    Raises:
+        VariantError: If there is no such variant, or this machine cannot build it, or none.
+    """
+    if name:
+        return buildable.named(project, [name], toolchains)[0]
+    asked_for, _ = buildable.available(project, toolchains)
+    every, _ = buildable.available(project, toolchains, whole=True)
+    return _newest(loadable(asked_for) or loadable(every) or asked_for)
+
+
+def of_each_backend(project: Project, toolchains: Toolchains) -> list[Variant]:
+    """Return the variant that `to_develop` chooses, and the newest one of each other backend.
+
+    Raises:
+        VariantError: If this machine can build none.
+    """
+    chosen = to_develop(project, None, toolchains)
+    others, _ = buildable.available(project, toolchains)
+    backends = sorted({variant.backend for variant in others} - {chosen.backend})
+    return [chosen, *(_newest([one for one in others if one.backend == backend]) for backend in backends)]
+
+
+def built(project: Project, name: str | None) -> Variant:
+    """Return the variant of this name, or else of those in `build` the one that the installed Torch would load.
+
+    Without a Torch that loads one, the newest that this machine has the hardware for.
+
+    Raises:
+        VariantError: If the name is not a variant's.
+        PackageError: If it has not been built.
+    """
+    build = project.root / "build"
+    present = {path.parent.name: path.parent for path in build.glob(f"*/{metadata.NAME}")}
+    if name:
+        variant = Variant.parse(name)
+        if name not in present:
+            raise PackageError(
+                "has not been built",
+                where=str(build / name),
+                hint=f"build it first: kernel-builder build {project.root} --variant {name}",
+            )
+        return variant
+    variants = []
+    for directory in present:
+        with suppress(VariantError):
+            variants.append(Variant.parse(directory))
+    variants = [variant for variant in variants if variant.platform in (None, this_platform())]
+    if not variants:
+        raise PackageError(
+            f"has no package for {this_platform()}",
+            where=str(build),
+            hint=f"build one first: kernel-builder build {project.root}",
+        )
+    has_gpu = shutil.which("nvidia-smi") is not None
+    without_gpu = [variant for variant in variants if has_gpu or variant.backend == "cpu"]
+    return _newest(loadable(variants) or without_gpu or variants)
+
+
+def loadable(variants: Sequence[Variant], python: str = sys.executable) -> list[Variant]:
+    """Return the variants that the client would load into the Torch of an interpreter."""
+    rejected = rejections(tuple(variant.name for variant in variants), python)
+    return [variant for variant in variants if rejected[variant.name] is None]
+
+
+def _newest(variants: Sequence[Variant]) -> Variant:
+    def rank(variant: Variant) -> tuple[bool, bool, Release, Release]:
+        release = _NONE if isinstance(variant.framework, Noarch) else variant.framework.release
+        return variant.backend == "cuda", variant.backend == "cpu", variant.cuda or _NONE, release
+
+    return max(variants, key=rank)

@@ -1,0 +1,112 @@
+"""The interpreter of a test shell: the current one if its Torch loads the variant, or else a virtual environment.
+
+Virtual environments are in the builder's cache, and shared by all projects that need the same packages.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from kernel_builder import files
+from kernel_builder.build.graph import digest
+from kernel_builder.config import matrix
+from kernel_builder.config.project import Project
+from kernel_builder.config.variant import FullAbi, Release, Variant
+from kernel_builder.develop.choice import loadable
+from kernel_builder.errors import ToolchainError
+from kernel_builder.progress import Progress
+
+TORCH_INDEX = "https://download.pytorch.org/whl"
+
+# Names of `python-depends` that differ from the names in the package index.
+_DISTRIBUTIONS = {"tvm-ffi": "apache-tvm-ffi", "onednn": "onednn-devel"}
+
+
+def find(project: Project, variant: Variant, cache: Path, progress: Progress, *, torch_index: str) -> Path:
+    """Return an interpreter with a Torch that loads the variant, the client, pytest and what the kernel depends on.
+
+    Args:
+        torch_index: The directory of the indices of Torch's builds, `cpu`, `cu130` and so on.
+
+    Raises:
+        ToolchainError: If a virtual environment is needed and cannot be made, or its Torch does not load the variant.
+    """
+    if loadable([variant]):
+        if importlib.util.find_spec("pytest") is None:
+            progress.say(f"pytest is not installed: {sys.executable} -m pip install pytest")
+        return Path(sys.executable)
+    torch, build = torch_build(variant)
+    depends = [*project.python_depends, *project.backend_python_depends.get(variant.backend, ())]
+    packages = [f"torch=={torch}.*", "kernels", "numpy", "pytest", *(_DISTRIBUTIONS.get(one, one) for one in depends)]
+    key = digest(sys.version, sys.base_prefix, packages, build)[:16]
+    directory = cache / "environments" / f"torch{torch.digits}-{build}-{key}"
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    python = directory / "bin" / "python"
+    with files.locked(directory.with_suffix(".lock"), waiting=lambda: progress.say(f"waiting for {directory}")):
+        if not (directory / "complete").is_file():
+            progress.say(f"installing Torch {torch} ({build}) in {directory}")
+            shutil.rmtree(directory, ignore_errors=True)
+            _run([sys.executable, "-m", "venv", str(directory)], "install Python's venv (Debian: python3-venv)")
+            pip = [
+                str(python),
+                "-m",
+                "pip",
+                "install",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--extra-index-url",
+                f"{torch_index}/{build}",
+            ]
+            _run(
+                [*pip, *packages],
+                "make the package index reachable, or install a Torch that fits beside kernel-builder",
+            )
+            (directory / "complete").touch()
+    if not loadable([variant], str(python)):
+        raise ToolchainError(
+            "the client does not load this variant into the Torch that pip installed",
+            where=f"{variant.name}, {directory}",
+            hint=f"`{python} -m pip list` shows which it is; remove the directory to install it again",
+        )
+    return python
+
+
+def torch_build(variant: Variant) -> tuple[Release, str]:
+    """Return the Torch release to test a variant with, and the name of its build. It is the newest that fits.
+
+    Raises:
+        ToolchainError: If no release of the matrix has one.
+    """
+    published = matrix.load().torch
+    if isinstance(variant.framework, FullAbi):
+        return variant.framework.release, f"cu{variant.cuda.digits}" if variant.cuda else "cpu"
+    if variant.backend == "cpu":
+        return max(published), "cpu"
+    # A binary on the stable ABI works with every later CUDA release of its major.
+    fitting = [
+        (release, cuda)
+        for release, releases in published.items()
+        for cuda in releases
+        if variant.backend == "cuda"
+        and (variant.cuda is None or (cuda.major == variant.cuda.major and cuda >= variant.cuda))
+    ]
+    if not fitting:
+        raise ToolchainError(
+            f"the matrix has no Torch for {f'CUDA {variant.cuda}' if variant.cuda else variant.backend}",
+            where=variant.name,
+            hint="install a Torch that loads it beside kernel-builder",
+        )
+    release = max(release for release, _ in fitting)
+    return release, f"cu{min(cuda for of, cuda in fitting if of == release).digits}"
+
+
+def _run(command: list[str], hint: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    if done.returncode:
+        told = done.stdout.strip().rpartition("\n")[2]
+        raise ToolchainError(f"ended with status {done.returncode}: {told}", where=shlex.join(command), hint=hint)

@@ -1,0 +1,97 @@
+"""Environments of shells: one with the toolchain of a variant, one with its Torch and its package."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sysconfig
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import NoReturn
+
+from kernel_builder.config.project import Project, TorchFramework
+from kernel_builder.config.variant import Noarch, Variant
+from kernel_builder.errors import ConfigError
+from kernel_builder.toolchain import Toolchains
+
+
+def development(project: Project, variant: Variant, toolchains: Toolchains) -> dict[str, str]:
+    """Return the environment to compile a variant by hand: its nvcc and g++, and the headers of CUDA and Torch.
+
+    Raises:
+        ToolchainError: If a compiler or header is missing.
+    """
+    changed = _local_kernels(project, project.root / "build")
+    if isinstance(variant.framework, Noarch):
+        return {**os.environ, **changed}
+    assert isinstance(project.framework, TorchFramework)
+    host = toolchains.host()
+    stable = project.framework.stable_abi.get(variant.backend)
+    torch = toolchains.torch(stable or variant.framework.release, "stable" if stable else "full")
+    include = [resources.files("kernel_builder") / "templates", *torch.include]
+    path = []
+    if variant.cuda:
+        cuda = toolchains.cuda(variant.cuda)
+        include += cuda.include
+        if libraries := toolchains.cuda_libraries(cuda):
+            include += libraries.include
+        path.append(cuda.nvcc.parent)
+        changed |= {"CUDA_HOME": str(cuda.root), "CUDA_PATH": str(cuda.root), "NVCC_CCBIN": str(host.path)}
+    kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
+    for name in dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch"):
+        include += toolchains.dependency(name).include
+    include.append(Path(sysconfig.get_path("include")))
+    changed |= {
+        "CXX": str(host.path),
+        "PATH": _joined(path, "PATH"),
+        "CPLUS_INCLUDE_PATH": _joined(include, "CPLUS_INCLUDE_PATH"),
+    }
+    return {**os.environ, **changed}
+
+
+def testing(project: Project, variant: Variant, python: Path) -> dict[str, str]:
+    """Return the environment to test the package of a variant with an interpreter that has Torch and the client.
+
+    `import` finds the package by its Python name, and `get_kernel` by the repository's.
+    """
+    package = project.root / "build" / variant.name
+    changed = _local_kernels(project, package)
+    if (python.parent.parent / "pyvenv.cfg").is_file():
+        changed["VIRTUAL_ENV"] = str(python.parent.parent)
+    return {**os.environ, **changed, "PYTHONPATH": str(package), "PATH": _joined([python.parent], "PATH")}
+
+
+def enter(environment: Mapping[str, str], command: Sequence[str]) -> NoReturn:
+    """Replace this process by a command, or by the user's shell if there is none.
+
+    Raises:
+        ConfigError: If there is no such program.
+    """
+    words = list(command) or [os.environ.get("SHELL") or "/bin/sh"]
+    program = shutil.which(words[0], path=environment["PATH"])
+    if program is None:
+        raise ConfigError("no such program", where=words[0], hint="name one that is on the PATH of the shell")
+    # Python ignores these two signals, and a program would inherit that.
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        signal.signal(number, signal.SIG_DFL)
+    os.execve(program, words, environment)
+
+
+def _local_kernels(project: Project, directory: Path) -> dict[str, str]:
+    """Return the variable by which the client finds a directory in place of the project's repository on the Hub."""
+    if not project.hub_repo_id:
+        return {}
+    if ":" in str(directory):
+        raise ConfigError(
+            "the client separates the entries of LOCAL_KERNELS by colons, and this directory has one in its name",
+            where=str(directory),
+            hint="move the project to a directory without a colon",
+        )
+    own = f"{project.hub_repo_id}={directory}"
+    return {"LOCAL_KERNELS": ":".join([own, *filter(None, [os.environ.get("LOCAL_KERNELS")])])}
+
+
+def _joined(directories: Sequence[object], variable: str) -> str:
+    return os.pathsep.join([*map(str, directories), *filter(None, [os.environ.get(variable)])])

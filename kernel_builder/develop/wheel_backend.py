@@ -1,0 +1,121 @@
+"""The build backend of a project with the `pyproject.toml` of `create-pyproject`: pip builds and installs the kernel.
+
+pip calls the functions `build_wheel` and `build_editable` of PEP 517 and PEP 660 in the directory of a project. An
+editable install puts the package in `build/` on Python's path, so later builds need no reinstallation.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kernel_builder import files, pipeline
+from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Variant
+from kernel_builder.develop import choice
+from kernel_builder.errors import ConfigError, ToolchainError
+from kernel_builder.progress import Lines
+from kernel_builder.toolchain import Toolchains
+
+NAME = "pyproject.toml"
+CONTENT = f"""\
+# Written by `kernel-builder create-pyproject`; `kernel-builder clean-pyproject` removes it. Do not commit it.
+[build-system]
+requires = ["torch-kernel-builder"]
+build-backend = "{__name__}"
+
+[tool.pytest.ini_options]
+markers = ["kernels_ci: a test to run in CI"]
+"""
+
+
+def create(directory: Path, *, overwrite: bool = False) -> Path:
+    """Write the `pyproject.toml` of a project.
+
+    Raises:
+        ConfigError: If there is no project, or another file of this name.
+    """
+    file = read_project(directory).root / NAME
+    if file.exists() and file.read_text() != CONTENT and not overwrite:
+        raise ConfigError("exists, with other content", where=str(file), hint="replace it with --force, or keep it")
+    files.write_atomically(file, CONTENT)
+    return file
+
+
+def clean(directory: Path, *, overwrite: bool = False, dry_run: bool = False) -> Path | None:
+    """Remove the `pyproject.toml` that `create` has written, and return it; None if there is none.
+
+    Raises:
+        ConfigError: If there is no project, or the file has been changed.
+    """
+    file = read_project(directory).root / NAME
+    if not file.exists():
+        return None
+    if file.read_text() != CONTENT and not overwrite:
+        raise ConfigError(
+            "has other content than create-pyproject writes", where=str(file), hint="remove it with --force, or keep it"
+        )
+    if not dry_run:
+        file.unlink()
+    return file
+
+
+def build_wheel(wheel_directory: str, config_settings: Mapping[str, Any] | None = None, *_: Any) -> str:
+    """Build the variant for this interpreter's Torch, and write a wheel of it. `-C variant=NAME` selects another."""
+    project, package = _build(config_settings or {})
+    content = {
+        f"{project.python_name}/{path.relative_to(package).as_posix()}": path.read_bytes()
+        for path in sorted(package.rglob("*"))
+        # The directory of the package's own name is for loaders that look for the module there.
+        if path.is_file() and path.relative_to(package).parts[0] != project.python_name and path.suffix != ".pyc"
+    }
+    platform = Variant.parse(package.name).platform
+    tag = f"linux_{platform.partition('-')[0]}" if platform else "any"
+    return _write_wheel(Path(wheel_directory), project, tag, content)
+
+
+def build_editable(wheel_directory: str, config_settings: Mapping[str, Any] | None = None, *_: Any) -> str:
+    """As `build_wheel`, but the wheel only puts `build/<variant>` on Python's path."""
+    project, package = _build(config_settings or {})
+    content = {f"{project.python_name}.pth": f"{package}\n".encode()}
+    return _write_wheel(Path(wheel_directory), project, "any", content)
+
+
+def _build(settings: Mapping[str, Any]) -> tuple[Project, Path]:
+    toolchains = Toolchains()
+    project = read_project(Path())
+    variant = choice.to_develop(project, settings.get("variant"), toolchains)
+    if not choice.loadable([variant]):
+        raise ToolchainError(
+            "the Torch of this interpreter, if it has one, does not load this variant",
+            where=f"{variant.name}, {sys.executable}",
+            hint="install Torch and kernel-builder first, then run pip with --no-build-isolation",
+        )
+    request = pipeline.BuildRequest((project.root,), variants=(variant.name,))
+    summary = pipeline.build(request, toolchains, Lines(sys.stderr))
+    summary.raise_error()
+    (built,) = summary.packages
+    return project, built.path
+
+
+def _write_wheel(directory: Path, project: Project, platform: str, content: Mapping[str, bytes]) -> str:
+    stem, tag = f"{project.python_name}-{project.version}", f"py3-none-{platform}"
+    info = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {project.name}\nVersion: {project.version}\n",
+        "WHEEL": f"Wheel-Version: 1.0\nGenerator: kernel-builder\nRoot-Is-Purelib: false\nTag: {tag}\n",
+    }
+    everything = {**content, **{f"{stem}.dist-info/{name}": text.encode() for name, text in info.items()}}
+    rows = [f"{stem}.dist-info/RECORD,,"]
+    with zipfile.ZipFile(directory / f"{stem}-{tag}.whl", "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in everything.items():
+            archive.writestr(name, data)
+            checksum = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            rows.append(f"{name},sha256={checksum},{len(data)}")
+        archive.writestr(f"{stem}.dist-info/RECORD", "\n".join(rows) + "\n")
+    return f"{stem}-{tag}.whl"

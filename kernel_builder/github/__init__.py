@@ -1,0 +1,1 @@
+"""What the workflows in `.github/` ask GitHub, and what they tell it."""

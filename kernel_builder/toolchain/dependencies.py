@@ -1,0 +1,165 @@
+"""Header libraries that `depends` can name: those of `dependencies.toml`, and directories that the user gives."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+
+from kernel_builder.errors import ToolchainError
+from kernel_builder.toolchain.tools import HeaderLibrary
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+VARIABLE = "KERNEL_BUILDER_DEPENDENCIES"
+
+_INCLUDE = ("include", "tools/util/include")
+
+
+@dataclass(frozen=True)
+class DependencyFile:
+    """A file of the index that has headers of a library: those in the directories `take` below `prefix`."""
+
+    file: str
+    prefix: str
+    take: tuple[str, ...]
+
+    @property
+    def project(self) -> str:
+        """The name of the project in the index."""
+        return self.file.partition("-")[0].replace("_", "-")
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """A header library.
+
+    Attributes:
+        version: The version that the public builder uses.
+        license: Its SPDX name.
+        files: Empty if no index has it.
+    """
+
+    name: str
+    version: str
+    license: str
+    files: tuple[DependencyFile, ...]
+
+    @property
+    def title(self) -> str:
+        """The name in messages."""
+        return f"CUTLASS {self.version}"
+
+
+@lru_cache(maxsize=1)
+def known() -> Mapping[str, Dependency]:
+    """Return every header library by name."""
+    data = tomllib.loads((resources.files(__package__) / "dependencies.toml").read_text(encoding="utf-8"))
+    return {
+        name: Dependency(
+            name,
+            entry["version"],
+            entry["license"],
+            tuple(DependencyFile(one["file"], one["prefix"], tuple(one["take"])) for one in entry.get("files", [])),
+        )
+        for name, entry in data.items()
+    }
+
+
+def include_directories(root: Path) -> tuple[Path, ...]:
+    """Return the include directories of a library."""
+    return tuple(path for path in (root / part for part in _INCLUDE) if path.is_dir())
+
+
+def parse_given(text: str, where: str) -> tuple[str, Path]:
+    """Return name and directory of a text `NAME=DIR`.
+
+    Args:
+        where: The option or variable, for errors.
+
+    Raises:
+        ToolchainError: If it is not of this form, or names an unknown library.
+    """
+    name, equals, directory = text.partition("=")
+    if not equals or not directory or name not in known():
+        raise ToolchainError(
+            f"{text!r} is not NAME=DIR with one of the names {', '.join(known())}",
+            where=where,
+            hint="write for example cutlass_3_9=/opt/cutlass, a directory with include/cutlass/cutlass.h",
+        )
+    return name, Path(directory)
+
+
+def given_by_environment(environment: Mapping[str, str] = os.environ) -> dict[str, Path]:
+    """Return the directories that KERNEL_BUILDER_DEPENDENCIES names: `NAME=DIR`, separated by colons.
+
+    Raises:
+        ToolchainError: If it has another form.
+    """
+    texts = environment.get(VARIABLE, "").split(os.pathsep)
+    return dict(parse_given(text, VARIABLE) for text in texts if text)
+
+
+def check_directory(name: str, directory: Path) -> Path:
+    """Return the absolute path of a directory that the user names for a library.
+
+    Raises:
+        ToolchainError: If the directory does not have this library in this version.
+    """
+    expected = known()[name].version.rsplit(".", 1)[0]
+    root = directory.absolute()
+    where = f"{name}={directory}"
+    if not (root / "include/cutlass/cutlass.h").is_file():
+        raise ToolchainError(
+            "is not a directory of CUTLASS: it has no include/cutlass/cutlass.h",
+            where=where,
+            hint=f"name a checkout of CUTLASS {known()[name].version}",
+        )
+    if re.search(r"[\s,]", str(root)):
+        raise ToolchainError(
+            "nvcc does not accept white space and commas in the path", where=where, hint="give a link to the directory"
+        )
+    found = stated_version(root)
+    if found and not found.startswith(f"{expected}."):
+        raise ToolchainError(
+            f"is CUTLASS {found}, expected {expected}", where=where, hint=f"check out the tag v{known()[name].version}"
+        )
+    return root
+
+
+def in_directory(name: str, directory: Path) -> HeaderLibrary:
+    """Return a library in a directory that the user names, identified by the content of its headers.
+
+    Raises:
+        ToolchainError: As `check_directory`.
+    """
+    root = check_directory(name, directory)
+    return HeaderLibrary(name, root, include_directories(root), _identify(root))
+
+
+def stated_version(root: Path) -> str | None:
+    """Return the version that cutlass/version.h states. Releases before 3.0 do not have this file."""
+    path = root / "include/cutlass/version.h"
+    if not path.is_file():
+        return None
+    text = path.read_text(encoding="utf-8", errors="replace")
+    numbers = [re.search(rf"#define CUTLASS_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(number[1] for number in numbers if number)
+
+
+def _identify(root: Path) -> str:
+    digest = hashlib.sha256()
+    for directory in include_directories(root):
+        for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+            content = hashlib.sha256(path.read_bytes()).hexdigest()
+            digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()

@@ -1,0 +1,49 @@
+"""Projects as the public ones are: what the public builder accepts is built, and the client loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.e2e.conftest import LOAD, Copy, Run, replace, run_python
+
+LOAD_PYTHON = """
+import sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+print(get_local_kernel(Path(sys.argv[1]), backend="cpu").doubled(torch.ones(2)).tolist())
+"""
+
+
+def test_no_edition_a_source_in_two_kernels_and_the_stable_abi_of_2_9(
+    copy_project: Copy, cache: Path, kernel_builder: Run
+) -> None:
+    project = copy_project("stable-scale")
+    file = project / "build.toml"
+    replace(file, "edition = 5\n", "")
+    replace(file, 'stable-abi = "2.10"', 'stable-abi = "2.9"')
+    again = 'src = ["scale/scale_cpu.cpp", "./scale/scale_cpu.cpp", "scale/scale.h", "scale/scale.h"]'
+    with file.open("a") as stream:
+        stream.write(f'[kernel.again]\nbackend = "cpu"\ndepends = []\n{again}\n')
+    variant = "torch-stable-abi29-cpu-x86_64-linux"
+    done = kernel_builder(cache, "build", project, "--variant", variant, "--no-load", "--compiler-cache", "off")
+    assert done.code == 0, done
+    (package,) = done.answer["packages"]
+    assert "torch-stable-abi" in package["checks"]["passed"]
+    assert done.answer["compiles"] == 2
+    assert any("no edition" in notice for notice in done.answer["notices"])
+    assert done.stderr.count("update-build DIR") == 1
+    assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
+
+
+def test_a_module_of_the_name_of_the_package(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    """The directory for old clients would hide the module, so the package has none."""
+    project = copy_project("python-only")
+    package = project / "torch-ext" / "python_only"
+    (package / "__init__.py").rename(package / "python_only.py")
+    (package / "__init__.py").write_text("from .python_only import doubled\n\n__all__ = ['doubled']\n")
+    done = kernel_builder(cache, "build", project, "--backend", "cpu")
+    assert done.code == 0, done
+    built = project / "build" / "torch-cpu"
+    assert (built / "python_only.py").read_bytes() == (package / "python_only.py").read_bytes()
+    assert not (built / "python_only").exists()
+    assert run_python(LOAD_PYTHON, project) == "[2.0, 2.0]"

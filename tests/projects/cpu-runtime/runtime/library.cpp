@@ -1,0 +1,170 @@
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <exception>
+#include <filesystem>
+#include <iomanip>
+#include <iostream>
+#include <locale>
+#include <memory>
+#include <memory_resource>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "runtime.h"
+#if __has_include(<format>)
+#include <format>
+#endif
+
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+
+#define EXPECT(CONDITION) \
+  if (!(CONDITION)) return __LINE__
+
+namespace {
+
+constexpr const char* kText = "a text that is too long for the small string buffer";
+
+template <typename Stream>
+int64_t stream() {
+  Stream first;
+  if constexpr (requires { first << 1; }) {
+    first << "value " << std::setw(4) << std::setfill('0') << 42 << ' ' << std::hex << 255 << ' ' << 1.5f << ' '
+          << true;
+    EXPECT(first.str() == "value 0042 ff 1.5 1");
+    first << std::dec << 1LL << 2UL << -3L << nullptr << 2.5L << std::string("s") << std::string_view("v");
+  }
+  const std::string text = kText;
+  Stream second(text);
+  EXPECT(second.str() == text);
+  EXPECT(second.view() == text);
+  EXPECT(std::as_const(second).rdbuf()->str() == text);
+  EXPECT(std::move(second).str() == text);
+  EXPECT(second.view().empty());
+  second.str(std::string(kText));
+  second.str(text);
+  Stream third(std::move(second));
+  EXPECT(third.str() == text);
+  Stream fourth(std::string(kText), std::ios_base::in | std::ios_base::out);
+  fourth = std::move(third);
+  first.swap(fourth);
+  swap(first, fourth);
+  EXPECT(fourth.str() == text);
+  using Allocator = std::allocator<char>;
+  Stream fifth(std::ios_base::in | std::ios_base::out, Allocator());
+  Stream sixth(text, Allocator());
+  Stream seventh(text, std::ios_base::in, Allocator());
+  EXPECT(sixth.str(Allocator()) == text);
+  std::stringbuf buffer(std::string(kText), std::ios_base::in);
+  std::stringbuf other(std::move(buffer), Allocator());
+  EXPECT(std::move(other).str() == text);
+  EXPECT(other.get_allocator() == Allocator());
+  return 0;
+}
+
+int64_t wide() {
+  std::wostringstream out;
+  out << L"wide " << 1.5;
+  EXPECT(out.view() == L"wide 1.5");
+  std::wistringstream in(std::move(out).str());
+  std::wstring word;
+  double number;
+  in >> word >> number;
+  EXPECT(word == L"wide" && number == 1.5);
+  return 0;
+}
+
+int64_t strings() {
+  std::string text = kText;
+  text.reserve(1000);
+  text.reserve();
+  text.shrink_to_fit();
+  text.insert(text.cbegin(), {'a', 'b'});
+  text.assign(std::string_view("1 2.5 word"));
+  text.append(3, '!').replace(0, 1, "one").erase(3, 1);
+  EXPECT(text == "one2.5 word!!!");
+  EXPECT(std::string(std::string_view(text), 3, 3) == "2.5");
+  EXPECT(text.starts_with("one") && text.ends_with("!!!") && text.data()[0] == 'o');
+  EXPECT(std::stoi("12") + std::stoll("30") == 42 && std::stod("1.5") == 1.5 && std::to_string(7) == "7");
+  std::istringstream in("12 0x1f word\nline\n");
+  int number, hexadecimal;
+  char word[8];
+  std::string rest, line;
+  in >> number >> std::hex >> hexadecimal >> word;
+  std::getline(in, rest);
+  std::getline(in, line);
+  EXPECT(number == 12 && hexadecimal == 31 && std::string_view(word) == "word" && line == "line");
+  EXPECT(std::use_facet<std::ctype<char>>(in.getloc()).toupper('a') == 'A');
+  try {
+    std::vector<int> many(static_cast<std::size_t>(-1) / (rest.size() + 1));
+    return __LINE__;
+  } catch (const std::length_error&) {
+  }
+  const std::time_t moment = 0;
+  std::ostringstream date;
+  date << std::put_time(std::gmtime(&moment), "%Y-%m-%d");
+  EXPECT(date.str() == "1970-01-01");
+  return 0;
+}
+
+int64_t numbers() {
+  char text[64];
+  for (double value : {0.1, 1e300, -2.5}) {
+    const auto end = std::to_chars(text, text + sizeof(text), value).ptr;
+    double back = 0;
+    EXPECT(std::from_chars(text, end, back).ptr == end && back == value);
+    float single = 0;
+    EXPECT(std::from_chars(text, end, single).ptr == end);
+  }
+  EXPECT(*std::to_chars(text, text + sizeof(text), 2.5f, std::chars_format::fixed, 1).ptr == text[3]);
+  EXPECT(std::string_view(text, 3) == "2.5");
+#ifdef __cpp_lib_format
+  EXPECT(std::format("{:>6}|{:.2f}|{:x}", "right", 1.5, 255) == " right|1.50|ff");
+#endif
+  return 0;
+}
+
+int64_t others() {
+  std::pmr::monotonic_buffer_resource arena;
+  std::pmr::unsynchronized_pool_resource pool(&arena);
+  std::pmr::vector<std::pmr::string> words(&pool);
+  words.emplace_back(kText);
+  EXPECT(words[0] == kText && words.get_allocator().resource()->is_equal(pool));
+
+  const std::filesystem::path path = std::filesystem::path("/proc") / "self" / "maps";
+  EXPECT(path.filename() == "maps" && path.parent_path().string() == "/proc/self" && path.extension().empty());
+  EXPECT(std::filesystem::exists(path) && !std::filesystem::exists("/proc/self/lost"));
+  int entries = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self")) entries += entry.is_regular_file();
+  EXPECT(entries > 0);
+  try {
+    static_cast<void>(std::filesystem::file_size("/proc/self/lost"));
+    return __LINE__;
+  } catch (const std::filesystem::filesystem_error& error) {
+    EXPECT(error.path1() == "/proc/self/lost");
+  }
+
+  auto shared = std::make_shared<std::string>(kText);
+  std::shared_ptr<std::string> copy = std::atomic_load(&shared);
+  EXPECT(copy.use_count() == 2);
+  bool ran = false;
+  std::jthread([&](std::stop_token stop) { ran = !stop.stop_requested(); }).join();
+  EXPECT(ran);
+  std::cout << std::flush;
+  return 0;
+}
+
+}  // namespace
+
+int64_t library() {
+  for (auto part : {stream<std::stringstream>, stream<std::ostringstream>, stream<std::istringstream>, wide, strings,
+                    numbers, others}) {
+    if (int64_t line = part()) return line;
+  }
+  return 0;
+}

@@ -1,0 +1,150 @@
+"""Which projects a change touches, in real git repositories."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from kernel_builder.cli import main
+from kernel_builder.config.changed import touched
+from kernel_builder.errors import ConfigError
+
+NOARCH = """
+[general]
+name = "{name}"
+version = 1
+edition = 5
+license = "apache-2.0"
+backends = ["cpu"]
+
+[torch-noarch]
+"""
+
+
+def git(repository: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=me", "-c", "user.email=me@localhost", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *identity, *arguments], cwd=repository, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def commit(repository: Path, name: str, text: str | None) -> str:
+    """Write or delete a file, commit, and return the commit."""
+    file = repository / name
+    if text is None:
+        file.unlink()
+    else:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    git(repository, "add", "--all")
+    git(repository, "commit", "--quiet", "--message", f"change {name}")
+    return git(repository, "rev-parse", "HEAD")
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """Two Python-only projects. `one` links to the directory `kit`, whose `more` links to the file `other/deep.py`."""
+    root = tmp_path / "repository"
+    for name in ("one", "two"):
+        package = root / name / "torch-ext" / name
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (root / name / "build.toml").write_text(NOARCH.format(name=name))
+    (root / "kit").mkdir()
+    (root / "other").mkdir()
+    (root / "other/deep.py").write_text("")
+    (root / "kit/more.py").symlink_to("../other/deep.py")
+    (root / "one/torch-ext/one/kit").symlink_to("../../../kit")
+    (root / "two/build").mkdir()  # no link may lead in a circle
+    (root / "two/again").symlink_to("../two")
+    git(root, "init", "--quiet")
+    commit(root, "kit/kit.py", "")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("one/build.toml", ["one"]),
+        ("two/deeper/new.cu", ["two"]),
+        ("kit/kit.py", ["one"]),
+        ("kit/new.py", ["one"]),
+        ("other/deep.py", ["one"]),
+        ("other/not-linked.py", []),
+        ("README.md", []),
+        ("one-more/file.py", []),
+        ("flake.lock", ["one", "two"]),
+        ("ci/image/Dockerfile", ["one", "two"]),
+    ],
+)
+def test_a_change_touches_the_projects_that_contain_or_link_to_the_file(
+    repository: Path, file: str, expected: list[str]
+) -> None:
+    before = commit(repository, "flake.lock", "1")
+    (repository / "ci").mkdir()
+    commit(repository, file, "changed")
+    shared = [repository / "flake.lock", repository / "ci"]
+    found = touched([repository / "one", repository / "two"], before, shared)
+    assert [path.name for path in found] == expected
+
+
+def test_deleted_and_renamed_files_count(repository: Path) -> None:
+    both = [repository / "two", repository / "one"]
+    before = commit(repository, "two/old.cu", "a file that git recognises after it has moved\n" * 9)
+    git(repository, "mv", "two/old.cu", "one/new.cu")
+    git(repository, "commit", "--quiet", "--message", "move")
+    assert touched(both, before) == both
+    before = git(repository, "rev-parse", "HEAD")
+    commit(repository, "kit/kit.py", None)
+    assert touched(both, before) == [repository / "one"]
+    before = git(repository, "rev-parse", "HEAD")
+    commit(repository, "other/deep.py", None)  # the link to it dangles
+    assert touched(both, before) == [repository / "one"]
+    assert touched(both, "HEAD") == []
+
+
+def test_changes_on_the_other_branch_do_not_count(repository: Path) -> None:
+    git(repository, "switch", "--quiet", "--create", "change")
+    commit(repository, "one/file.py", "")
+    git(repository, "switch", "--quiet", "main")
+    commit(repository, "two/file.py", "")
+    git(repository, "switch", "--quiet", "change")
+    both = [repository / "one", repository / "two"]
+    assert touched(both, "main") == [repository / "one"]
+    git(repository, "merge", "--quiet", "--no-edit", "main")  # as GitHub checks a pull request out
+    assert touched(both, "main") == [repository / "one"]
+
+
+def test_errors_name_the_repository_and_what_to_do(repository: Path, tmp_path: Path) -> None:
+    for unknown in ("no-such-branch", "0" * 40, "--output=/dev/null", ""):
+        with pytest.raises(ConfigError, match=f"{repository}: git knows no common ancestor"):
+            touched([repository / "one"], unknown)
+    commit(repository, "README.md", "changed")
+    git(tmp_path, "clone", "--quiet", "--depth=1", repository.as_uri(), "shallow")
+    with pytest.raises(ConfigError) as caught:
+        touched([tmp_path / "shallow" / "one"], "HEAD^1")
+    assert "git fetch --unshallow" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="--shared no-such-file: does not exist"):
+        touched([repository / "one"], "HEAD^1", [Path("no-such-file")])
+    (tmp_path / "alone").mkdir()
+    with pytest.raises(ConfigError, match="alone: git knows"):
+        touched([tmp_path / "alone"], "HEAD")
+
+
+def test_list_variants_and_its_runners_leave_other_projects_out(repository: Path) -> None:
+    commit(repository, "two/build.toml", "broken on main")
+    commit(repository, "kit/kit.py", "changed")
+    directories = [str(repository / name) for name in ("one", "two")]
+
+    def listed(*options: str) -> str:
+        done = CliRunner().invoke(main, ["list-variants", *options, *directories], catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    since = ["--changed-since", "HEAD^1"]
+    assert [part["name"] for part in json.loads(listed("--runners", *since))["include"]] == ["one"]
+    assert listed(*since).splitlines() == ["torch-cpu"]
+    assert json.loads(listed("--runners", "--changed-since", "HEAD")) == {"include": []}
