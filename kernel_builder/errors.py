@@ -6,6 +6,8 @@ corrects it. Only the command line prints errors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class KernelBuilderError(Exception):
     """Base of all errors that a user can cause.
@@ -64,7 +66,13 @@ class StoreError(ToolchainError):
 
 
 class BuildError(KernelBuilderError):
-    """A compile or link step failed. `output` is what the compiler printed."""
+    """A compile or link step failed.
+
+    Args:
+        command: The command of the step.
+        output: What the compiler printed.
+        log: A file with both.
+    """
 
     exit_code = 5
 
@@ -76,13 +84,15 @@ class BuildError(KernelBuilderError):
         hint: str | None = None,
         command: str | None = None,
         output: str = "",
+        log: str | None = None,
     ) -> None:
         super().__init__(message, where=where, hint=hint)
         self.command = command
         self.output = output
+        self.log = log
 
     def as_dict(self) -> dict[str, str | None]:
-        return {**super().as_dict(), "command": self.command, "output": self.output}
+        return {**super().as_dict(), "command": self.command, "output": self.output, "log": self.log}
 
 
 class PackageError(KernelBuilderError):
@@ -113,3 +123,15 @@ class VerificationError(KernelBuilderError):
     """A published kernel does not match its digest, signature or source, or a signature cannot be made."""
 
     exit_code = 10
+
+
+class SeveralErrors(KernelBuilderError):
+    """Several errors of one command. The exit code is theirs if they have the same, else 1."""
+
+    def __init__(self, errors: Sequence[KernelBuilderError]) -> None:
+        super().__init__(
+            "; ".join(str(error).splitlines()[0] for error in errors[:3]) + ("; ..." if errors[3:] else "")
+        )
+        codes = {error.exit_code for error in errors}
+        self.errors = tuple(errors)
+        self.exit_code = codes.pop() if len(codes) == 1 else KernelBuilderError.exit_code

@@ -128,6 +128,7 @@ def package(spec: Spec, out: Path) -> None:
         ),
         toolchains,
     )
+    summary.raise_error()
     for title, text in summary.warnings.items():
         sys.stderr.write(f"{title}:\n{text}\n")
     shutil.copytree(Path("packages") / variant.name, out)

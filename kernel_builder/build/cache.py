@@ -5,20 +5,27 @@ Outputs are named by content. An output takes its name by a rename, when it is w
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from kernel_builder.build.graph import Binary, CompileStep, Graph
 from kernel_builder.errors import StoreError
+from kernel_builder.files import locked
 
 # Outputs that no build has used for this long are removed; they can be made again.
 _KEEP_SECONDS = 30 * 24 * 3600
+_KEPT_LOGS = 100
+_POLL_SECONDS = 0.1
+
+# In the directory of a step that has failed.
+FAILED = "failed"
 
 
 def object_path(cache: Path, step: CompileStep) -> Path:
@@ -51,24 +58,95 @@ def check_path(directory: Path) -> None:
 
 @contextmanager
 def work_directory(cache: Path) -> Iterator[Path]:
-    """Make the directory in which a build's steps run, and remove it at the end.
+    """Make a directory in which a build's steps run, and remove it at the end.
 
-    The caller holds the cache's lock, so an existing directory belongs to a build that was killed. Compilers of that
-    build may still be running. They use relative paths, so they stay in their own directory when it is renamed, and
-    their last command finds that it is no longer the directory of this name. See `step_scripts`.
-
-    The name is always the same, since a compiler cache takes it into its keys.
+    Builds that run at the same time have directories of their own, `work/0`, `work/1` and so on. A build takes the
+    first free one, since a compiler cache takes its name into the keys, and holds its lock. If the lock of a directory
+    is free, its build was killed. Compilers of that build may still be running. They use relative paths, so they stay
+    in their own directory when it is renamed, and their last command finds that it has lost its name. See
+    `step_scripts`.
     """
-    work = cache / "work"
-    if work.exists():
-        work.rename(cache / f"removed-{uuid.uuid4().hex}")
-    for removed in cache.glob("removed-*"):
-        shutil.rmtree(removed, ignore_errors=True)
-    work.mkdir(parents=True)
+    with ExitStack() as stack:
+        with _listing(cache):
+            for number in itertools.count():
+                with suppress(_InUseError):
+                    stack.enter_context(_slot(cache, number))
+                    break
+            work = cache / "work" / str(number)
+            for other in _directories(cache):
+                if other == work or not _is_running(cache, other):
+                    other.rename(cache / f"removed-{uuid.uuid4().hex}")
+            work.mkdir(parents=True)
+        for removed in cache.glob("removed-*"):
+            shutil.rmtree(removed, ignore_errors=True)
+        try:
+            yield work
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+            with suppress(OSError):  # another build has a directory in it
+                work.parent.rmdir()
+
+
+def claim(cache: Path, work: Path, steps: Sequence[CompileStep]) -> tuple[list[CompileStep], list[CompileStep]]:
+    """Return the steps that this build is to run, and those that other builds are running.
+
+    A step is claimed by its directory in `work`, which its compiler then works in.
+    """
+    mine, others = [], []
+    with _listing(cache):
+        running = [other for other in _directories(cache) if other != work and _is_running(cache, other)]
+        for step in steps:
+            if object_path(cache, step).exists():  # another build has just made it
+                continue
+            if any(_is_claimed(other / step.key) for other in running):
+                others.append(step)
+            else:
+                (work / step.key).mkdir()
+                mine.append(step)
+    return mine, others
+
+
+def wait_for_others(cache: Path, steps: Sequence[CompileStep], work: Path) -> None:
+    """Return when another build has made the object of one of the steps, or no longer works on one."""
+    while True:
+        running = [other for other in _directories(cache) if other != work and _is_running(cache, other)]
+        for step in steps:
+            if object_path(cache, step).exists() or not any(_is_claimed(other / step.key) for other in running):
+                return
+        time.sleep(_POLL_SECONDS)
+
+
+def _is_claimed(directory: Path) -> bool:
+    return directory.exists() and not (directory / FAILED).exists()
+
+
+class _InUseError(Exception):
+    """Another build has the directory."""
+
+
+def _listing(cache: Path) -> AbstractContextManager[None]:
+    """Hold the lock for the moment in which directories of builds and claims are looked at and made."""
+    (cache / "locks").mkdir(parents=True, exist_ok=True)
+    return locked(cache / "locks" / "work.lock")
+
+
+def _slot(cache: Path, number: int) -> AbstractContextManager[None]:
+    def in_use() -> None:
+        raise _InUseError
+
+    return locked(cache / "locks" / f"work-{number}.lock", waiting=in_use)
+
+
+def _directories(cache: Path) -> list[Path]:
+    return [path for path in (cache / "work").glob("*") if path.name.isdigit()]
+
+
+def _is_running(cache: Path, work: Path) -> bool:
     try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        with _slot(cache, int(work.name)):
+            return False
+    except _InUseError:
+        return True
 
 
 def prune(graph: Graph, cache: Path) -> None:
@@ -82,3 +160,20 @@ def prune(graph: Graph, cache: Path) -> None:
         for path in (cache / folder).rglob("*"):
             if path.is_file() and path.stat().st_mtime < oldest:
                 path.unlink(missing_ok=True)
+
+
+def write_log(cache: Path, key: str, text: str) -> Path | None:
+    """Keep the command and the output of a failed step; return the file, or None if it cannot be written.
+
+    The newest hundred logs are kept.
+    """
+    logs = cache / "logs"
+    path = logs / f"{key}.log"
+    try:
+        logs.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="surrogateescape")
+        for old in sorted(logs.iterdir(), key=lambda log: log.stat().st_mtime)[:-_KEPT_LOGS]:
+            old.unlink(missing_ok=True)
+    except OSError:
+        return None
+    return path

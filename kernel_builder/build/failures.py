@@ -7,17 +7,25 @@ import shutil
 from pathlib import Path
 
 from kernel_builder import elf
+from kernel_builder.build.cache import write_log
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep, Graph
-from kernel_builder.build.step_scripts import commands_of
+from kernel_builder.build.step_scripts import command_of
 from kernel_builder.errors import BuildError, StoreError
 from kernel_builder.toolchain.sysroot import Sysroot
 
 # With fewer free bytes on the cache's disk, a failed step is blamed on the disk.
 _LEAST_FREE = 2**20
+# From this number on, variants are counted and not named.
+_MANY_VARIANTS = 5
 
 
-def failure(graph: Graph, step: CompileStep | Binary, directory: Path, ninja_output: str) -> BuildError:
+def failure(
+    graph: Graph, step: CompileStep | Binary, directory: Path, ninja_output: str, cache: Path | None = None
+) -> BuildError:
     """Return the error for a step that left no output.
+
+    Args:
+        cache: Where the command and the whole output are kept as a log; None for nowhere.
 
     Raises:
         StoreError: If the reason is a full disk.
@@ -33,19 +41,24 @@ def failure(graph: Graph, step: CompileStep | Binary, directory: Path, ninja_out
         )
     if not log.exists():
         return BuildError("ninja could not run the step", where=step.title, output=ninja_output)
-    variants = ", ".join(graph.variants_of(step)) or "a variant"
-    command = commands_of(directory)
+    variants = graph.variants_of(step)
+    served = ", ".join(variants) if len(variants) < _MANY_VARIANTS else f"{len(variants)} variants"
+    command = command_of(directory)
+    # Lines of a compiler cache, which say how it was called and nothing about the source.
+    words = re.sub(r"(?m)^sccache: .*\n?", "", words)
     if isinstance(step, CompileStep):
         # Paths as the author knows them, without the directory that the step's copies are in.
         words = re.sub(r"(?<![\w./\"<-])src/", "", words)
-        return BuildError(
-            f"the compiler refused it, for {variants}",
-            where=str(step.project / step.source),
-            command=command,
-            output=words,
-            hint=_hint(words),
-        )
-    return BuildError(f"the linker refused it, for {variants}", where=step.title, command=command, output=words)
+    kept = write_log(cache, step.key, f"{step.title}\n\n{command}\n\n{words}") if cache else None
+    compiled = isinstance(step, CompileStep)
+    return BuildError(
+        f"the {'compiler' if compiled else 'linker'} refused it, for {served or 'a variant'}",
+        where=str(step.project / step.source) if isinstance(step, CompileStep) else step.title,
+        command=command,
+        output=words,
+        log=str(kept) if kept else None,
+        hint=_hint(words) if compiled else None,
+    )
 
 
 def _hint(words: str) -> str | None:

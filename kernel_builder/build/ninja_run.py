@@ -14,12 +14,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.build.cache import binary_path, check_path, missing, object_path, prune, work_directory
+from kernel_builder.build.cache import (
+    FAILED,
+    binary_path,
+    check_path,
+    claim,
+    missing,
+    object_path,
+    prune,
+    wait_for_others,
+    work_directory,
+)
 from kernel_builder.build.failures import check_symbols, failure
 from kernel_builder.build.graph import Binary, CompileStep, Graph
 from kernel_builder.build.step_scripts import stage_compile, stage_link
-from kernel_builder.errors import StoreError, ToolchainError
-from kernel_builder.files import locked
+from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import host_compiler
 
@@ -38,12 +47,19 @@ class Outcome:
         compiles: How many of them were compiles.
         cpu_seconds: Processor time of all compilers, user and system; None where a compiler cache's server ran them.
         warnings: Title of a step -> what its compiler printed although it succeeded.
+        failures: Key of a step -> why it failed. A link whose objects have failed is not in it.
     """
 
     steps: int
     compiles: int
     cpu_seconds: float | None
     warnings: Mapping[str, str]
+    failures: Mapping[str, BuildError]
+
+    def errors_of(self, binary: Binary) -> list[BuildError]:
+        """Return why a binary could not be made; empty if it was."""
+        steps: list[CompileStep | Binary] = [*binary.objects, binary]
+        return [self.failures[step.key] for step in steps if step.key in self.failures]
 
 
 def default_jobs() -> int:
@@ -63,36 +79,42 @@ def run(
 ) -> Outcome:
     """Run every step of the graph whose output the cache lacks.
 
+    A step that fails does not stop the others. A step that another build is running is waited for at the end.
+
     Args:
         graph: The steps.
         cache: The builder's cache directory, where outputs go.
         jobs: How many processors to use at most.
         compiler_cache: An sccache to put before the compilers.
-        progress: Receives the steps as they end, and a line if another build has to be waited for.
+        progress: Receives the steps as they end, and a line if a step of another build has to be waited for.
 
     Raises:
-        BuildError: If a step fails; it carries the command and the compiler's words.
         StoreError: If the cache cannot be written.
         ToolchainError: If ninja is missing.
     """
-    progress = progress or Silent()
     if not missing(graph, cache)[1]:
-        return Outcome(0, 0, 0.0, {})
+        return Outcome(0, 0, 0.0, {}, {})
     check_path(cache)
-
-    def waiting() -> None:
-        progress.say("another build is using the compilers; waiting for it")
-
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with locked(cache / "build.lock", waiting=waiting), work_directory(cache) as work:
-            return _run(graph, cache, work, jobs, compiler_cache, progress)
+        with work_directory(cache) as work:
+            running = _Run(graph, cache, work, jobs, compiler_cache, progress or Silent())
+            running.all()
     except OSError as error:
         raise StoreError(
             f"the cache cannot be written: {error.strerror}",
             where=str(error.filename or cache),
             hint="free some space, or set KERNEL_BUILDER_CACHE to a directory that can be written",
         ) from error
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    prune(graph, cache)
+    return Outcome(
+        steps=running.steps,
+        compiles=running.compiles,
+        cpu_seconds=None if compiler_cache else (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime),
+        warnings=running.warnings,
+        failures=running.failures,
+    )
 
 
 def compile_alone(step: CompileStep, work: Path, output: Path, threads: int) -> None:
@@ -115,39 +137,81 @@ def compile_alone(step: CompileStep, work: Path, output: Path, threads: int) -> 
         raise failure(Graph(()), step, work / step.key, "")
 
 
-def _run(graph: Graph, cache: Path, work: Path, jobs: int, compiler_cache: Path | None, progress: Progress) -> Outcome:
-    # Asked again with the lock held: the build that was waited for may have made what was missing.
-    compiles, binaries = missing(graph, cache)
-    device_steps = sum(step.tool == "cuda" for step in compiles)
-    threads = max(1, jobs // device_steps) if device_steps else 1
-    for step in compiles:
-        output = object_path(cache, step)
-        stage_compile(step, work / step.key, output, compiler_cache=compiler_cache, threads=threads)
-    for binary in binaries:
-        stage_link(binary, work / binary.key, cache)
-    _write_build_file(compiles, binaries, work, device_depth=max(1, jobs // threads))
+class _Run:
+    """One run of a graph: what it has done so far."""
 
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    output_of_ninja = _ninja(work, jobs, compiler_cache, cache, progress)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    steps: list[CompileStep | Binary] = [*compiles, *binaries]
-    failed = [step for step in steps if not (work / step.key / "done").exists()]
-    if failed:
-        # Ninja starts no further step after one has failed. A step that never ran has no log.
-        first = next((step for step in failed if (work / step.key / "log").exists()), failed[0])
-        raise failure(graph, first, work / first.key, output_of_ninja)
-    for binary in binaries:
-        linked = work / binary.key / "out.so"
-        check_symbols(binary, linked, graph)
-        binary_path(cache, binary).parent.mkdir(parents=True, exist_ok=True)
-        linked.replace(binary_path(cache, binary))
-    prune(graph, cache)
-    return Outcome(
-        steps=len(steps),
-        compiles=len(compiles),
-        cpu_seconds=None if compiler_cache else (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime),
-        warnings=_warnings(compiles, work),
-    )
+    def __init__(
+        self, graph: Graph, cache: Path, work: Path, jobs: int, compiler_cache: Path | None, progress: Progress
+    ) -> None:
+        self._graph, self._cache, self._work, self._jobs = graph, cache, work, jobs
+        self._compiler_cache, self._progress = compiler_cache, progress
+        self.steps = self.compiles = 0
+        self.warnings: dict[str, str] = {}
+        self.failures: dict[str, BuildError] = {}
+
+    def all(self) -> None:
+        """Run rounds of steps until nothing is missing but what has failed."""
+        while True:
+            compiles, binaries = missing(self._graph, self._cache)
+            compiles = [step for step in compiles if step.key not in self.failures]
+            mine, others = claim(self._cache, self._work, compiles)
+            awaited = {step.key for step in others}
+            self._round(mine, [one for one in binaries if awaited.isdisjoint(step.key for step in one.objects)])
+            if not others:
+                return
+            self._progress.say(f"another build is compiling {others[0].title}; waiting for it")
+            wait_for_others(self._cache, others, self._work)
+
+    def _round(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:
+        """Run these steps, apart from links whose objects have failed."""
+        compiles = [step for step in compiles if self._is_staged(step, compiles)]
+        binaries = [one for one in binaries if not self._has_failed(one)]
+        for binary in binaries:
+            stage_link(binary, self._work / binary.key, self._cache)
+        steps: list[CompileStep | Binary] = [*compiles, *binaries]
+        if not steps:
+            return
+        _write_build_file(compiles, binaries, self._work, device_depth=max(1, self._jobs // self._threads(compiles)))
+        printed = _ninja(self._work, self._jobs, self._compiler_cache, self._cache, self._progress)
+        for step in steps:
+            if not isinstance(step, Binary) or not self._has_failed(step):
+                self._end(step, printed)
+        self.warnings.update(_warnings([step for step in compiles if step.key not in self.failures], self._work))
+
+    def _threads(self, compiles: Sequence[CompileStep]) -> int:
+        device_steps = sum(step.tool == "cuda" for step in compiles)
+        return max(1, self._jobs // device_steps) if device_steps else 1
+
+    def _is_staged(self, step: CompileStep, compiles: Sequence[CompileStep]) -> bool:
+        output, threads = object_path(self._cache, step), self._threads(compiles)
+        try:
+            stage_compile(step, self._work / step.key, output, compiler_cache=self._compiler_cache, threads=threads)
+        except BuildError as error:
+            self.failures[step.key] = error
+            (self._work / step.key / FAILED).touch()
+            return False
+        return True
+
+    def _has_failed(self, binary: Binary) -> bool:
+        return any(key in self.failures for key in (binary.key, *(step.key for step in binary.objects)))
+
+    def _end(self, step: CompileStep | Binary, printed: str) -> None:
+        """Count a step and put a linked binary into the cache, or note why the step failed."""
+        directory = self._work / step.key
+        if not (directory / "done").exists():
+            self.failures[step.key] = failure(self._graph, step, directory, printed, self._cache)
+            return
+        self.steps += 1
+        if isinstance(step, CompileStep):
+            self.compiles += 1
+            return
+        try:
+            check_symbols(step, directory / "out.so", self._graph)
+        except BuildError as error:
+            self.failures[step.key] = error
+            return
+        binary_path(self._cache, step).parent.mkdir(parents=True, exist_ok=True)
+        (directory / "out.so").replace(binary_path(self._cache, step))
 
 
 def _warnings(compiles: Sequence[CompileStep], work: Path) -> dict[str, str]:
@@ -199,7 +263,7 @@ def find_ninja() -> Path:
 
 def _environment(work: Path) -> dict[str, str]:
     """Return the environment of the steps. Temporary files go below `work`, and are removed with it."""
-    (work / "tmp").mkdir()
+    (work / "tmp").mkdir(exist_ok=True)
     return {**host_compiler.environment(), "TMPDIR": str(work / "tmp")}
 
 
@@ -220,7 +284,7 @@ def _ninja(work: Path, jobs: int, compiler_cache: Path | None, cache: Path, prog
         _start_server(compiler_cache, cache)
     libc = ctypes.CDLL(None)
     process = subprocess.Popen(
-        [str(find_ninja()), "-C", str(work), "-j", str(jobs)],
+        [str(find_ninja()), "-C", str(work), "-j", str(jobs), "-k", "0"],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

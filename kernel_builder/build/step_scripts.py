@@ -13,14 +13,20 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kernel_builder.build.cache import object_path
+from kernel_builder.build.cache import FAILED, object_path
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
 from kernel_builder.toolchain.sysroot import CUDA_DRIVER, Sysroot
 
-# Lines of `run.sh` before and after the step's own commands.
-_BEFORE = ("#!/bin/sh", "set -e", 'cd "${0%/*}"', "exec >> log 2>&1")
-_AFTER = "# The output is whole."
+# Lines of `run.sh` before the step's own commands.
+_BEFORE = (
+    "#!/bin/sh",
+    "set -e",
+    'cd "${0%/*}"',
+    f"trap '[ -e done ] || echo > {FAILED} || :' EXIT",
+    "exec >> log 2>&1",
+)
+_COMMAND = "command"
 
 
 def stage_compile(
@@ -47,12 +53,13 @@ def stage_compile(
         if threads > 1 and compiler_cache is None:
             command.append(f"--threads={threads}")
     compile_it = shlex.join([*command, "-o", "out.o"])
+    _write(directory, _COMMAND, os.fsencode(compile_it))
     if compiler_cache is not None:
         # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
         compile_it = f"{shlex.quote(str(compiler_cache))} {compile_it} || {{ : > log; {compile_it}; }}"
     still_here = f"[ . -ef {shlex.quote(str(directory))} ]"
     move_it = shlex.join(["mv", "-f", "out.o", str(output)])
-    _write_script(directory, [compile_it], [still_here, move_it])
+    _write_script(directory, [compile_it, still_here, move_it])
 
 
 def stage_link(binary: Binary, directory: Path, cache: Path) -> None:
@@ -67,6 +74,7 @@ def stage_link(binary: Binary, directory: Path, cache: Path) -> None:
     if "libtorch_cuda.so" in binary.libraries:
         calls_driver = "nm --dynamic --undefined-only out.so | grep -v ' cuFile' | grep -q ' cu[A-Z]'"
         commands.append(f"! {{ {calls_driver}; }} || {_link(binary, cache, (*binary.libraries, CUDA_DRIVER))}")
+    _write(directory, _COMMAND, os.fsencode(commands[0]))
     _write_script(directory, commands)
 
 
@@ -84,10 +92,9 @@ def _link(binary: Binary, cache: Path, libraries: Sequence[str]) -> str:
     return shlex.join(command)
 
 
-def commands_of(directory: Path) -> str:
-    """Return the commands of a step, for people."""
-    lines = os.fsdecode((directory / "run.sh").read_bytes()).splitlines()
-    return "\n".join(lines[len(_BEFORE) : lines.index(_AFTER)])
+def command_of(directory: Path) -> str:
+    """Return the command of a step as a person would run it, without a compiler cache."""
+    return os.fsdecode((directory / _COMMAND).read_bytes())
 
 
 def with_paths(argv: Sequence[str], roots: Mapping[str, Path]) -> list[str]:
@@ -105,7 +112,7 @@ def _write(directory: Path, name: str, content: bytes) -> None:
     os.utime(path, (0, 0))  # __TIMESTAMP__ is the time of the file
 
 
-def _write_script(directory: Path, commands: Sequence[str], after: Sequence[str] = ()) -> None:
+def _write_script(directory: Path, commands: Sequence[str]) -> None:
     """Write `run.sh`, which runs the commands one after the other and appends all they print to `log`."""
-    lines = [*_BEFORE, *commands, _AFTER, *after, ": > done"]
+    lines = [*_BEFORE, *commands, ": > done"]
     _write(directory, "run.sh", os.fsencode("\n".join(lines) + "\n"))

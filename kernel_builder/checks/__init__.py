@@ -7,7 +7,9 @@ A check is a function from a package to findings, in a file of its own. What it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 
 from kernel_builder.checks.binary import check_binary
@@ -15,7 +17,7 @@ from kernel_builder.checks.dependencies import check_dependencies
 from kernel_builder.checks.digest import check_digest
 from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
 from kernel_builder.checks.layout import check_layout
-from kernel_builder.checks.load import check_load
+from kernel_builder.checks.load import check_load, load_all
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.op_namespace import check_op_namespace
 from kernel_builder.checks.private_torch import check_private_torch
@@ -26,10 +28,22 @@ from kernel_builder.checks.run_path import check_run_path
 from kernel_builder.checks.torch_stable_abi import check_torch_stable_abi
 from kernel_builder.checks.undefined import check_undefined
 from kernel_builder.config.variant import Variant
-from kernel_builder.errors import VariantError
+from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.package.metadata import PackageMetadata
 
-__all__ = ["ABI_CHECKS", "CHECKS", "AbiPolicy", "CheckReport", "CheckedPackage", "Finding", "read", "run"]
+__all__ = [
+    "ABI_CHECKS",
+    "ALLOWABLE",
+    "CHECKS",
+    "AbiPolicy",
+    "CheckReport",
+    "CheckedPackage",
+    "Finding",
+    "read",
+    "require_allowable",
+    "run",
+    "run_all",
+]
 
 CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "layout": check_layout,
@@ -48,6 +62,24 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "load": check_load,
 }
 ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
+
+
+# Without these, a package may not load, or not be what its metadata says, so their findings cannot be allowed.
+_REQUIRED = frozenset({"layout", "digest", "binary", "load"})
+ALLOWABLE = tuple(name for name in CHECKS if name not in _REQUIRED)
+
+
+def require_allowable(names: Sequence[str]) -> None:
+    """Raise a ConfigError for a name that is not a check whose findings can be allowed."""
+    for name in names:
+        if name not in ALLOWABLE:
+            raise ConfigError(
+                "the package would not load, or not be what it says, so this check cannot be allowed"
+                if name in CHECKS
+                else "there is no such check",
+                where=f"--allow {name}",
+                hint=f"expected one of {', '.join(ALLOWABLE)}",
+            )
 
 
 def read(directory: Path, policy: AbiPolicy | None = None) -> CheckedPackage:
@@ -70,19 +102,49 @@ def run(
 
     `load=False` leaves out the check that imports the package: it takes seconds, the others take milliseconds.
     """
-    package = read(package_dir.resolve(), policy)
+    return next(run_all([package_dir], only=only, load=load, policy=policy))
+
+
+def run_all(
+    packages: Sequence[Path],
+    *,
+    only: Sequence[str] | None = None,
+    load: bool = True,
+    policy: AbiPolicy | None = None,
+    allow: Sequence[str] = (),
+) -> Iterator[CheckReport]:
+    """Yield the report of each package, in order. This is faster than one `run` after the other.
+
+    Args:
+        packages: Directories of packages, for example all of one project.
+        only: The names of the checks to run; None for all.
+        load: Run the check that imports the packages.
+        policy: The oldest systems to load on.
+        allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
+    """
+    directories = [package.resolve() for package in packages]
+    load_answers = cache(partial(load_all, directories))
+    names = [name for name in (CHECKS if only is None else only) if load or name != "load"]
+    for directory in directories:
+        package = replace(read(directory, policy), load_answers=load_answers)
+        yield _report(package, names, frozenset(allow))
+
+
+def _report(package: CheckedPackage, names: Sequence[str], allow: frozenset[str]) -> CheckReport:
     passed: list[str] = []
     skipped: dict[str, str] = {}
     findings: list[Finding] = []
-    for name in CHECKS if only is None else only:
-        if name == "load" and not load:
-            continue
+    allowed: list[str] = []
+    for name in names:
         try:
             found = list(CHECKS[name](package))
         except NotApplicable as reason:
             skipped[name] = str(reason)
             continue
+        if name in allow and any(finding.severity == "error" for finding in found):
+            allowed.append(name)
+            found = [replace(finding, severity="warning") for finding in found]
         findings += found
         if not found:
             passed.append(name)
-    return CheckReport(package, tuple(passed), skipped, tuple(findings))
+    return CheckReport(package, tuple(passed), skipped, tuple(findings), tuple(allowed))

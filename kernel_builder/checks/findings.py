@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 _SHARED_OBJECT = re.compile(r"\.so(\.\d+)*$")
-_OLDEST_PYTHON = Release(3, 9)
+# The oldest Python of the public client and of Torch.
+_OLDEST_PYTHON = Release(3, 10)
 
 
 class NotApplicable(Exception):
@@ -62,12 +63,14 @@ class CheckedPackage:
     Attributes:
         variant: None if the directory's name is not a variant's.
         metadata: None if `metadata.json` is missing or is not a JSON object.
+        load_answers: Returns what `load.load_all` says of all packages that are checked together; None if it is alone.
     """
 
     directory: Path
     variant: Variant | None
     metadata: PackageMetadata | None
     policy: AbiPolicy = field(default_factory=AbiPolicy)
+    load_answers: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
 
     @cached_property
     def binaries(self) -> tuple[SharedObject, ...]:
@@ -116,12 +119,18 @@ class CheckedPackage:
 
 @dataclass(frozen=True)
 class CheckReport:
-    """The result of all checks of one package. `skipped` has the reason for each check that does not apply."""
+    """The result of all checks of one package.
+
+    Attributes:
+        skipped: The reason for each check that does not apply.
+        allowed: The checks whose errors count as warnings here, because the user allows them.
+    """
 
     package: CheckedPackage
     passed: tuple[str, ...]
     skipped: Mapping[str, str]
     findings: tuple[Finding, ...]
+    allowed: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -136,5 +145,6 @@ class CheckReport:
             "ok": self.ok,
             "passed": list(self.passed),
             "skipped": dict(self.skipped),
+            "allowed": list(self.allowed),
             "findings": [asdict(finding) for finding in self.findings],
         }

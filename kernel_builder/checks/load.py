@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.checks.python_imports import always_present, imported_roots
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import VariantError
+from kernel_builder.package.metadata import PackageMetadata
 
 NAME = "load"
 _SECONDS = 300
@@ -28,24 +29,62 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         raise NotApplicable(f"{package.directory.name!r} is not a variant's name")
     if variant.platform not in (None, this_platform()):
         raise NotApplicable(f"the variant is for {variant.platform}, this machine is {this_platform()}")
-    if package.metadata is None or not (package.directory / "__init__.py").is_file():
+    if not _is_complete(package.directory):
         raise NotApplicable("the package is not complete")
-    if reason := rejections(_variants(package.directory.parent))[variant.name]:
-        raise NotApplicable(reason)
-    outcome, text = probe("load", str(package.directory))
-    if outcome == "skipped":
+    answer = (package.load_answers or partial(load_all, (package.directory,)))()[str(package.directory)]
+    text = answer["text"]
+    if answer["outcome"] == "skipped":
         raise NotApplicable(text)
-    if outcome == "failed":
+    if answer["outcome"] == "failed":
+        foreign = _foreign(package, answer.get("missing", ()))
+        if foreign:
+            raise NotApplicable(f"this machine has no {', '.join(foreign)}, which the package imports")
         yield Finding(NAME, "__init__.py", f"the client cannot load the package: {text}", _hint(text))
+    for name in answer.get("absent", ()):
+        yield Finding(
+            NAME,
+            "__init__.py",
+            f"`__all__` names {name}, which the module does not have",
+            "define it, or remove it from `__all__`: `from ... import *` raises AttributeError",
+            "warning",
+        )
 
 
-def _variants(build: Path) -> tuple[str, ...]:
-    """The variants in `build`, sorted by name."""
-    names = []
-    for directory in sorted(build.iterdir()):
-        with contextlib.suppress(VariantError):
-            names.append(Variant.parse(directory.name).name)
-    return tuple(names)
+def _foreign(package: CheckedPackage, missing: Sequence[str]) -> list[str]:
+    """Return the missing modules that are not the package's own.
+
+    Whether users have them is a question for the check `python-imports`.
+    """
+    others = always_present() | imported_roots(package)
+    roots = {name.partition(".")[0] for name in missing}
+    return sorted(roots & others)
+
+
+def _is_complete(directory: Path) -> bool:
+    return PackageMetadata.read(directory) is not None and (directory / "__init__.py").is_file()
+
+
+def load_all(directories: Sequence[Path]) -> Mapping[str, Mapping[str, Any]]:
+    """Load packages that are complete and for this platform, each in a process of its own.
+
+    One process imports Torch for all of them, since that takes seconds.
+
+    Returns:
+        By directory the `outcome` (`loaded`, `skipped` or `failed`), a `text`, and where they apply the modules
+        that this machine lacks (`missing`) and the names of `__all__` that the module lacks (`absent`).
+    """
+    loadable = [directory for directory in directories if _is_for_this_platform(directory) and _is_complete(directory)]
+    answer = probe("load", str(_SECONDS), *map(str, loadable), seconds=_SECONDS * (len(loadable) + 1))
+    if isinstance(answer, dict):
+        return answer
+    return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in loadable}
+
+
+def _is_for_this_platform(directory: Path) -> bool:
+    try:
+        return Variant.parse(directory.name).platform in (None, this_platform())
+    except VariantError:
+        return False
 
 
 @cache
@@ -61,7 +100,7 @@ def rejections(variants: tuple[str, ...], python: str = sys.executable) -> Mappi
     return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"the client cannot be asked: {answer[1]}")
 
 
-def probe(question: str, *arguments: str, python: str = sys.executable) -> Any:
+def probe(question: str, *arguments: str, python: str = sys.executable, seconds: float = _SECONDS) -> Any:
     """Run `probe.py` in a fresh interpreter, outside the current directory and without network.
 
     Returns:
@@ -79,11 +118,11 @@ def probe(question: str, *arguments: str, python: str = sys.executable) -> Any:
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=_SECONDS,
+                timeout=seconds,
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            return "failed", f"no answer after {_SECONDS} seconds"
+            return "failed", f"no answer after {seconds:.0f} seconds"
         if process.returncode == 0 and result.is_file():
             return json.loads(result.read_text(encoding="utf-8"))
         return "failed", _death(process)

@@ -30,7 +30,7 @@ def check_op_namespace(package: CheckedPackage) -> Iterator[Finding]:
 
 def _registrations(source: Source) -> Iterator[tuple[int, str, str]]:
     """Yield line, function and name of every call of `torch.library` with a literal namespace."""
-    for node in ast.walk(source.tree) if source.tree else ():
+    for node in source.nodes:
         if not isinstance(node, ast.Call) or not (called := source.dotted(node.func)).startswith("torch.library."):
             continue
         values = [*node.args, *(keyword.value for keyword in node.keywords)]

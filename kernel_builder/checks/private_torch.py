@@ -29,7 +29,7 @@ def check_private_torch(package: CheckedPackage) -> Iterator[Finding]:
 
 def _private_names(source: Source) -> Iterator[tuple[int, str]]:
     """Yield the line and the name of each use, up to the first part of the name that begins with an underscore."""
-    for node in ast.walk(source.tree) if source.tree else ():
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:

@@ -1,20 +1,29 @@
 """The script that the check `load` runs in a fresh process. It must not import the builder.
 
     python -B -c "$(cat probe.py)" RESULT fits VARIANT...
-    python -B -c "$(cat probe.py)" RESULT load DIRECTORY
+    python -B -c "$(cat probe.py)" RESULT load SECONDS DIRECTORY...
     python -B -c "$(cat probe.py)" RESULT describe DIRECTORY
 
-It writes JSON to the file RESULT. `fits`: why the client would reject each variant on this machine, or null. `load`: an
-outcome (`loaded`, `skipped` or `failed`) and a message. `describe`: an outcome and, if it is `loaded`, the members of
-the module and the schemas of its ops, for `kernel_builder.hub.package_api`.
+It writes JSON to the file RESULT. `fits`: why the client would reject each variant on this machine, or null. `load`:
+for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and lists of names. `describe`: an outcome and,
+if it is `loaded`, the members of the module and the schemas of its ops, for `kernel_builder.hub.package_api`.
+
+Importing Torch takes seconds, so one process imports it for all packages of a project. Each package is then loaded in a
+fork of that process: it may crash, and two packages must not meet in one process. The parent does no more than import,
+since a process that has used CUDA cannot be forked.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import os
+import signal
 import sys
+import tempfile
+import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -42,7 +51,8 @@ def _backend(variant: str) -> str | None:
     return "cpu" if "cpu" in variant.split("-") else None
 
 
-def _load(directory: Path) -> tuple[str, Any]:
+def _load(directory: Path) -> tuple[str, Any, list[str]]:
+    """Return an outcome, the module or a message, and the names of modules that this machine lacks."""
     from kernels import Metadata, get_local_kernel
     from kernels.hf_hub import _get_hf_api
     from kernels.python_deps import validate_variant_dependencies
@@ -52,23 +62,108 @@ def _load(directory: Path) -> tuple[str, Any]:
     try:
         validate_variant_dependencies(directory)
     except ImportError as error:
-        return "skipped", str(error)
+        return "skipped", str(error), []
     for dependency in Metadata.read_from_file(directory / "metadata.json").kernel_depends:
         try:
             HubCacheResolver(trust_remote_code=True).resolve(api=_get_hf_api(), backend=backend, kernel=dependency)
         except Exception as error:
-            return "skipped", f"it depends on {dependency.repo_id}, which this machine does not have: {error}"
+            return "skipped", f"it depends on {dependency.repo_id}, which this machine does not have: {error}", []
     try:
         module = get_local_kernel(directory, backend=backend, trust_remote_code=True)
     except BaseException as error:
-        return "failed", "".join(traceback.format_exception_only(type(error), error)).strip()
-    return "loaded", module
+        return "failed", "".join(traceback.format_exception_only(type(error), error)).strip(), _missing(error)
+    return "loaded", module, []
+
+
+def _missing(error: BaseException | None) -> list[str]:
+    """Return the modules whose absence an exception reports, or one that it was raised from."""
+    names = []
+    while error is not None:
+        if isinstance(error, ModuleNotFoundError) and error.name:
+            names.append(error.name)
+        error = error.__cause__ or error.__context__
+    return names
+
+
+def _absent(module: ModuleType) -> list[str]:
+    """Return what `__all__` names and the module does not have."""
+    return [name for name in getattr(module, "__all__", ()) if not hasattr(module, name)]
+
+
+def _answers(seconds: float, directories: list[Path]) -> dict[str, dict[str, Any]]:
+    """Return for each directory what loading it in a process of its own gives."""
+    names = [directory.name for directory in directories]
+    try:
+        import kernels  # noqa: F401
+        import torch  # noqa: F401
+    except Exception as error:
+        return {str(one): {"outcome": "skipped", "text": f"PyTorch cannot be imported: {error}"} for one in directories}
+    reasons = _in_fork(lambda: _fits(names), seconds)
+    answers: dict[str, dict[str, Any]] = {}
+    for directory in directories:
+        if not isinstance(reasons, dict):
+            answers[str(directory)] = {"outcome": "skipped", "text": f"the client cannot be asked: {reasons}"}
+        elif reasons[directory.name]:
+            answers[str(directory)] = {"outcome": "skipped", "text": reasons[directory.name]}
+        else:
+            answers[str(directory)] = _loaded(directory, seconds)
+    return answers
+
+
+def _loaded(directory: Path, seconds: float) -> dict[str, Any]:
+    def load() -> dict[str, Any]:
+        outcome, told, missing = _load(directory)
+        if outcome == "loaded":
+            return {"outcome": outcome, "text": "", "absent": _absent(told)}
+        return {"outcome": outcome, "text": told, "missing": missing}
+
+    answer = _in_fork(load, seconds)
+    return answer if isinstance(answer, dict) else {"outcome": "failed", "text": answer}
+
+
+def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
+    """Return what a function returns in a forked process, or as a text how that process died."""
+    with tempfile.TemporaryDirectory() as empty:
+        result, words = Path(empty, "result.json"), Path(empty, "words")
+        child = os.fork()
+        if child == 0:
+            try:
+                descriptor = os.open(words, os.O_WRONLY | os.O_CREAT)
+                os.dup2(descriptor, 2)
+                result.write_text(json.dumps(function()), encoding="utf-8")
+                os._exit(0)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        status = _wait(child, seconds)
+        if status is None:
+            return f"no answer after {seconds:.0f} seconds"
+        if status < 0:
+            return f"the process was killed by {signal.Signals(-status).name}"
+        if status == 0 and result.is_file():
+            return json.loads(result.read_text(encoding="utf-8"))
+        lines = words.read_text(errors="replace").strip().splitlines()
+        return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
+
+
+def _wait(child: int, seconds: float) -> int | None:
+    """Return the exit status of a process, negative for a signal; kill it and return None if it takes too long."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.01)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
 
 
 def _describe(directory: Path) -> tuple[str, Any]:
     from kernels import Metadata
 
-    outcome, module = _load(directory)
+    outcome, module, _ = _load(directory)
     if outcome != "loaded":
         return outcome, module
     members: dict[str, dict[str, str]] = {}
@@ -127,6 +222,5 @@ if __name__ == "__main__":
     elif question == "describe":
         answer = _describe(Path(arguments[0]))
     else:
-        outcome, told = _load(Path(arguments[0]))
-        answer = outcome, "" if outcome == "loaded" else told
+        answer = _answers(float(arguments[0]), [Path(argument) for argument in arguments[1:]])
     Path(result).write_text(json.dumps(answer), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The Python files of a package, parsed once for all checks."""
+"""The Python files of a package, parsed once for all checks and for all packages that have them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 
@@ -26,14 +26,19 @@ class Source:
     problem: str = ""
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree, each after its parent."""
+        return tuple(ast.walk(self.tree)) if self.tree else ()
+
+    @cached_property
     def guarded_lines(self) -> frozenset[int]:
         """The lines that need not run everywhere: in a `try` that catches absence, or under a version check."""
         lines: set[int] = set()
-        for node in ast.walk(self.tree) if self.tree else ():
+        for node in self.nodes:
             bodies: list[ast.stmt] = []
-            if isinstance(node, ast.Try) and any(_catches_absence(handler) for handler in node.handlers):
+            if isinstance(node, ast.Try) and any(map(catches_absence, node.handlers)):
                 bodies = node.body
-            elif isinstance(node, ast.If) and re.search(r"version_info|TYPE_CHECKING", ast.dump(node.test)):
+            elif isinstance(node, ast.If) and _is_version_check(node.test):
                 bodies = node.body + node.orelse
             for statement in bodies:
                 lines.update(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1))
@@ -46,7 +51,7 @@ class Source:
         Scopes are not told apart. The name of `ops` from `._ops` is `torch.ops.<id>`.
         """
         aliases: dict[str, str] = {}
-        for node in ast.walk(self.tree) if self.tree else ():
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     name = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -55,7 +60,7 @@ class Source:
                 aliases.update({alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names})
             elif isinstance(node, ast.ImportFrom) and node.module == "_ops":
                 aliases.update({alias.asname or "ops": "torch.ops.<id>" for alias in node.names if alias.name == "ops"})
-        for node in ast.walk(self.tree) if self.tree else ():
+        for node in self.nodes:
             if isinstance(node, ast.Assign) and (name := _dotted(node.value, aliases)):
                 aliases.update({target.id: name for target in node.targets if isinstance(target, ast.Name)})
         return aliases
@@ -73,6 +78,7 @@ def read(directory: Path, python: tuple[int, int]) -> tuple[Source, ...]:
     )
 
 
+@lru_cache(maxsize=1024)  # the variants of a project have the same files
 def _parse(name: str, data: bytes, python: tuple[int, int]) -> Source:
     try:
         text = data.decode()
@@ -88,8 +94,14 @@ def _parse(name: str, data: bytes, python: tuple[int, int]) -> Source:
 _ABSENCE = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"})
 
 
-def _catches_absence(handler: ast.ExceptHandler) -> bool:
+def catches_absence(handler: ast.ExceptHandler) -> bool:
+    """Return whether an `except` clause catches the exception of a module or a name that does not exist."""
     return handler.type is None or not _ABSENCE.isdisjoint(re.findall(r"id='(\w+)'", ast.dump(handler.type)))
+
+
+def _is_version_check(test: ast.expr) -> bool:
+    names = {getattr(node, "attr", getattr(node, "id", "")) for node in ast.walk(test)}
+    return not names.isdisjoint({"version_info", "TYPE_CHECKING"})
 
 
 def _dotted(node: ast.expr, aliases: Mapping[str, str]) -> str:

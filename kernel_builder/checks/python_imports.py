@@ -1,8 +1,12 @@
-"""Check that a package imports its own modules relatively, and otherwise only what its users have."""
+"""Check that a package imports its own modules relatively, and otherwise only what its users have.
+
+`present_modules.toml` lists what Torch and the client bring; `python-depends` adds to it. An import that every load
+executes must succeed everywhere, so it is an error if it may not. Any other import is a warning, and nothing is said of
+an import whose absence the code catches.
+"""
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import json
 import sys
@@ -11,56 +15,71 @@ from functools import cache
 from pathlib import Path
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
+from kernel_builder.checks.import_statements import ImportStatement, executed_files, of_source
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 NAME = "python-imports"
-
-# Torch, a dependency of its GPU builds, and the client that loads the kernel.
-_PRESENT = frozenset({"torch", "triton", "kernels"})
 
 
 def check_python_imports(package: CheckedPackage) -> Iterator[Finding]:
     own = _python_name(package)
     # Top-level modules and packages.
     modules = {source.name.partition("/")[0].removesuffix(".py") for source in package.sources} | {own}
-    allowed = _PRESENT | _dependency_modules(package) | sys.stdlib_module_names
+    allowed = always_present() | _dependency_modules(package) | sys.stdlib_module_names
+    executed = executed_files(package.sources, own)
     for source in package.sources:
-        for line, module in _absolute_imports(source.tree):
-            root = module.partition(".")[0]
-            if root in allowed:
+        for statement in of_source(source):
+            root = statement.module.partition(".")[0]
+            if statement.level or root in allowed:
                 continue
+            always = statement.when == "always" and source.name in executed
             if root in modules:
-                yield Finding(
-                    NAME,
-                    source.name,
-                    f"line {line}: imports {module} by an absolute name, which another version may own",
-                    f"import it relatively: `from .{module.removeprefix(f'{own}.')} import ...`",
-                )
-            elif line not in source.guarded_lines:
-                yield Finding(
-                    NAME,
-                    source.name,
-                    f"line {line}: imports {module}, which users need not have installed",
-                    _hint(root),
-                )
+                yield _own(statement, own, always=always)
+            elif statement.when != "guarded":
+                yield _foreign(statement, root, always=always)
 
 
-def _absolute_imports(tree: ast.Module | None) -> Iterator[tuple[int, str]]:
-    """Yield line and module of every absolute import."""
-    for node in ast.walk(tree) if tree else ():
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield node.lineno, alias.name
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
-            yield node.lineno, node.module
+def _own(statement: ImportStatement, own: str, *, always: bool) -> Finding:
+    return Finding(
+        NAME,
+        statement.source,
+        f"line {statement.line}: imports {statement.module} by an absolute name, which another version may own",
+        f"import it relatively: `from .{statement.module.removeprefix(f'{own}.')} import ...`",
+        "error" if always else "warning",
+    )
 
 
-def _hint(root: str) -> str:
-    for dependency, modules in _known_dependencies().items():
+def _foreign(statement: ImportStatement, root: str, *, always: bool) -> Finding:
+    usual = root in _table()["usual"].get(root, ())
+    return Finding(
+        NAME,
+        statement.source,
+        f"line {statement.line}: imports {statement.module}, which users need not have installed",
+        _hint(root, always=always),
+        "error" if always and not usual else "warning",
+    )
+
+
+def _hint(root: str, *, always: bool) -> str:
+    for dependency, modules in known_dependencies().items():
         if root in modules:
             return f'add "{dependency}" to `python-depends` in build.toml'
-    return "use the standard library and Torch only, or a package that `python-depends` may name: " + ", ".join(
-        sorted(_known_dependencies())
+    if not always:
+        return "the package loads without it; tell the users of the function that needs it"
+    return (
+        "import it where it is used, or catch ImportError; use the standard library and Torch only, or a package that "
+        f"`python-depends` may name: {', '.join(sorted(known_dependencies()))}"
     )
+
+
+def imported_roots(package: CheckedPackage) -> frozenset[str]:
+    """Return the top-level names of all modules of others that a package imports."""
+    statements = (statement for source in package.sources for statement in of_source(source) if not statement.level)
+    return frozenset(statement.module.partition(".")[0] for statement in statements) - {_python_name(package)}
 
 
 def _python_name(package: CheckedPackage) -> str:
@@ -69,11 +88,24 @@ def _python_name(package: CheckedPackage) -> str:
 
 def _dependency_modules(package: CheckedPackage) -> frozenset[str]:
     names = package.metadata.python_depends if package.metadata else ()
-    return frozenset(module for name in names for module in _known_dependencies().get(name, ()))
+    own = {module for name in names for module in known_dependencies().get(name, ())}
+    return frozenset(own.union(*(_table()["dependency"].get(name, ()) for name in names)))
 
 
 @cache
-def _known_dependencies() -> Mapping[str, frozenset[str]]:
+def _table() -> Mapping[str, Mapping[str, list[str]]]:
+    return tomllib.loads((Path(__file__).parent / "present_modules.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def always_present() -> frozenset[str]:
+    """Return the modules that Torch, its GPU builds and the client bring."""
+    tables = (_table()[name] for name in ("torch", "client", "gpu"))
+    return frozenset(module for table in tables for modules in table.values() for module in modules)
+
+
+@cache
+def known_dependencies() -> Mapping[str, frozenset[str]]:
     """Map each package that the client allows as a dependency to the modules that it provides."""
     spec = importlib.util.find_spec("kernels")
     assert spec is not None and spec.origin is not None

@@ -50,18 +50,26 @@ _COMMANDS = {
 }
 
 
+_OUTPUT_LINES = 40  # of a compiler, before its log is named
+
+
 def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
     """Print an error as text on stderr, or as one JSON object on stdout."""
     if as_json:
         click.echo(json.dumps(error.as_dict()))
         return
+    if isinstance(error, BuildError) and error.output:
+        # What the compiler says comes first: it is what has to be corrected.
+        printed = error.output.rstrip("\n").splitlines()
+        click.echo("\n".join(printed[:_OUTPUT_LINES]), err=True)
+        if printed[_OUTPUT_LINES:]:
+            click.echo(f"... and {len(printed) - _OUTPUT_LINES} more lines", err=True)
     click.secho("error: ", fg="red", bold=True, nl=False, err=True)
     click.echo(str(error), err=True)
-    if isinstance(error, BuildError):
-        if error.command:
-            click.echo(f"  command: {error.command}", err=True)
-        if error.output:
-            click.echo(error.output.rstrip("\n"), err=True)
+    if isinstance(error, BuildError) and error.log:
+        click.echo(f"  the command and all of its output: {error.log}", err=True)
+    elif isinstance(error, BuildError) and error.command:
+        click.echo(f"  command: {error.command}", err=True)
     if error.hint:
         click.secho("  hint: ", fg="cyan", nl=False, err=True)
         click.echo(error.hint, err=True)

@@ -11,13 +11,21 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernel_builder.checks import CheckReport
+from kernel_builder.checks import summary as checks_summary
+from kernel_builder.cli import report_error
 from kernel_builder.cli.dependency_option import dependency_option
+from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
 from kernel_builder.progress import shown
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Toolchains
+
+_ERRORS = 5  # so many are printed in full
+_NAMED = 3  # so many variants that are not built here are named
+_SHORT = 100  # characters of a reason in the table
 
 
 def run(request: BuildRequest, toolchains: Callable[..., Toolchains]) -> BuildSummary:
@@ -31,33 +39,82 @@ def run(request: BuildRequest, toolchains: Callable[..., Toolchains]) -> BuildSu
 
 
 def print_summary(summary: BuildSummary) -> None:
-    """Print what a build did, for people."""
-    rows = [("variant", "status", "size", "checks", "binary shared with")]
+    """Print what a build did, for people: warnings, errors, then one table."""
+    reports: dict[str, dict[str, CheckReport]] = {}
     for built in summary.packages:
-        passed = f"{len(built.report.passed)} passed" if built.report else "passed"
-        if built.report and built.report.skipped:
-            passed += f", {len(built.report.skipped)} skipped"
-        shares = f"{len(built.shares)} more" if len(built.shares) > 1 else "".join(built.shares)
-        name = f"{built.project}/{built.variant}" if len({b.project for b in summary.packages}) > 1 else built.variant
-        rows.append((name, built.status, f"{built.size / 1024:.0f} KiB", passed, shares))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    for built in summary.packages:
-        for finding in built.report.findings if built.report else ():
-            click.secho(f"warning: {built.variant}: {finding.path}: {finding.message} ({finding.hint})", fg="yellow")
+        if built.report:
+            reports.setdefault(built.project, {})[built.variant] = built.report
+    for project, of_project in reports.items():
+        for line in checks_summary.lines(of_project, "warning", f"`kernel-builder check-builds {project}` lists all"):
+            click.secho(line if line.startswith(" ") else f"warning: {project}: {line}", fg="yellow")
     for title, text in summary.warnings.items():
         click.secho(f"warnings from {title}:", fg="yellow", err=True)
         click.echo(text, err=True)
-    for missing in summary.unavailable:
-        click.secho(f"not built: {missing.variant}: {missing.reason}", fg="yellow")
-        click.echo(f"    {missing.hint}")
+    for error in summary.errors[:_ERRORS]:
+        report_error(error, as_json=False)
+    if summary.errors[_ERRORS:]:
+        click.echo(f"... and {len(summary.errors) - _ERRORS} more errors; `--json` lists all", err=True)
+    _print_unavailable(summary)
+    _print_table(summary)
     binaries = len({built.module for built in summary.packages})
     cost = "by a compiler cache" if summary.cpu_seconds is None else f"in {summary.cpu_seconds:.1f} s of processor time"
     click.echo(
         f"{len(summary.packages)} variants from {binaries} binaries; {summary.compiles} files compiled {cost}; "
         f"{summary.seconds:.1f} s in all"
     )
+
+
+def _print_unavailable(summary: BuildSummary) -> None:
+    """Print what is not built here, once for each reason."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for missing in summary.unavailable:
+        name = f"{missing.project}/{missing.variant}" if missing.variant else missing.project
+        reasons.setdefault((missing.reason, missing.hint), []).append(name)
+    for (reason, hint), names in reasons.items():
+        named = (
+            ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+        )
+        click.secho(f"not built: {named}: {reason}", fg="yellow")
+        if hint:
+            click.echo(f"    {hint}")
+
+
+def _print_table(summary: BuildSummary) -> None:
+    rows = [("project", "variant", "status", "size", "checks", "binary shared with")]
+    for built in summary.packages:
+        passed = f"{len(built.report.passed)} passed" if built.report else "passed"
+        if built.report and built.report.skipped:
+            passed += f", {len(built.report.skipped)} skipped"
+        shares = f"{len(built.shares)} more" if len(built.shares) > 1 else "".join(built.shares)
+        rows.append((built.project, built.variant, built.status, f"{built.size / 1024:.0f} KiB", passed, shares))
+    for failed in summary.failures:
+        old = "; the package of an earlier build is outdated" if failed.outdated else ""
+        rows.append((failed.project, failed.variant or "-", f"failed: {_short(failed.errors[0])}{old}", "", "", ""))
+    elsewhere: dict[tuple[str, str], list[str]] = {}
+    for missing in summary.unavailable:
+        elsewhere.setdefault((missing.project, missing.reason), []).append(missing.variant)
+    for (project, reason), names in elsewhere.items():
+        variant = f"{len(names)} variants" if len(names) > 1 else names[0] or "-"
+        rows.append((project, variant, f"not here: {_cut(reason)}", "", "", ""))
+    if len({row[0] for row in rows[1:]}) < 2:
+        rows = [("", *row[1:]) for row in rows]
+    # A reason is as long as it is: only what follows a short status is aligned with it.
+    short = [row for row in rows if row[3]]
+    widths = [max(len(row[column]) for row in (rows if column < 2 else short)) for column in range(len(rows[0]))]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True) if width]
+        click.echo("  ".join(cells).rstrip())
+
+
+def _short(error: KernelBuilderError) -> str:
+    """Return an error in a few words."""
+    place = Path(error.where).name if isinstance(error, BuildError) and error.where else ""
+    return _cut(f"{place}: {error.message}" if place else error.message)
+
+
+def _cut(text: str) -> str:
+    line = text.splitlines()[0].removesuffix(":")
+    return line if len(line) <= _SHORT else f"{line[: _SHORT - 3]}..."
 
 
 @click.command()
@@ -92,6 +149,9 @@ def print_summary(summary: BuildSummary) -> None:
 @click.option("--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]")
 @click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
 @click.option("--load/--no-load", default=True, help="Load each package that this machine can load.")
+@click.option(
+    "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be given again."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def build(
     directories: tuple[Path, ...],
@@ -108,12 +168,14 @@ def build(
     index_url: str | None,
     offline: bool,
     load: bool,
+    allow: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Build the kernel projects in DIR (default: here).
 
     Every variant that the Hub asks for and this machine can build goes to DIR/build/<variant>/. What is missing of
     compilers and headers is downloaded once, pinned and verified; no Nix, GPU or CUDA installation is needed.
+    What fails does not stop the rest; a table at the end tells what was built, and the exit status whether all was.
 
     \b
     kernel-builder build kernels/rmsnorm
@@ -134,6 +196,7 @@ def build(
             jobs=jobs,
             compiler_cache=compiler_cache.find(sccache),
             load=load,
+            allow=allow,
         ),
         partial(
             Toolchains,
@@ -148,6 +211,8 @@ def build(
         click.echo(json.dumps(summary.as_dict(), indent=2))
     else:
         print_summary(summary)
+    if summary.error:
+        raise SystemExit(summary.error.exit_code)
 
 
 build_and_copy = click.Command(

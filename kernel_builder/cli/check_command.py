@@ -85,8 +85,11 @@ def check_abi(
 
 @click.command()
 @_DIRECTORY
+@click.option(
+    "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be given again."
+)
 @_JSON
-def check_builds(directory: Path, as_json: bool) -> None:
+def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None:
     """Run all checks on every package under DIR/build.
 
     `build` and `upload` run the same checks.
@@ -94,7 +97,8 @@ def check_builds(directory: Path, as_json: bool) -> None:
     \b
     kernel-builder check-builds kernels/rmsnorm
     """
-    _print_reports((checks.run(package) for package in packages_of(directory)), as_json)
+    checks.require_allowable(allow)
+    _print_reports(checks.run_all(packages_of(directory), allow=allow), as_json)
 
 
 @click.command()

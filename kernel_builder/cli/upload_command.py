@@ -29,6 +29,9 @@ _OPTIONS = (
     click.option("--card-note", metavar="TEXT", help="A sentence for the card, such as how the packages were tested."),
     click.option("--dry-run", is_flag=True, help="Check and compare, print what would be done, and write nothing."),
     click.option("--load/--no-load", default=True, help="Check that the packages for this machine load."),
+    click.option(
+        "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be repeated."
+    ),
     click.option("--quiet", "-q", is_flag=True, help="Print errors only."),
     click.option("--output-json", "--json", "as_json", is_flag=True, help="Print the result as JSON."),
 )
@@ -100,11 +103,16 @@ def build_and_upload(
             jobs=jobs,
             compiler_cache=compiler_cache.find("auto"),
             load=options["load"],
+            allow=options["allow"],
         ),
         Toolchains,
     )
     if not (as_json or quiet):
         print_summary(summary)
+    if summary.error:
+        if as_json or quiet:
+            raise summary.error
+        raise SystemExit(summary.error.exit_code)
     _upload(PublishRequest(directory, **options), quiet=quiet, as_json=as_json)
 
 

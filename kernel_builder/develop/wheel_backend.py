@@ -98,7 +98,9 @@ def _build(settings: Mapping[str, Any]) -> tuple[Project, Path]:
             hint="install Torch and kernel-builder first, then run pip with --no-build-isolation",
         )
     request = pipeline.BuildRequest((project.root,), variants=(variant.name,))
-    (built,) = pipeline.build(request, toolchains, Lines(sys.stderr)).packages
+    summary = pipeline.build(request, toolchains, Lines(sys.stderr))
+    summary.raise_error()
+    (built,) = summary.packages
     return project, built.path
 
 

@@ -146,6 +146,9 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
     dirty = [name for name, package in sorted(packages.items()) if package.metadata.is_dirty]
     if dirty:
         lines += ["", f"The sources or the builder had uncommitted changes: {_list(dirty)}."]
+    allowed = sorted({name for package in packages.values() for name in package.metadata.allowed_checks})
+    if allowed:
+        lines += ["", f"Findings of these checks were allowed when the packages were built: {_list(allowed)}."]
     if note and (sentence := " ".join(note.split())):
         lines += ["", sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."]
     lines += [

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from kernel_builder import checks, elf
+from kernel_builder.checks import summary
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import CheckError, PackageError
@@ -90,13 +91,16 @@ def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:
     return told or next(iter(packages.values())).api
 
 
-def checked_packages(project: Project, progress: Progress, *, load: bool) -> Mapping[str, HubPackage]:
+def checked_packages(
+    project: Project, progress: Progress, *, load: bool, allow: Sequence[str] = ()
+) -> Mapping[str, HubPackage]:
     """Check the packages of a project, and return them by variant.
 
     Args:
         project: The project; its packages are in `build`.
         progress: Receives a line for each package.
         load: Check that each package loads, if this machine can load it.
+        allow: Names of checks whose errors do not count.
 
     Raises:
         CheckError: If there is no package, or one fails a check.
@@ -109,23 +113,22 @@ def checked_packages(project: Project, progress: Progress, *, load: bool) -> Map
     if not directories:
         raise CheckError("there is no package to publish", where=str(build), hint=again.replace(" again", " it"))
     _refuse_limited(directories, project)
-    findings: list[str] = []
-    packages: dict[str, HubPackage] = {}
-    for directory in directories:
-        progress.say(f"checking {directory.name}")
-        report = checks.run(directory, load=load)
-        packages[directory.name] = HubPackage(directory, loads="load" in report.passed)
-        findings += [
-            f"{directory.name}/{found.path}: {found.message} [{found.check}]"
-            for found in report.findings
-            if found.severity == "error"
-        ]
-    if findings:
+    checks.require_allowable(allow)
+    reports: dict[str, checks.CheckReport] = {}
+    for directory, report in zip(directories, checks.run_all(directories, load=load, allow=allow), strict=True):
+        progress.say(f"checked {directory.name}")
+        reports[directory.name] = report
+    if not all(report.ok for report in reports.values()):
+        found = summary.lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
         raise CheckError(
-            "nothing is published, since packages fail their checks:\n  " + "\n  ".join(findings),
+            "nothing is published, since packages fail their checks:\n  " + "\n  ".join(found),
             where=str(build),
             hint=f"`kernel-builder check-builds {project.root}` has details; then {again}",
         )
+    packages = {
+        directory.name: HubPackage(directory, loads="load" in reports[directory.name].passed)
+        for directory in directories
+    }
     _check_agreement(project, packages, again)
     return packages
 

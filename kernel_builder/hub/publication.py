@@ -25,6 +25,7 @@ class PublishRequest:
         dry_run: Check and compare only; write nothing.
         message: The first line of the commits. None: one that names the project and its version.
         load: Check that each package loads, if this machine can load it.
+        allow: Names of checks whose errors do not stop the publication.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
         token: The token. None: the one that the Hub's own tools use.
     """
@@ -39,6 +40,7 @@ class PublishRequest:
     dry_run: bool = False
     message: str | None = None
     load: bool = True
+    allow: tuple[str, ...] = ()
     endpoint: str | None = None
     token: str | None = None
 

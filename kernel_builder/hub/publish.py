@@ -88,7 +88,7 @@ def _prepared(request: PublishRequest, progress: Progress) -> _Work:
     repository = RemoteRepository(repo_id, endpoint=request.endpoint, token=request.token)
     if not request.dry_run:
         repository.require_write()
-    packages = checked_packages(project, progress, load=request.load)
+    packages = checked_packages(project, progress, load=request.load, allow=request.allow)
     contents = {path: Content(file) for package in packages.values() for path, file in package.files.items()}
     return _Work(request, project, packages, contents, repository, branch, progress)
 

@@ -250,9 +250,12 @@ def _build_and_compare(
     names = tuple(verdict.variant for verdict in verdicts if verdict.variant not in reasons)
     if names:
         # Without loading: whether this machine can run the packages does not matter for the comparison.
+        metadata = [PackageMetadata.read(published / name) or PackageMetadata() for name in names]
+        allow = tuple({check for one in metadata for check in one.allowed_checks}.intersection(checks.ALLOWABLE))
         pipeline.build(
-            pipeline.BuildRequest(directories=(source,), variants=names, out=target / "build", load=False), fresh
-        )
+            pipeline.BuildRequest(directories=(source,), variants=names, out=target / "build", load=False, allow=allow),
+            fresh,
+        ).raise_error()
     return [
         replace(verdict, rebuilt=reasons[verdict.variant])
         if verdict.variant in reasons

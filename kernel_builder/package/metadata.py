@@ -142,6 +142,12 @@ class PackageMetadata:
         return {**valid, "dirty": bool(recorded.get("dirty"))}
 
     @property
+    def allowed_checks(self) -> tuple[str, ...]:
+        """The checks whose errors the publisher allowed, by name."""
+        names = _texts(self.provenance.get("allowed-checks"))
+        return tuple(name for name in names if re.fullmatch(r"[a-z-]{1,40}", name))
+
+    @property
     def only_capabilities(self) -> tuple[str, ...]:
         """The capabilities that the build was limited to; empty if it was not."""
         return _texts(self.provenance.get(CAPABILITIES_LIMITED))

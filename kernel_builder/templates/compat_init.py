@@ -11,4 +11,5 @@ if _name not in sys.modules:
     _spec.loader.exec_module(sys.modules[_name])
 _module = sys.modules[_name]
 __all__ = getattr(_module, "__all__", [name for name in vars(_module) if not name.startswith("_")])
-globals().update({name: getattr(_module, name) for name in __all__})
+# A name in `__all__` that the module lacks breaks `import *` of the module, and nothing else.
+globals().update({name: getattr(_module, name) for name in __all__ if hasattr(_module, name)})

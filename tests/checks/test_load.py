@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernel_builder.checks import CheckReport, run
+from kernel_builder.checks import CheckReport, run, run_all
 from kernel_builder.config.variant import FullAbi, Release, this_platform
 
 from .sample import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
@@ -77,3 +77,39 @@ def test_a_variant_that_the_client_would_reject_is_skipped(build: Path, variant:
     report = load(build / variant)
     assert report.findings == ()
     assert reason in report.skipped["load"]
+
+
+@pytest.mark.parametrize(
+    "statement", ["import triton_that_is_absent", "from triton_that_is_absent.language import x", "from . import part"]
+)
+def test_a_module_that_this_machine_lacks_skips_the_check(tmp_path: Path, statement: str) -> None:
+    """A machine without a GPU has no Triton. What users have is a question for the check `python-imports`."""
+    files = {"__init__.py": f"{statement}\n", "part.py": "import triton_that_is_absent\n"}
+    report = load(assemble(tmp_path, "torch-cpu", None, files))
+    assert report.findings == ()
+    assert report.skipped["load"] == "this machine has no triton_that_is_absent, which the package imports"
+
+
+@pytest.mark.parametrize(
+    "statement", ["from .lost import x", "import demo_kernel.lost", "import importlib as i; i.import_module('gone')"]
+)
+def test_a_module_that_the_package_lacks_is_an_error(tmp_path: Path, statement: str) -> None:
+    (finding,) = load(assemble(tmp_path, "torch-cpu", None, {"__init__.py": f"{statement}\n"})).findings
+    assert "ModuleNotFoundError" in finding.message
+
+
+def test_a_name_of_all_that_is_absent_is_a_warning(tmp_path: Path) -> None:
+    """The client does not look at `__all__`, so the package loads."""
+    package = assemble(tmp_path, "torch-cpu", None, {"__init__.py": "__all__ = ['here', 'lost']\nhere = 1\n"})
+    (finding,) = load(package).findings
+    assert (finding.severity, finding.path) == ("warning", "__init__.py")
+    assert "`__all__` names lost" in finding.message
+
+
+def test_packages_that_are_loaded_together_do_not_meet(build: Path) -> None:
+    """One process imports Torch for all; each package is loaded in a fork, which may crash."""
+    reports = {report.package.directory.name: report for report in run_all(sorted(build.iterdir()), only=["load"])}
+    assert reports[STABLE_CPU].passed == ("load",)
+    assert "was killed by SIG" in reports[CRASHING].findings[0].message
+    assert "not today" in reports[RAISING].findings[0].message
+    assert reports["torch-cpu"].passed == ("load",)

@@ -2,15 +2,64 @@
 
 from __future__ import annotations
 
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from kernel_builder.checks import AbiPolicy, run, run_all
+from kernel_builder.config.variant import Release
 
 from .sample import Make, findings
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 ROOT = Path(__file__).resolve().parents[2]
 
+PYTHON_3_9 = AbiPolicy(python=Release(3, 9))
 PYTHON_CHECKS = ("python-source", "python-imports", "op-namespace")
+
+
+@pytest.mark.parametrize(
+    ("source", "message", "hint"),
+    [
+        ("match 1:\n    case 1:\n        pass\n", ": Pattern matching is only supported in Python 3.10", "3.9"),
+        ("def f(:\n", "line 1: invalid syntax", "write it for Python 3.9"),
+        ("def f(x: int | None): ...\n", "line 1: `int | None` as a type needs Python 3.10", "__future__"),
+        ("from __future__ import annotations\n\nX = int | None\n", "line 3: `int | None`", "typing.Optional"),
+        ("print(list(zip([1], [2], strict=True)))\n", "line 1: 'zip(strict)' needs Python 3.10", "Python 3.9"),
+        ("def f() -> int | str | float: ...\n", "line 1: `int | str | float`", "__future__"),
+        ("X = tuple[1 | None]\n", "line 1: `1 | None`", "typing.Union"),
+        ("import tomllib\n", "line 1: 'tomllib' module needs Python 3.11", "Python 3.9"),
+    ],
+)
+def test_source_that_needs_a_newer_python_than_3_9(make: Make, source: str, message: str, hint: str) -> None:
+    """Our own kernels run on Python 3.9, below the floor of the checks."""
+    package = make("torch-cpu", files={"part.py": source})
+    (finding,) = run(package, only=["python-source"], policy=PYTHON_3_9).findings
+    assert finding.path == "part.py"
+    assert message in finding.message
+    assert hint in finding.hint
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "match 1:\n    case 1:\n        pass\n",
+        "def f(x: int | None) -> int | str | float: ...\n\n\nX = int | None\n",
+        "print(list(zip([1], [2], strict=True)))\n",
+        "import dataclasses\n\n\n@dataclasses.dataclass(slots=True, kw_only=True)\nclass C:\n    x: int\n",
+    ],
+)
+def test_python_3_10_is_the_floor(make: Make, source: str) -> None:
+    """The public client and Torch need Python 3.10."""
+    assert findings(make("torch-cpu", files={"part.py": source}), *PYTHON_CHECKS) == []
 
 
 @pytest.mark.parametrize(
@@ -18,32 +67,31 @@ PYTHON_CHECKS = ("python-source", "python-imports", "op-namespace")
     [
         (
             "python-source",
-            "match 1:\n    case 1:\n        pass\n",
-            ": Pattern matching is only supported in Python 3.10",
-            "3.9",
+            "try:\n    pass\nexcept* OSError:\n    pass\n",
+            "Exception groups are only supported in Python 3.11",
+            "Python 3.10",
         ),
-        ("python-source", "def f(:\n", "line 1: invalid syntax", "write it for Python 3.9"),
+        ("python-source", "import tomllib\n", "line 1: 'tomllib' module needs Python 3.11", "Python 3.10"),
+        ("python-source", "import math\n\nmath.exp2(1.0)\n", "line 3: 'math.exp2' member needs", "Python 3.10"),
+        ("python-source", "from typing import Self\n", "line 1: 'typing.Self' member needs Python 3.11", "3.10"),
         (
             "python-source",
-            "def f(x: int | None): ...\n",
-            "line 1: `int | None` as a type needs Python 3.10",
-            "__future__",
-        ),
-        (
-            "python-source",
-            "from __future__ import annotations\n\nX = int | None\n",
-            "line 3: `int | None`",
-            "typing.Optional",
+            "import array\n\narray.array('w')\n",
+            "line 3: array typecode 'w' needs Python 3.13",
+            "Python 3.10",
         ),
         (
             "python-source",
-            "print(list(zip([1], [2], strict=True)))\n",
-            "line 1: 'zip(strict)' needs Python 3.10",
-            "Python 3.9",
+            "import contextlib as c\n\nwith c.chdir('/'):\n    pass\n",
+            "line 3: 'contextlib.chdir' member needs Python 3.11",
+            "Python 3.10",
         ),
-        ("python-source", "def f() -> int | str | float: ...\n", "line 1: `int | str | float`", "__future__"),
-        ("python-source", "X = tuple[1 | None]\n", "line 1: `1 | None`", "typing.Union"),
-        ("python-source", "import tomllib\n", "line 1: 'tomllib' module needs Python 3.11", "Python 3.9"),
+        (
+            "python-source",
+            "import datetime\n\nprint(max([], key=None), eval('1', globals={}))\n",
+            "line 3: 'eval(globals)' needs Python 3.13",
+            "Python 3.10",
+        ),
         (
             "python-imports",
             "from demo_kernel.layers import Norm\n",
@@ -53,8 +101,14 @@ PYTHON_CHECKS = ("python-source", "python-imports", "op-namespace")
         ("python-imports", "import layers\n", "line 1: imports layers by an absolute name", "from .layers import"),
         (
             "python-imports",
-            "import numpy\n",
-            "line 1: imports numpy, which users need not have installed",
+            "import transformers\n",
+            "line 1: imports transformers, which users need not have installed",
+            "use the standard library and Torch only",
+        ),
+        (
+            "python-imports",
+            "try:\n    import transformers\nexcept ImportError as e:\n    raise RuntimeError('install it') from e\n",
+            "line 2: imports transformers, which users need not have installed",
             "use the standard library and Torch only",
         ),
         (
@@ -78,8 +132,9 @@ PYTHON_CHECKS = ("python-source", "python-imports", "op-namespace")
     ],
 )
 def test_source_that_breaks_a_rule(make: Make, check: str, source: str, message: str, hint: str) -> None:
-    (finding,) = findings(make("torch-cpu", files={"part.py": source, "layers.py": ""}), *PYTHON_CHECKS)
-    assert (finding.check, finding.path) == (check, "part.py")
+    files = {"__init__.py": "from . import part\n", "part.py": source, "layers.py": ""}
+    (finding,) = findings(make("torch-cpu", files=files), *PYTHON_CHECKS)
+    assert (finding.check, finding.path, finding.severity) == (check, "part.py", "error")
     assert message in finding.message
     assert hint in finding.hint
 
@@ -90,7 +145,10 @@ def test_source_that_breaks_a_rule(make: Make, check: str, source: str, message:
         "from __future__ import annotations\n\n\ndef f(x: int | None) -> list[int] | None: ...\n",
         "try:\n    import numpy\nexcept ImportError:\n    numpy = None\n",
         "import sys\n\nif sys.version_info >= (3, 11):\n    import tomllib\n",
+        "from typing import TYPE_CHECKING\n\nif TYPE_CHECKING:\n    import transformers\n",
         "import triton.language as tl\nfrom kernels import get_kernel_dep\n",
+        "import yaml, sympy, networkx, jinja2, fsspec, filelock, typing_extensions, packaging.version, tqdm\n",
+        "import huggingface_hub\nfrom cuda.bindings import driver\n",
         "from . import layers\nfrom .layers import Norm\n",
         "import torch\n\nFLAGS = 1 | 2\nMASK = torch.ones(1) | torch.ones(1)\nSET = set(range(3)) | {4}\n",
         "import torch\n\nfrom ._ops import add_op_namespace_prefix\n\n\n"
@@ -98,7 +156,77 @@ def test_source_that_breaks_a_rule(make: Make, check: str, source: str, message:
     ],
 )
 def test_source_that_keeps_the_rules(make: Make, source: str) -> None:
-    assert findings(make("torch-cpu", files={"part.py": source, "layers.py": ""}), *PYTHON_CHECKS) == []
+    files = {"__init__.py": "from . import part\n", "part.py": source, "layers.py": ""}
+    assert findings(make("torch-cpu", files=files), *PYTHON_CHECKS) == []
+
+
+@pytest.mark.parametrize(
+    ("init", "source"),
+    [
+        ("from . import part\n", "def f():\n    import transformers\n"),
+        ("from . import part\n", "def f():\n    from demo_kernel import layers\n"),
+        ("from . import part\n", "if has_it():\n    import transformers\n"),
+        ("from . import part\n", "try:\n    import torch\nexcept ImportError:\n    import jax\n"),
+        ("from . import part\n", "import numpy as np\n"),  # the public builder has it beside Torch
+        ("import torch\n", "import transformers\n"),  # nothing imports part.py
+        ("def f():\n    from . import part\n", "import transformers\n"),
+        ("try:\n    from . import part\nexcept ImportError:\n    part = None\n", "import transformers\n"),
+    ],
+)
+def test_an_import_that_need_not_succeed_is_a_warning(make: Make, init: str, source: str) -> None:
+    package = make("torch-cpu", files={"__init__.py": init, "part.py": source, "layers.py": ""})
+    (finding,) = findings(package, *PYTHON_CHECKS)
+    assert (finding.check, finding.path, finding.severity) == ("python-imports", "part.py", "warning")
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        {"__init__.py": "from .a.b import thing\n", "a/__init__.py": "", "a/b.py": "from ..part import x\n"},
+        {"__init__.py": "from .a import b\n", "a/__init__.py": "", "a/b.py": "from ..part import x\n"},
+        {"__init__.py": "import torch\n\nwith torch.no_grad():\n    from .part import x\n"},
+        {"__init__.py": "from .a import b\n", "a/__init__.py": "from .. import part\n", "a/b.py": ""},
+        {"__init__.py": "from . import a\n", "a.py": "class C:\n    from .part import x\n"},
+    ],
+)
+def test_imports_are_followed_from_the_first_file(make: Make, chain: dict[str, str]) -> None:
+    found = findings(make("torch-cpu", files={**chain, "part.py": "import transformers\n"}), "python-imports")
+    assert [(finding.path, finding.severity) for finding in found] == [("part.py", "error")]
+
+
+def test_the_table_of_present_modules_is_what_torch_and_the_client_require() -> None:
+    """Each direct requirement is in the table, and the table has nothing that nothing requires."""
+    table = tomllib.loads((ROOT / "kernel_builder" / "checks" / "present_modules.toml").read_text())
+    for name, root in (("torch", "torch"), ("client", "kernels")):
+        direct = {requirement for requirement in required(root) if requirement != "nvidia"}
+        closure = {root, *direct}
+        for _ in range(4):
+            closure |= {more for distribution in closure for more in required(distribution)}
+        gpu = {name for name in direct if name.startswith(("nvidia", "cuda", "triton"))}
+        present = {*table["torch"], *table[name]}
+        assert direct - gpu - {"tomli"} <= present
+        assert set(table[name]) <= closure
+
+
+def required(distribution: str) -> set[str]:
+    """Return the names of what an installed package requires on this machine, without extras."""
+    try:
+        texts = metadata.requires(distribution) or []
+    except metadata.PackageNotFoundError:
+        return set()
+    requirements = [Requirement(text) for text in texts]
+    return {
+        canonicalize_name(one.name) for one in requirements if one.marker is None or one.marker.evaluate({"extra": ""})
+    }
+
+
+def test_an_allowed_check_only_warns(make: Make) -> None:
+    package = make("torch-cpu", files={"__init__.py": "import transformers\n"})
+    (report,) = run_all([package], load=False, allow=["python-imports"])
+    assert [(found.check, found.severity) for found in report.findings] == [("python-imports", "warning")]
+    assert report.allowed == ("python-imports",)
+    assert report.ok
+    assert not run(package, load=False).ok
 
 
 def test_a_guess_is_a_warning(make: Make) -> None:
@@ -158,3 +286,9 @@ def test_our_kernels_use_no_private_names_of_torch() -> None:
     packages = [project / "torch-ext" for project in projects]
     assert all(list(package.rglob("*.py")) for package in packages) and packages
     assert [finding for package in packages for finding in findings(package, "private-torch")] == []
+
+
+def test_our_kernels_run_on_python_3_9() -> None:
+    packages = sorted(path.parent / "torch-ext" for path in (ROOT / "kernels").glob("*/build.toml"))
+    reports = [run(package, only=["python-source"], policy=PYTHON_3_9) for package in packages]
+    assert [finding for report in reports for finding in report.findings] == []

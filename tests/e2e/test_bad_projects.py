@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
+from kernels_data import Metadata
 
 from tests.conftest import CPU
 from tests.e2e.conftest import (
@@ -170,8 +173,87 @@ def test_a_variant_that_cannot_be_built_is_refused(
     project: Path, cache: Path, kernel_builder: Run, variant: str, message: str, hint: str
 ) -> None:
     with untouched(project):
-        done = kernel_builder(cache, "build", project, "--variant", CPU, "--variant", variant)
+        done = kernel_builder(cache, "build", project, "--variant", variant)
     assert_refused(done, 3, "VariantError", where=variant, message=message, hint=hint)
+
+
+def test_a_refused_variant_does_not_stop_the_others(project: Path, cache: Path, kernel_builder: Run) -> None:
+    other = CPU.replace("x86_64", "aarch64")
+    done = kernel_builder(cache, "build", project, "--variant", other, "--variant", CPU, "--no-load")
+    assert_refused(done, 3, "VariantError", where=other, message="this machine is x86_64", hint="aarch64")
+    assert [(built["variant"], built["status"]) for built in done.answer["packages"]] == [(CPU, "built")]
+    assert [(failed["project"], failed["variant"]) for failed in done.answer["failures"]] == [("stable-scale", other)]
+    assert (project / "build" / CPU / "__init__.py").is_file()
+
+
+def test_a_project_that_cannot_be_read_does_not_stop_the_others(
+    copy_project: Copy, cache: Path, kernel_builder: Run, tmp_path: Path
+) -> None:
+    """As for `kernel-builder build repository/*`: files and other directories are named, and are not failures."""
+    good, bad = copy_project("python-only", "good"), copy_project("python-only", "bad")
+    replace(bad / "build.toml", "[general]", "[general")
+    (tmp_path / "README.md").touch()
+    (tmp_path / "scripts").mkdir()
+    everything = [bad, good, tmp_path / "README.md", tmp_path / "scripts"]
+    done = kernel_builder(cache, "build", *everything, "--no-load")
+    assert_refused(done, 2, "ConfigError", where=str(bad), message="not TOML", hint="")
+    assert {built["project"] for built in done.answer["packages"]} == {"python-only"}
+    assert [(failed["project"], failed["variant"]) for failed in done.answer["failures"]] == [("bad", None)]
+    elsewhere = {missing["project"]: missing["reason"] for missing in done.answer["unavailable"]}
+    assert elsewhere == dict.fromkeys(("README.md", "scripts"), "not a project: there is no build.toml")
+    assert kernel_builder(cache, "build", *everything[1:], "--no-load").code == 0
+
+
+def test_a_project_for_other_backends_only_is_skipped(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    project = copy_project("stable-scale")
+    text = (project / "build.toml").read_text()
+    text = text[: text.index("[kernel.")].replace('["cpu", "cuda"]', '["metal"]')
+    kernel = '[kernel.m]\nbackend = "metal"\ndepends = ["torch"]\nsrc = ["scale/scale_cpu.cpp"]\n'
+    (project / "build.toml").write_text(re.sub(r"stable-abi.*\n", "", text) + kernel)
+    done = kernel_builder(cache, "build", project)
+    assert done.code == 0, done
+    assert done.answer["packages"] == []
+    assert done.answer["skipped-backends"] == {"stable-scale": ["metal"]}
+
+
+def test_a_check_can_be_allowed_by_name(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    project = copy_project("python-only")
+    (init,) = (project / "torch-ext").glob("*/__init__.py")
+    init.write_text(init.read_text() + "import transformers\n")
+    refused = kernel_builder(cache, "build", project)
+    assert_refused(refused, 7, "CheckError", where=str(project), message="transformers", hint="--allow python-imports")
+    assert not (project / "build").exists()
+    done = kernel_builder(cache, "build", project, "--allow", "python-imports")
+    assert done.code == 0, done
+    package = Path(done.answer["packages"][0]["path"])
+    assert json.loads((package / "metadata.json").read_text())["provenance"]["allowed-checks"] == ["python-imports"]
+    assert Metadata.read_from_file(package / "metadata.json").name is not None
+    assert kernel_builder(cache, "check-builds", project).code == 7
+    assert kernel_builder(cache, "check-builds", project, "--allow", "python-imports").code == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("pyhton-imports", "there is no such check"), ("digest", "cannot be allowed")]
+)
+def test_checks_that_cannot_be_allowed(
+    copy_project: Copy, cache: Path, kernel_builder: Run, name: str, message: str
+) -> None:
+    done = kernel_builder(cache, "build", copy_project("python-only"), "--allow", name)
+    assert_refused(done, 2, "ConfigError", where=f"--allow {name}", message=message, hint="python-imports")
+
+
+def test_findings_are_said_once_and_in_few_lines(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    project = copy_project("python-only")
+    (init,) = (project / "torch-ext").glob("*/__init__.py")
+    init.write_text(init.read_text() + "".join(f"import lost_{number}\n" for number in range(300)))
+    done = kernel_builder(cache, "build", project, "--no-load")
+    message = done.answer["message"]
+    variants = len(done.answer["failures"])
+    assert len(message.splitlines()) == 21
+    assert message.count("imports lost_0,") == 1
+    assert "`--json` lists all" in message
+    assert all(len(failed["checks"]["findings"]) == 300 for failed in done.answer["failures"])
+    assert variants > 1
 
 
 def test_two_projects_with_one_name_are_refused(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:

@@ -90,16 +90,33 @@ def test_a_closed_pipe_ends_the_build_without_a_traceback(slow_project: Path, ne
     assert wait_for(lambda: working_in(cache) == {}, 10)
 
 
-def test_a_build_that_waits_for_another_reports_it(
+def test_a_build_that_waits_for_a_step_of_another_reports_it(
     slow_project: Path, copy_project: Copy, new_cache: NewCache, start: Start
 ) -> None:
-    """A second build with the same cache waits for the first, and prints why."""
+    """A second project with the same slow source waits for the first one's compiler, and prints why."""
     cache = new_cache("cache")
     start(cache, slow_project)
     assert wait_for(compiling(cache), 30)
-    second = start(cache, copy_project("stable-scale", "second"))
+    second = copy_project("stable-scale", "second")
+    for name in ("build.toml", "scale/scale_cpu.cpp"):
+        (second / name).write_text((slow_project / name).read_text())
+    process = start(cache, second)
     lines: list[str] = []
-    assert second.stderr is not None
-    reader = threading.Thread(target=lambda: lines.extend(second.stderr or ()), daemon=True)
+    assert process.stderr is not None
+    reader = threading.Thread(target=lambda: lines.extend(process.stderr or ()), daemon=True)
     reader.start()
-    assert wait_for(lambda: any("another build is using the compilers" in line for line in lines), 20)
+    assert wait_for(lambda: any("another build is compiling" in line for line in lines), 20)
+
+
+def test_a_build_ends_while_another_compiles(
+    slow_project: Path, copy_project: Copy, new_cache: NewCache, start: Start
+) -> None:
+    """Builds of two projects with one cache do not wait for each other's compilers."""
+    cache = new_cache("cache")
+    first = start(cache, slow_project)
+    assert wait_for(compiling(cache), 30)
+    second = start(cache, copy_project("stable-scale", "second"), "--no-load")
+    answer = json.loads(second.communicate()[0])
+    assert (second.returncode, answer["compiles"]) == (0, 2)
+    assert first.poll() is None
+    assert compiling(cache)()

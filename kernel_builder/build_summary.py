@@ -1,0 +1,161 @@
+"""What a build did: packages, failures, and what is not built here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel_builder.build.buildable import UnavailableVariant
+from kernel_builder.errors import BuildError, KernelBuilderError, SeveralErrors, StoreError
+
+if TYPE_CHECKING:
+    from kernel_builder.checks import CheckReport
+
+
+@dataclass(frozen=True)
+class BuiltPackage:
+    """One package of a build.
+
+    Attributes:
+        status: `built`, or `unchanged` if the package was there already.
+        shares: The other variants of this build with the same binary.
+        size: Bytes of all files.
+        report: The result of the checks; None if unchanged, since an earlier build checked the same bytes.
+    """
+
+    project: str
+    variant: str
+    path: Path
+    module: str
+    status: str
+    shares: tuple[str, ...]
+    size: int
+    report: CheckReport | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the package as `--json` prints it."""
+        return {
+            "project": self.project,
+            "variant": self.variant,
+            "path": str(self.path),
+            "module": self.module,
+            "status": self.status,
+            "shares-binary-with": list(self.shares),
+            "bytes": self.size,
+            "checks": self.report.as_dict() if self.report else None,
+        }
+
+
+@dataclass(frozen=True)
+class FailedVariant:
+    """A variant that was asked for and not built.
+
+    Attributes:
+        project: The project's name, or its directory if `build.toml` cannot be read.
+        variant: None if the project as a whole failed.
+        errors: Why; the same object in several variants is one failure.
+        report: The result of the checks, if they failed.
+        outdated: The package of an earlier build is still there.
+    """
+
+    project: str
+    variant: str | None
+    errors: tuple[KernelBuilderError, ...]
+    report: CheckReport | None = None
+    outdated: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the failure as `--json` prints it."""
+        return {
+            "project": self.project,
+            "variant": self.variant,
+            "errors": [error.as_dict() for error in self.errors],
+            "checks": self.report.as_dict() if self.report else None,
+            "outdated": self.outdated,
+        }
+
+
+class Failures:
+    """The failures of a build so far."""
+
+    def __init__(self) -> None:
+        self.found: list[FailedVariant] = []
+
+    def add(
+        self, project: str, variant: str | None, *errors: KernelBuilderError, report: CheckReport | None = None
+    ) -> None:
+        """Note why a variant, or a whole project, is not built.
+
+        Raises:
+            StoreError: If the error is one: a full disk or a cache that cannot be written stops everything.
+        """
+        for error in errors:
+            if isinstance(error, StoreError):
+                raise error
+        self.found.append(FailedVariant(project, variant, errors, report))
+
+
+@dataclass(frozen=True)
+class BuildSummary:
+    """What a build did.
+
+    Attributes:
+        unavailable: Variants that this machine cannot build; without a name if that is all of a project's.
+        skipped: Project name -> backends that are valid but not built here.
+        steps: How many steps ran.
+        compiles: How many of them were compiles.
+        cpu_seconds: Processor time of the compilers; None where a compiler cache's server ran them.
+        seconds: Wall time of the whole build.
+        warnings: Title of a step -> what its compiler printed.
+        notices: What the projects' authors should know: warnings about `build.toml`, and what is not built.
+    """
+
+    packages: tuple[BuiltPackage, ...]
+    failures: tuple[FailedVariant, ...]
+    unavailable: tuple[UnavailableVariant, ...]
+    skipped: Mapping[str, tuple[str, ...]]
+    steps: int
+    compiles: int
+    cpu_seconds: float | None
+    seconds: float
+    warnings: Mapping[str, str] = field(default_factory=dict)
+    notices: tuple[str, ...] = ()
+
+    @property
+    def errors(self) -> tuple[KernelBuilderError, ...]:
+        """The distinct errors of all failures. A source that fails alike for several variants is one error."""
+        distinct: dict[object, KernelBuilderError] = {}
+        for error in (error for failed in self.failures for error in failed.errors):
+            same = (error.where, error.output) if isinstance(error, BuildError) and error.output else id(error)
+            distinct.setdefault(same, error)
+        return tuple(distinct.values())
+
+    @property
+    def error(self) -> KernelBuilderError | None:
+        """The only error, or one that stands for several; None if nothing failed."""
+        if len(self.errors) < 2:
+            return next(iter(self.errors), None)
+        return SeveralErrors(self.errors)
+
+    def raise_error(self) -> None:
+        """Raise the error, for callers to whom a part of the packages is of no use."""
+        if self.error:
+            raise self.error
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary as `--json` prints it; after a failure, with the keys of an error."""
+        return {
+            **(self.error.as_dict() if self.error else {}),
+            "packages": [built.as_dict() for built in self.packages],
+            "failures": [failed.as_dict() for failed in self.failures],
+            "unavailable": [asdict(variant) for variant in self.unavailable],
+            "skipped-backends": {name: list(backends) for name, backends in self.skipped.items()},
+            "steps": self.steps,
+            "compiles": self.compiles,
+            "cpu-seconds": None if self.cpu_seconds is None else round(self.cpu_seconds, 2),
+            "seconds": round(self.seconds, 3),
+            "warnings": dict(self.warnings),
+            "notices": list(self.notices),
+        }

@@ -1,0 +1,147 @@
+"""Which projects and variants a build is for, and where their packages go."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel_builder.build import buildable
+from kernel_builder.build.buildable import UnavailableVariant
+from kernel_builder.build_summary import Failures
+from kernel_builder.config import offered
+from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Variant
+from kernel_builder.errors import ConfigError, KernelBuilderError, PackageError, VariantError
+
+if TYPE_CHECKING:
+    from kernel_builder.toolchain import Toolchains
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What to build.
+
+    Attributes:
+        directories: Project directories.
+        variants: Names of exactly the variants to build; empty for all of this platform.
+        backends: Only these backends; empty for all.
+        whole: All variants of the matrix, not only those that the Hub asks for.
+        capabilities: Compile for these capabilities only, such as `9.0`; empty for all. `upload` refuses the packages.
+        out: Where packages go: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
+            project's own `build` directory.
+        jobs: Processors to use at most; None for as many as are free on this machine.
+        compiler_cache: An sccache to put before the compilers.
+        load: Load each package that this machine can load, as a check.
+        allow: Names of checks whose errors are reported as warnings, and recorded in the packages.
+        provenance: What the packages' metadata records of builder and sources; None for what git says.
+    """
+
+    directories: tuple[Path, ...]
+    variants: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    whole: bool = False
+    capabilities: tuple[str, ...] = ()
+    out: Path | None = None
+    jobs: int | None = None
+    compiler_cache: Path | None = None
+    load: bool = True
+    allow: tuple[str, ...] = ()
+    provenance: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A project, its variants to build, those that cannot be built here, and where its packages go."""
+
+    project: Project
+    variants: tuple[Variant, ...]
+    unavailable: tuple[UnavailableVariant, ...]
+    destination: Path
+
+
+def select(
+    request: BuildRequest, toolchains: Toolchains, failures: Failures
+) -> tuple[list[Selection], list[UnavailableVariant]]:
+    """Return the projects with something to build here, and those without."""
+    directories = list(dict.fromkeys(path.resolve() for path in request.directories))
+    several = len(directories) > 1
+    selections, elsewhere, nothing = [], [], None
+    for directory in directories:
+        if several and directory.exists() and not (directory / "build.toml").exists():
+            elsewhere.append(UnavailableVariant(directory.name, "", "not a project: there is no build.toml", ""))
+            continue
+        try:
+            project = offered.limited(read_project(directory), request.capabilities)
+            selections.append(_selection(project, request, toolchains, failures, several=several))
+        except _NothingHereError as error:
+            nothing = nothing or error.reason
+            elsewhere.append(UnavailableVariant(error.project, "", error.reason.message, error.reason.hint or ""))
+        except KernelBuilderError as error:
+            if not several:
+                raise
+            failures.add(directory.name, None, error)
+    if nothing and not selections and not failures.found:
+        raise nothing
+    return _without_doubles(selections, failures), elsewhere
+
+
+class _NothingHereError(Exception):
+    """This machine can build no variant of a project."""
+
+    def __init__(self, project: str, reason: VariantError) -> None:
+        super().__init__(project)
+        self.project, self.reason = project, reason
+
+
+def _selection(
+    project: Project, request: BuildRequest, toolchains: Toolchains, failures: Failures, *, several: bool
+) -> Selection:
+    destination = _destination(project, request, several=several)
+    if not request.variants and not set(project.backends) - set(offered.skipped_backends(project)):
+        return Selection(project, (), (), destination)  # all of its backends are skipped
+    if not request.variants:
+        try:
+            variants, unavailable = buildable.available(
+                project, toolchains, backends=request.backends, whole=request.whole
+            )
+        except VariantError as error:
+            raise _NothingHereError(project.name, error) from error
+        return Selection(project, variants, unavailable, destination)
+    chosen: list[Variant] = []
+    for name in dict.fromkeys(request.variants):
+        try:
+            chosen += buildable.named(project, [name], toolchains)
+        except VariantError as error:
+            if not several and len(set(request.variants)) == 1:
+                raise
+            failures.add(project.name, name, error)
+    return Selection(project, tuple(chosen), (), destination)
+
+
+def _without_doubles(selections: Sequence[Selection], failures: Failures) -> list[Selection]:
+    """Leave out the projects that share a name, since nothing could tell their packages apart."""
+    count = Counter(selection.project.name for selection in selections)
+    for name in (name for name, projects in count.items() if projects > 1):
+        roots = [str(selection.project.root) for selection in selections if selection.project.name == name]
+        error = ConfigError(
+            f"two of the projects are named {name}",
+            where=f"{roots[0]}/build.toml: [general] name",
+            hint="build them one at a time, or rename one",
+        )
+        for root in roots:
+            failures.add(root, None, error)
+    return [selection for selection in selections if count[selection.project.name] == 1]
+
+
+def _destination(project: Project, request: BuildRequest, *, several: bool) -> Path:
+    """Return where a project's packages go. Links are followed: the directory is swapped, not a link to it."""
+    out = request.out or project.root / "build"
+    path = Path(os.path.realpath(out / project.name if request.out and several else out))
+    if path.exists() and not path.is_dir():
+        raise PackageError("is a file; packages need a directory", where=str(path), hint="move it, or choose --out")
+    return path
