@@ -12,7 +12,6 @@ one project (`--project`) replaces the results of that project alone.
 from __future__ import annotations
 
 import json
-import re
 import resource
 import subprocess
 import sys
@@ -34,7 +33,6 @@ from kernel_builder.files import write_atomically
 
 RESULTS = ROOT / "benchmarks" / "results" / "community.json"
 
-_ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
 _CUDA = 13  # the major release that the builder has a compiler for
 _TAIL = 2_000  # characters of a failed command that the results keep
 
@@ -116,13 +114,17 @@ def kernel_builder(*arguments: str, timeout: float | None = None) -> subprocess.
     try:
         return subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout, check=False)
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 124, "", f"error: not finished within {timeout:.0f} seconds")
+        return subprocess.CompletedProcess(command, 124, "", f"not finished within {timeout:.0f} seconds")
 
 
 def reason(done: subprocess.CompletedProcess[str]) -> str:
-    """Return the first error of a failed command, or the end of what it printed."""
-    found = _ERROR.search(done.stderr) or _ERROR.search(done.stdout)
-    return found[1] if found else (done.stderr or done.stdout)[-_TAIL:].strip()
+    """Return the error of a failed `build --json`, or the end of what it printed."""
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        return (done.stderr or done.stdout)[-_TAIL:].strip()
+    failed = [package["reason"] for package in answer.get("packages", ()) if package.get("reason")]
+    return str(answer["message"] if "message" in answer else "; ".join(failed))
 
 
 def read_results(path: Path) -> dict[str, Any]:
