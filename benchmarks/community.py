@@ -215,6 +215,7 @@ def build_variant(
 ) -> dict[str, Any]:
     """Build one variant and return what happened."""
     arguments = ["build", str(root), "--variant", variant.name, "--out", str(out / root.name), "--no-load", "--json"]
+    arguments += ["--compiler-cache", "off"]
     if variant.backend == "cuda" and variant.cuda:
         arguments += ["--capability", capability]
     if jobs:
