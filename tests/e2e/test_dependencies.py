@@ -43,12 +43,16 @@ def cutlass(tmp_path: Path) -> Path:
     return root
 
 
-def test_a_pinned_library(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
+    """Symbols of cuBLAS stay undefined: Torch's CUDA part loads it."""
     project = depend(copy_project("stable-scale"), "cutlass_3_8", "cutlass/cutlass.h", "cutlass/util/command_line.h")
     with (project / "scale" / "scale_cuda.cu").open("a") as source:
         source.write("#include <cutlass/version.h>\nstatic_assert(CUTLASS_MAJOR == 3 && CUTLASS_MINOR == 8);\n")
+        source.write("#include <cublas_v2.h>\nint blas(cublasHandle_t* handle) { return cublasCreate(handle); }\n")
     done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA, "--no-load")
     assert done.code == 0, done
+    (binary,) = (project / "build" / CUDA).rglob("*.so")
+    assert b"cublasCreate_v2" in binary.read_bytes()
 
 
 def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
