@@ -1,0 +1,163 @@
+"""docs/compatibility.md, from the results of benchmarks/community.py and the two scripts that run on a GPU.
+
+The measured values are in benchmarks/results/community.json; explanations of single projects are in
+benchmarks/community_notes.toml.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from figures import ROOT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PAGE = ROOT / "docs" / "compatibility.md"
+NOTES = ROOT / "benchmarks" / "community_notes.toml"
+SECONDS = 2.0  # for check-config over all projects
+RATIO = 1.02  # of device time, ours to cpp_extension's
+
+_NAMES = {"cuda": "CUDA", "cpu": "CPU", "noarch": "Python only"}
+
+
+def page(results: Mapping[str, Any]) -> str:
+    """Return the page for the results."""
+    notes = tomllib.loads(NOTES.read_text(encoding="utf-8"))
+    paragraphs = [
+        "# Compatibility\n\nThe builder takes the projects of the public builder as they are. This page shows how far "
+        "that holds for every\nproject of one public repository, huggingface/kernels-community. "
+        "`benchmarks/community.py` writes it.",
+        _commands(),
+        "\n".join(_figures(results, notes)),
+        f"Checkout {results['checkout']}; builder at {results['builder']}; {_machine(results['machine'])}",
+        "## Projects\n\nEach project is built for the newest Torch that it supports: one variant a backend, CUDA for "
+        "the one capability 9.0.\n*Loads*: the public client loads the package; for a CUDA binary on a machine without "
+        "a GPU, the dynamic linker\nresolves every symbol with the libraries of Torch.",
+        "\n".join(_projects(results, notes)),
+        *(["\n".join(_tests(results["tests"], notes))] if "tests" in results else []),
+        *(["\n".join(_comparison(results["compare"]))] if "compare" in results else []),
+    ]
+    return "\n\n".join(paragraphs) + "\n"
+
+
+def _commands() -> str:
+    commands = (
+        "git clone https://github.com/huggingface/kernels-community",
+        ".venv/bin/python benchmarks/community.py build kernels-community",
+        ".venv/bin/python benchmarks/community.py load kernels-community --python PYTHON",
+        "python benchmarks/community_tests.py kernels-community --packages community-build --json tests.json",
+        "python benchmarks/community_compare.py kernels-community --packages community-build --json compare.json",
+        ".venv/bin/python benchmarks/community.py page --tests tests.json --compare compare.json",
+    )
+    return (
+        "\n".join(f"    {command}" for command in commands)
+        + "\n\nPYTHON has the newest Torch. The two scripts in between run on a machine with a GPU."
+    )
+
+
+def _machine(on: Mapping[str, Any]) -> str:
+    return f"{on['cpu']}, {on['cores']} cores, {on['system']}, Python {on['python']}, kernels {on['kernels']}."
+
+
+def _figures(results: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the table of figures: what, target, measured, verdict."""
+    projects = results["projects"]
+    accepted = sum(entry["accepted"] for entry in projects.values())
+    yield "| figure | target | measured | |"
+    yield "| --- | --- | --- | --- |"
+    yield _row("projects that are accepted", f"{len(projects)}", f"{accepted}", accepted == len(projects))
+    check = results["check-config"]
+    met = check["seconds"] <= SECONDS
+    yield _row(
+        f"`check-config` over all {check['projects']}", f"at most {SECONDS:g} s", f"{check['seconds']:g} s in all", met
+    )
+    built = [outcome for entry in projects.values() for outcome in entry["variants"].values()]
+    for kind, name in _NAMES.items():
+        mine = [outcome for outcome in built if _kind(outcome) == kind]
+        done = sum(outcome["status"] == "built" for outcome in mine)
+        yield _row(f"{name} variants that are built", f"{len(mine)}", f"{done}", done == len(mine))
+    loadable = [outcome for outcome in built if outcome["status"] == "built"]
+    loads = sum(outcome.get("load") in ("loaded", "resolved") for outcome in loadable)
+    yield _row("built packages that load", f"{len(loadable)}", f"{loads}", loads == len(loadable))
+    if "tests" in results:
+        tests = results["tests"]["projects"]
+        explained = sum(not _failed(outcome) or name in notes.get("tests", {}) for name, outcome in tests.items())
+        measured = f"{len(tests)}, of which {sum(not _failed(outcome) for outcome in tests.values())} pass as a whole"
+        met = len(tests) >= 10 and explained == len(tests)
+        yield _row("projects whose own tests run on a GPU, failures explained", "at least 10", measured, met)
+    if "compare" in results:
+        worst = max(row["ratio"] for row in results["compare"]["rows"])
+        target = f"at most {RATIO:g}"
+        yield _row("device time as a ratio of `torch.utils.cpp_extension`'s", target, f"{worst:.3f}", worst <= RATIO)
+
+
+def _row(what: str, target: str, measured: str, met: bool) -> str:
+    return f"| {what} | {target} | {measured} | {'met' if met else 'missed'} |"
+
+
+def _kind(outcome: Mapping[str, Any]) -> str:
+    return str(outcome["backend"]) if outcome["compiled"] else "noarch"
+
+
+def _projects(results: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[str]:
+    yield "| project | variant | files compiled | CPU time | size | loads | |"
+    yield "| --- | --- | --- | --- | --- | --- | --- |"
+    for name, entry in sorted(results["projects"].items()):
+        note = notes.get("build", {}).get(name, "")
+        if not entry["variants"]:
+            yield f"| {name} | none | | | | | {note or entry['reason'] or _not_ours(entry)} |"
+        for variant, outcome in sorted(entry["variants"].items()):
+            if outcome["status"] != "built":
+                reason = note or _cell(outcome["reason"])
+                yield f"| {name} | {variant} | | {_seconds(outcome)} | | | not built: {reason} |"
+                continue
+            size = f"{outcome['bytes'] / 1024:.0f} KiB"
+            load = {"loaded": "yes", "resolved": "symbols"}.get(outcome.get("load", ""), "no")
+            why = "" if load != "no" else note or _cell(outcome.get("load", "not tried"))
+            yield f"| {name} | {variant} | {outcome['compiles']} | {_seconds(outcome)} | {size} | {load} | {why} |"
+
+
+def _not_ours(entry: Mapping[str, Any]) -> str:
+    return f"for {', '.join(entry['backends'])} only, which this builder does not build"
+
+
+def _seconds(outcome: Mapping[str, Any]) -> str:
+    return f"{outcome['cpu-seconds']:.0f} s"
+
+
+def _cell(text: str) -> str:
+    """Return a text as one cell of a table."""
+    return text.partition("\n")[0].replace("|", "\\|")[:160]
+
+
+def _failed(outcome: Mapping[str, Any]) -> bool:
+    counts = outcome["counts"]
+    return not counts.get("passed") or bool(counts.get("failure") or counts.get("error"))
+
+
+def _tests(tests: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[str]:
+    yield f"## The projects' own tests\n\nWith Torch {tests['torch']}.\n"
+    yield "| project | variant | passed | failed | skipped | |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for name, outcome in sorted(tests["projects"].items()):
+        counts = outcome["counts"]
+        failed = counts.get("failure", 0) + counts.get("error", 0)
+        note = notes.get("tests", {}).get(name, "")
+        row = (name, outcome["variant"], counts.get("passed", 0), failed, counts.get("skipped", 0), note)
+        yield "| " + " | ".join(map(str, row)) + " |"
+
+
+def _comparison(compare: Mapping[str, Any]) -> Iterator[str]:
+    yield (
+        "## Beside `torch.utils.cpp_extension`\n\nDevice time of binaries of the same sources, with a cold L2 cache, "
+        f"measured in turn on an {compare['device']}.\n"
+    )
+    yield "| op | device time | ratio |"
+    yield "| --- | --- | --- |"
+    for row in compare["rows"]:
+        yield f"| {row['project']}: {row['case']} | {row['microseconds']:.1f} us | {row['ratio']:.3f} |"
