@@ -235,10 +235,10 @@ def _package(
         checked = checks.run_all(
             [staged / one.variant.name for one in assembled], load=request.load, allow=request.allow
         )
-        for number, (one, report) in enumerate(zip(assembled, checked, strict=True), 1):
-            reports[one.variant.name] = report
+        for number, one in enumerate(assembled, 1):
             title = f"checking {project.name} {one.variant.name}"
             progress.advance("checking", number, len(assembled), detail=title)
+            reports[one.variant.name] = next(checked)
         passed = {name: report for name, report in reports.items() if report.ok}
         for name in _refused(reports, project, destination, failures):
             shutil.rmtree(staged / name)

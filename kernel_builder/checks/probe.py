@@ -15,6 +15,7 @@ since a process that has used CUDA cannot be forked.
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import json
 import os
@@ -27,6 +28,8 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+_PR_SET_PDEATHSIG = 1
 
 
 def _fits(names: list[str]) -> dict[str, str | None]:
@@ -128,6 +131,8 @@ def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
         child = os.fork()
         if child == 0:
             try:
+                # The fork ends when this process is killed, as a build that is stopped does.
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 descriptor = os.open(words, os.O_WRONLY | os.O_CREAT)
                 os.dup2(descriptor, 2)
                 result.write_text(json.dumps(function()), encoding="utf-8")

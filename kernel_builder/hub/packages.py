@@ -115,9 +115,10 @@ def checked_packages(
     _refuse_limited(directories, project)
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
-    for directory, report in zip(directories, checks.run_all(directories, load=load, allow=allow), strict=True):
-        progress.say(f"checked {directory.name}")
-        reports[directory.name] = report
+    checked = checks.run_all(directories, load=load, allow=allow)
+    for directory in directories:
+        progress.say(f"checking {directory.name}")
+        reports[directory.name] = next(checked)
     if not all(report.ok for report in reports.values()):
         found = summary.lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
         raise CheckError(
