@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.conftest import CPU
 from tests.e2e.conftest import LOAD, Copy, Run, replace, run_python
 
 LOAD_PYTHON = """
@@ -33,6 +34,21 @@ def test_no_edition_a_source_in_two_kernels_and_the_stable_abi_of_2_9(
     assert any("no edition" in notice for notice in done.answer["notices"])
     assert done.stderr.count("update-build DIR") == 1
     assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
+
+
+def test_headers_in_csrc_are_found_without_include(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    """By sources of `[torch]` and of kernels, after their `include` directories."""
+    project = copy_project("stable-scale")
+    (project / "csrc" / "api").mkdir(parents=True)
+    (project / "csrc" / "api" / "limits.h").write_text("#define LIMIT 8\n")
+    (project / "csrc" / "scale.h").write_text("#error the one of `include` comes first\n")
+    replace(project / "build.toml", 'include = ["."]', 'include = [".", "scale"]')
+    for name in ("torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp"):
+        source = project / name
+        source.write_text(f'#include "api/limits.h"\nstatic_assert(LIMIT == 8);\n{source.read_text()}')
+    replace(project / "torch-ext" / "torch_binding.cpp", '"scale/scale.h"', '"scale.h"')
+    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
+    assert (done.code, done.answer["compiles"]) == (0, 2), done
 
 
 def test_a_module_of_the_name_of_the_package(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
