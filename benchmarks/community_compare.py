@@ -63,6 +63,7 @@ def _build(root: Path, directory: str) -> Any:
     named = [*config["torch"]["src"], *(source for kernel in kernels for source in kernel["src"])]
     (Path(directory) / "registration.h").write_text(_REGISTRATION.read_text())
     flags = ["-O3", "-DCUDA_KERNEL"]
+    extended = ["--expt-relaxed-constexpr", "--expt-extended-lambda"]  # as both builders set them
     stable = config["torch"].get("stable-abi", {}).get("cuda")
     if stable:
         major, minor = map(int, stable.split("."))
@@ -72,7 +73,7 @@ def _build(root: Path, directory: str) -> Any:
         name,
         [str(root / source) for source in named if Path(source).suffix in _SOURCES],
         extra_cflags=flags,
-        extra_cuda_cflags=[*flags, *(flag for kernel in kernels for flag in kernel.get("cuda-flags", ()))],
+        extra_cuda_cflags=[*flags, *extended, *(flag for kernel in kernels for flag in kernel.get("cuda-flags", ()))],
         extra_include_paths=[directory, str(root), str(root / "torch-ext")],
         build_directory=directory,
         is_python_module=False,

@@ -165,7 +165,8 @@ let
           mine = filter (name: isCompiled kernels.${name}) (attrNames kernels);
           units = name: table: map (file: {
             inherit name table file;
-            reached = import ./sources.nix path { include = table.include or [ ]; listed = table.src; } file;
+            # `csrc` as in compile_steps.py.
+            reached = import ./sources.nix path { include = table.include or [ ] ++ [ "csrc" ]; listed = table.src; } file;
           }) (filter (file: !isHeader file) (table.src or [ ]));
         in units null torch ++ concatMap (name: units name kernels.${name}) mine;
       # What the steps of a variant need, taken together.

@@ -217,6 +217,25 @@ def test_a_step_of_a_build_that_fails_is_tried_by_the_one_that_waits(
     assert second[0].compiles >= 1
 
 
+def test_a_compiler_that_was_killed_for_want_of_memory_runs_again_alone(
+    directory: Path, new_cache: NewCache, tmp_path: Path
+) -> None:
+    cache = new_cache("cache")
+    graph = slowed(planned(directory), "scale_cpu.cpp", Slow(tmp_path), tmp_path)
+    wrapper = tmp_path / "slow-compiler"
+    words = "g++: fatal error: Killed signal terminated program cc1plus"
+    once = f"if mkdir {tmp_path}/killed 2>/dev/null; then echo '{words}'; exit 1; fi"
+    wrapper.write_text(f'#!/bin/sh\n{once}\nexec "$@"\n')
+    recorded = RecordedProgress()
+    outcome = ninja_run.run(graph, cache, jobs=2, progress=recorded)
+    assert (outcome.failures, outcome.compiles) == ({}, 2)
+    assert recorded.message.is_set()
+    wrapper.write_text(f"#!/bin/sh\necho '{words}'\nexit 1\n")
+    (error,) = ninja_run.run(graph, new_cache("other"), jobs=2).failures.values()
+    assert words in error.message
+    assert error.hint is not None and "memory" in error.hint
+
+
 @pytest.mark.parametrize("name", ["my cache", "one,two", "it's", "$HOME", "a:b"])
 def test_paths_that_nvcc_would_split_are_refused(directory: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(StoreError, match="white space, quotes, commas") as caught:

@@ -17,6 +17,9 @@ from kernel_builder.config.variant import Variant
 from kernel_builder.toolchain import Toolchains
 from tests.conftest import CPU
 
+CUDA = "torch215-cxx11-cu130-x86_64-linux"
+SOURCE_CUDA = "scale/scale_cuda.cu"
+
 Copy = Callable[..., Path]
 
 
@@ -122,8 +125,29 @@ def test_a_standard_older_than_torchs_headers_need_is_left_out(copy_project: Cop
     declaration = directory / "build.toml"
     source = directory / "scale" / "scale_cuda.cu"
     source.write_text("#include <ATen/ATen.h>\n" + source.read_text())
-    declaration.write_text(f'{declaration.read_text()}cxx-flags = ["{flag}", "-g"]\ncuda-flags = ["{flag}"]\n')
-    (found,) = graph([directory], "torch215-cxx11-cu130-x86_64-linux").binaries
+    declaration.write_text(f'{declaration.read_text()}cuda-flags = ["{flag}"]\n')
+    (found,) = graph([directory], CUDA).binaries
     (step,) = (step for step in found.objects if step.source == "scale/scale_cuda.cu")
-    kept = {"-Xcompiler=-g"} | ({flag, f"-Xcompiler={flag}"} if flag[-2:] in {"2a", "23"} else set())
-    assert {part for part in step.argv if "std=" in part or part == "-Xcompiler=-g"} == kept | {"-std=c++20"}
+    kept = {flag} if flag[-2:] in {"2a", "23"} else set()
+    assert {part for part in step.argv if "std=" in part} == kept | {"-std=c++20"}
+
+
+def test_flags_for_cpp_sources_are_not_for_nvcc(copy_project: Copy) -> None:
+    """As in the public builder: such flags may name options and macros that a CUDA source is not made for."""
+    directory = copy_project("full-scale")
+    declaration = directory / "build.toml"
+    (directory / "scale" / "more.cpp").write_text("int more;\n")
+    listed = declaration.read_text().replace(
+        'src = ["scale/scale_cuda.cu"', 'src = ["scale/more.cpp", "scale/scale_cuda.cu"'
+    )
+    declaration.write_text(f'{listed}cxx-flags = ["-DFOR_CPP"]\ncuda-flags = ["-DFOR_CUDA"]\n')
+    (found,) = graph([directory], CUDA).binaries
+    flags = {step.source: {part for part in step.argv if part.startswith("-DFOR_")} for step in found.objects}
+    assert flags == {"torch-ext/torch_binding.cpp": set(), "scale/more.cpp": {"-DFOR_CPP"}, SOURCE_CUDA: {"-DFOR_CUDA"}}
+
+
+def test_definitions_of_the_cuda_backend(copy_project: Copy) -> None:
+    (found,) = graph([copy_project("full-scale")], CUDA).binaries
+    defined = {"-DCUDA_KERNEL", "-DUSE_CUDA", "-DENABLE_FP8"}
+    by_source = {step.source: defined & set(step.argv) for step in found.objects}
+    assert by_source == {"torch-ext/torch_binding.cpp": defined - {"-DENABLE_FP8"}, SOURCE_CUDA: defined}

@@ -34,6 +34,9 @@ class _Tools:
     dependency: Callable[[str], HeaderLibrary]
 
 
+# The public builder searches this directory of a project for headers, after the ones of `include`.
+_DEFAULT_INCLUDE = "csrc"
+
 # The years of C++ standards by the names that do not state them.
 _STANDARDS = {"98": "03", "0x": "11", "1y": "14", "1z": "17", "2a": "20", "2b": "23", "2c": "26"}
 
@@ -93,8 +96,8 @@ def _defines(variant: Variant, stable: Release | None) -> tuple[str, ...]:
     defines = [f"-D{variant.backend.upper()}_KERNEL", "-DPy_LIMITED_API=0x03090000"]
     if stable:
         defines.append(f"-DTORCH_TARGET_VERSION=0x{(stable.major << 56) | (stable.minor << 48):016x}")
-        if variant.backend == "cuda":
-            defines.append("-DUSE_CUDA")
+    if variant.backend == "cuda":
+        defines.append("-DUSE_CUDA")
     return tuple(defines)
 
 
@@ -141,10 +144,10 @@ def _draft(
     project: Project, kernel: Kernel, source: str, variant: Variant, tools: _Tools, defines: tuple[str, ...]
 ) -> CompileStep:
     generated = {"registration.h": _registration_header()}
-    scanned = include_scan.scan(project.root, source, kernel.include, kernel.src, generated)
+    scanned = include_scan.scan(project.root, source, (*kernel.include, _DEFAULT_INCLUDE), kernel.src, generated)
     identities = [tools.host.identity]
     roots: dict[str, Path] = {}
-    includes = [f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in kernel.include]
+    includes = [f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in _searched(kernel, scanned)]
     includes.append("-Ibuilder")
     standard = 17
     if scanned.torch:
@@ -192,6 +195,12 @@ def _draft(
         uses_namespace=scanned.namespace,
         title=f"{project.name}/{source} ({variant.backend}{f' {variant.cuda}' if variant.cuda else ''})",
     )
+
+
+def _searched(kernel: Kernel, scanned: include_scan.Scan) -> tuple[str, ...]:
+    """Return the project's directories to search for headers."""
+    has_default = any(name.startswith(f"{_DEFAULT_INCLUDE}/") for name, _ in scanned.files)
+    return (*kernel.include, _DEFAULT_INCLUDE) if has_default else kernel.include
 
 
 def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:

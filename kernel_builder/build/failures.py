@@ -17,6 +17,13 @@ from kernel_builder.toolchain.sysroot import Sysroot
 _LEAST_FREE = 2**20
 # From this number on, variants are counted and not named.
 _MANY_VARIANTS = 5
+# The first error of g++ (`f.cpp:1:2: error: ...`), nvcc (`f.cu(1): error: ...`, `ptxas error   : ...`) or the linker.
+_FIRST_ERROR = re.compile(
+    r"^.*(?:\b(?:error|fatal)\s*:|died due to signal|undefined reference|multiple definition).*$", re.M
+)
+_LONGEST_REASON = 300  # characters
+# What nvcc and g++ print when the kernel ends a compiler because memory is short.
+_KILLED = re.compile(r"died due to signal 9|Killed signal terminated program")
 
 
 def failure(
@@ -51,8 +58,10 @@ def failure(
         words = re.sub(r"(?<![\w./\"<-])src/", "", words)
     kept = write_log(cache, step.key, f"{step.title}\n\n{command}\n\n{words}") if cache else None
     compiled = isinstance(step, CompileStep)
+    found = _FIRST_ERROR.search(words)
+    reason = f": {found[0].strip()[:_LONGEST_REASON]}" if found else ""
     return BuildError(
-        f"the {'compiler' if compiled else 'linker'} refused it, for {served or 'a variant'}",
+        f"the {'compiler' if compiled else 'linker'} refused it{reason}, for {served or 'a variant'}",
         where=str(step.project / step.source) if isinstance(step, CompileStep) else step.title,
         command=command,
         output=words,
@@ -61,7 +70,14 @@ def failure(
     )
 
 
+def is_killed(error: BuildError) -> bool:
+    """Return whether the kernel ended the compiler, as it does when memory is short."""
+    return _KILLED.search(error.output) is not None
+
+
 def _hint(words: str) -> str | None:
+    if _KILLED.search(words):
+        return "the machine has too little memory for this source; end other programs, or use a machine with more"
     missing = re.search(r"fatal error: ([^:\n]+): No such file or directory", words)
     if missing:
         return (

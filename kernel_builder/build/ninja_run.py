@@ -25,7 +25,7 @@ from kernel_builder.build.cache import (
     wait_for_others,
     work_directory,
 )
-from kernel_builder.build.failures import check_symbols, failure
+from kernel_builder.build.failures import check_symbols, failure, is_killed
 from kernel_builder.build.graph import Binary, CompileStep, Graph
 from kernel_builder.build.step_scripts import stage_compile, stage_link
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
@@ -157,10 +157,30 @@ class _Run:
             mine, others = claim(self._cache, self._work, compiles)
             awaited = {step.key for step in others}
             self._round(mine, [one for one in binaries if awaited.isdisjoint(step.key for step in one.objects)])
+            if self._is_to_repeat(mine):
+                continue
             if not others:
                 return
             self._progress.say(f"another build is compiling {others[0].title}; waiting for it")
             wait_for_others(self._cache, others, self._work)
+
+    def _is_to_repeat(self, compiles: Sequence[CompileStep]) -> bool:
+        """Forget the steps that were killed for want of memory, so that they run again, one at a time.
+
+        `default_jobs` assumes less memory for a compiler than some need: one was seen with 6.6 GB.
+
+        Returns:
+            Whether there are any.
+        """
+        killed = [step for step in compiles if step.key in self.failures and is_killed(self.failures[step.key])]
+        if not killed or self._jobs == 1:
+            return False
+        self._progress.say(f"the machine has too little memory for {self._jobs} jobs; going on with one")
+        self._jobs = 1
+        for step in killed:
+            del self.failures[step.key]
+            shutil.rmtree(self._work / step.key)
+        return True
 
     def _round(self, compiles: Sequence[CompileStep], binaries: Sequence[Binary]) -> None:
         """Run these steps, apart from links whose objects have failed."""

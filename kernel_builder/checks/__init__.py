@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 
 from kernel_builder.checks.binary import check_binary
@@ -17,7 +16,7 @@ from kernel_builder.checks.dependencies import check_dependencies
 from kernel_builder.checks.digest import check_digest
 from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
 from kernel_builder.checks.layout import check_layout
-from kernel_builder.checks.load import check_load, load_all
+from kernel_builder.checks.load import check_load, loading
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.op_namespace import check_op_namespace
 from kernel_builder.checks.private_torch import check_private_torch
@@ -123,11 +122,11 @@ def run_all(
         allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
     """
     directories = [package.resolve() for package in packages]
-    load_answers = cache(partial(load_all, directories))
     names = [name for name in (CHECKS if only is None else only) if load or name != "load"]
-    for directory in directories:
-        package = replace(read(directory, policy), load_answers=load_answers)
-        yield _report(package, names, frozenset(allow))
+    with loading(directories if "load" in names else ()) as load_answers:
+        for directory in directories:
+            package = replace(read(directory, policy), load_answers=load_answers)
+            yield _report(package, names, frozenset(allow))
 
 
 def _report(package: CheckedPackage, names: Sequence[str], allow: frozenset[str]) -> CheckReport:

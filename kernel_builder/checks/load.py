@@ -8,7 +8,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -65,19 +66,36 @@ def _is_complete(directory: Path) -> bool:
 
 
 def load_all(directories: Sequence[Path]) -> Mapping[str, Mapping[str, Any]]:
-    """Load packages that are complete and for this platform, each in a process of its own.
+    """Return what `loading` answers."""
+    with loading(directories) as answers:
+        return answers()
 
-    One process imports Torch for all of them, since that takes seconds.
 
-    Returns:
-        By directory the `outcome` (`loaded`, `skipped` or `failed`), a `text`, and where they apply the modules
-        that this machine lacks (`missing`) and the names of `__all__` that the module lacks (`absent`).
+@contextmanager
+def loading(directories: Sequence[Path]) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
+    """Start to load packages that are complete and for this platform, each in a process of its own.
+
+    One process imports Torch for all of them. That takes seconds, in which the other checks run.
+
+    Yields:
+        A function that waits for the answers. They have by directory the `outcome` (`loaded`, `skipped` or `failed`),
+        a `text`, and where they apply the modules that this machine lacks (`missing`) and the names of `__all__` that
+        the module lacks (`absent`).
     """
     loadable = [directory for directory in directories if _is_for_this_platform(directory) and _is_complete(directory)]
-    answer = probe("load", str(_SECONDS), *map(str, loadable), seconds=_SECONDS * (len(loadable) + 1))
-    if isinstance(answer, dict):
-        return answer
-    return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in loadable}
+    if not loadable:
+        yield dict
+        return
+    with _probing("load", str(_SECONDS), *map(str, loadable), python=sys.executable) as wait:
+
+        @cache
+        def answers() -> Mapping[str, Mapping[str, Any]]:
+            answer = wait(_SECONDS * (len(loadable) + 1))
+            if isinstance(answer, dict):
+                return answer
+            return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in loadable}
+
+        yield answers
 
 
 def _is_for_this_platform(directory: Path) -> bool:
@@ -106,33 +124,46 @@ def probe(question: str, *arguments: str, python: str = sys.executable, seconds:
     Returns:
         Its answer, or `("failed", reason)` if the process died or did not finish in time.
     """
+    with _probing(question, *arguments, python=python) as wait:
+        return wait(seconds)
+
+
+@contextmanager
+def _probing(question: str, *arguments: str, python: str) -> Iterator[Callable[[float], Any]]:
+    """Start `probe.py`, and yield a function that waits some seconds for its answer. At the end, the process is dead."""
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
-    with tempfile.TemporaryDirectory() as empty:
+    with tempfile.TemporaryDirectory() as empty, (Path(empty) / "words").open("w+", errors="replace") as words:
         result = Path(empty) / "result.json"
-        command = [python, "-B", "-X", "faulthandler", "-c", source, str(result), question, *arguments]
+        process = subprocess.Popen(
+            [python, "-B", "-X", "faulthandler", "-c", source, str(result), question, *arguments],
+            cwd=empty,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+        )
+
+        def wait(seconds: float) -> Any:
+            try:
+                status = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return "failed", f"no answer after {seconds:.0f} seconds"
+            if status == 0 and result.is_file():
+                return json.loads(result.read_text(encoding="utf-8"))
+            words.seek(0)
+            return "failed", _death(status, words.read())
+
         try:
-            process = subprocess.run(
-                command,
-                cwd=empty,
-                env={**os.environ, "HF_HUB_OFFLINE": "1"},
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return "failed", f"no answer after {seconds:.0f} seconds"
-        if process.returncode == 0 and result.is_file():
-            return json.loads(result.read_text(encoding="utf-8"))
-        return "failed", _death(process)
+            yield wait
+        finally:
+            process.kill()
+            process.wait()
 
 
-def _death(process: subprocess.CompletedProcess[str]) -> str:
-    if process.returncode < 0:
-        return f"the process was killed by {signal.Signals(-process.returncode).name}"
-    words = process.stderr.strip().splitlines()
-    return f"the process ended with status {process.returncode}" + (f": {words[-1]}" if words else "")
+def _death(status: int, stderr: str) -> str:
+    if status < 0:
+        return f"the process was killed by {signal.Signals(-status).name}"
+    words = stderr.strip().splitlines()
+    return f"the process ended with status {status}" + (f": {words[-1]}" if words else "")
 
 
 def _hint(text: str) -> str:

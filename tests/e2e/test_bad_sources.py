@@ -37,6 +37,7 @@ def test_a_compile_error(project: Path, cache: Path, kernel_builder: Run) -> Non
             [BUILDER, *arguments], capture_output=True, text=True, env=environment(cache), check=False
         )
     assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=None)
+    assert re.search(r"refused it: scale/scale_cpu\.cpp:4:\d+: error: ‘input’ was not declared", done.answer["message"])
     assert "scale/scale_cpu.cpp:4" in done.answer["output"]
     assert "‘input’ was not declared" in done.answer["output"]
     assert "g++ -c " in done.answer["command"]

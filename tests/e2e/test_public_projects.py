@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tests.conftest import CPU
 from tests.e2e.conftest import LOAD, Copy, Run, replace, run_python
 
 LOAD_PYTHON = """
@@ -11,6 +12,41 @@ import sys, torch
 from pathlib import Path
 from kernels import get_local_kernel
 print(get_local_kernel(Path(sys.argv[1]), backend="cpu").doubled(torch.ones(2)).tolist())
+"""
+
+# A second copy of a module would register its op twice, or count its import twice.
+IMPORT_BY_NAME = """
+import importlib, importlib.util, sys, torch
+from pathlib import Path
+from kernels import get_local_kernel
+variant = Path(sys.argv[1]) / "build" / "torch-cpu"
+sys.path.insert(0, str(variant))
+sys.imported = []
+def by_name():
+    import python_only.inner.leaf
+    from python_only.inner import leaf
+    assert python_only.inner.leaf is leaf
+    return python_only
+def by_client():
+    return get_local_kernel(variant, backend="cpu")
+def by_path():
+    spec = importlib.util.spec_from_file_location("any_name", variant / "python_only" / "__init__.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["any_name"] = module
+    spec.loader.exec_module(module)
+    assert importlib.import_module("any_name.inner.leaf") is importlib.import_module("python_only.inner.leaf")
+    return module
+for load in map(globals().get, sys.argv[2:]):
+    module = load()
+    assert module.doubled(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert module._hidden == 1 and module.__version__ == "7"
+    assert module.leaf_of() is importlib.import_module("python_only.inner.leaf")
+assert sys.imported == ["leaf"], sys.imported
+assert importlib.util.find_spec("python_only.missing") is None
+try:
+    import python_only.missing
+except ModuleNotFoundError as error:
+    print(error)
 """
 
 
@@ -35,6 +71,21 @@ def test_no_edition_a_source_in_two_kernels_and_the_stable_abi_of_2_9(
     assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
 
 
+def test_headers_in_csrc_are_found_without_include(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    """By sources of `[torch]` and of kernels, after their `include` directories."""
+    project = copy_project("stable-scale")
+    (project / "csrc" / "api").mkdir(parents=True)
+    (project / "csrc" / "api" / "limits.h").write_text("#define LIMIT 8\n")
+    (project / "csrc" / "scale.h").write_text("#error the one of `include` comes first\n")
+    replace(project / "build.toml", 'include = ["."]', 'include = [".", "scale"]')
+    for name in ("torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp"):
+        source = project / name
+        source.write_text(f'#include "api/limits.h"\nstatic_assert(LIMIT == 8);\n{source.read_text()}')
+    replace(project / "torch-ext" / "torch_binding.cpp", '"scale/scale.h"', '"scale.h"')
+    done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
+    assert (done.code, done.answer["compiles"]) == (0, 2), done
+
+
 def test_a_module_of_the_name_of_the_package(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
     """The directory for old clients would hide the module, so the package has none."""
     project = copy_project("python-only")
@@ -47,3 +98,21 @@ def test_a_module_of_the_name_of_the_package(copy_project: Copy, cache: Path, ke
     assert (built / "python_only.py").read_bytes() == (package / "python_only.py").read_bytes()
     assert not (built / "python_only").exists()
     assert run_python(LOAD_PYTHON, project) == "[2.0, 2.0]"
+
+
+def test_the_package_and_its_modules_import_by_name(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    """Tests import a package by its Python name, beside the client: each of its modules is loaded once."""
+    project = copy_project("python-only")
+    package = project / "torch-ext" / "python_only"
+    (package / "__init__.py").rename(package / "ops.py")
+    (package / "__init__.py").write_text(
+        "from .ops import doubled\n\n__all__ = ['doubled']\n__version__ = '7'\n_hidden = 1\n\n\n"
+        "def leaf_of():\n    from .inner import leaf\n\n    return leaf\n"
+    )
+    (package / "inner").mkdir()
+    (package / "inner" / "__init__.py").touch()
+    (package / "inner" / "leaf.py").write_text("import sys\n\nsys.imported.append('leaf')\n")
+    done = kernel_builder(cache, "build", project, "--backend", "cpu")
+    assert done.code == 0, done
+    for order in (("by_name", "by_client", "by_path"), ("by_client", "by_name"), ("by_path", "by_client", "by_name")):
+        assert run_python(IMPORT_BY_NAME, project, *order) == "No module named 'python_only.missing'"
