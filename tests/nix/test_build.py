@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -192,7 +193,9 @@ def test_a_build_in_a_shell_gives_the_same_bytes_without_the_network(nix: Nix, s
     out = tmp_path / "out"
     command = ["kernel-builder", "build", ".", "--variant", CPU, "--offline", "--no-load", "--out", str(out)]
     empty = Nix(nix.root, {**nix.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")})
-    empty.run(scale, "develop", f".#{CPU}", "--command", *command)
+    line = f"command -v kernel-builder; exec {shlex.join(command)}"
+    done = empty.run(scale, "develop", f".#{CPU}", "--command", "bash", "-c", line)
+    assert done.stdout.startswith(f"{nix.root}/store/"), done.stdout
     (shared,) = (out / CPU).glob("*.abi3.so")
     assert shared.read_bytes() == (nix.build(scale, f"redistributable.{CPU}") / CPU / shared.name).read_bytes()
 
