@@ -72,6 +72,12 @@ class Nix:
         lines = [line.strip() for line in done.stderr.splitlines()]
         return {Path(line).name.partition("-")[2].removesuffix(".drv") for line in lines if line.endswith(".drv")}
 
+    def needs(self, flake: Path, attribute: str) -> set[str]:
+        """Return the names of all derivations that a package is made of, also of those that are built."""
+        done = self.run(flake, "path-info", "--derivation", "--recursive", f".#{attribute}")
+        lines = [line for line in done.stdout.splitlines() if line.endswith(".drv")]
+        return {Path(line).name.partition("-")[2].removesuffix(".drv") for line in lines}
+
     def eval(self, expression: str) -> object:
         """Return the value of an expression, which may read this repository's files."""
         command = ["nix-instantiate", "--eval", "--strict", "--json", "--expr", expression]
