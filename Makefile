@@ -12,17 +12,23 @@ TORCH ?= torch==2.13.0
 JOBS ?= 0
 KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 
+# Python keeps the bytecode of what it imports: pip would compile every file of every package, which takes a minute.
+export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: quickstart test gpu-test device-code lint docs clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --editable ".[hub]" --group test --group docs "$(TORCH)"
+	.venv/bin/python -m pip install --quiet --no-compile --editable ".[hub]" --group test --group docs "$(TORCH)"
 	touch $@
 
 quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
 
+# Threads of Torch that wait for work sleep: several tests at a time share the processors, where spinning multiplies
+# the time of small operations.
+test: export OMP_WAIT_POLICY = passive
 test: .venv/ready lint docs
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
 	.venv/bin/python -m pytest -p tests.skips tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)

@@ -44,6 +44,26 @@ def test_the_table_has_every_variant_with_its_size(tmp_path: Path) -> None:
     ]
 
 
+def test_a_job_that_built_a_part_shows_its_errors_too(tmp_path: Path) -> None:
+    first = {"error": "BuildError", "message": "g++ failed", "where": "relu/a.cpp", "output": "a.cpp:1: error: no"}
+    second = first | {"where": "relu/b.cpp", "output": "b.cpp:1: error: no"}
+    failed = {"project": "relu", "errors": [first, second]}
+    failures = [failed | {"variant": variant} for variant in ("torch-b", "torch-c")]
+    several = {"error": "SeveralErrors", "message": "relu/a.cpp: g++ failed; relu/b.cpp: g++ failed", "output": []}
+    result = several | {"packages": [package("torch-a")], "failures": failures, "unavailable": []}
+    write(tmp_path, "results-relu-cpu-x86_64-linux", result)
+    assert markdown(read_results(tmp_path)).splitlines()[:8] == [
+        "**1 variants built, 1.00 MiB; 1 jobs failed**",
+        "",
+        "- `results-relu-cpu-x86_64-linux` failed: `relu/a.cpp: g++ failed; relu/b.cpp: g++ failed`",
+        "",
+        "  ~~~",
+        "  a.cpp:1: error: no",
+        "  b.cpp:1: error: no",
+        "  ~~~",
+    ]
+
+
 HOSTILE = (
     "a | b",
     "` <img src=x onerror=alert(1)> `",
@@ -113,7 +133,7 @@ def test_a_file_that_is_no_result_is_a_failed_job(tmp_path: Path, content: str) 
 
 @pytest.mark.parametrize("packages", [None, 3, "text", {}, [None, 3, [], "x"]])
 def test_values_of_other_types_are_left_out(tmp_path: Path, packages: object) -> None:
-    write(tmp_path, "results-a", {"packages": packages, "unavailable": packages})
+    write(tmp_path, "results-a", {"packages": packages, "failures": packages, "unavailable": packages})
     assert markdown(read_results(tmp_path)) == "No packages were built.\n"
 
 

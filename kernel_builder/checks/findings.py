@@ -63,7 +63,8 @@ class CheckedPackage:
     Attributes:
         variant: None if the directory's name is not a variant's.
         metadata: None if `metadata.json` is missing or is not a JSON object.
-        load_answers: Waits for what `load.loading` answers for packages that are checked together; None if it is alone.
+        load_answers: Returns what `load.loading` answers for all packages that are checked together; None if this
+            one is checked alone.
     """
 
     directory: Path

@@ -40,7 +40,7 @@ class BuildRow:
 
 @dataclass(frozen=True)
 class JobFailure:
-    """Why a job failed as a whole, and the first lines that the compiler printed, if it was the compiler."""
+    """Why a job, or a part of it, failed, and the first lines that the compiler printed, if it was the compiler."""
 
     reason: str
     output: tuple[str, ...] = ()
@@ -64,10 +64,8 @@ def read_results(directory: Path) -> BuildResults:
     for file in sorted(directory.rglob("*.json"))[:_MAX_FILES]:
         try:
             described = _read_object(file)
-            if "packages" in described:
-                found = _rows(described)
-            else:
-                found = []
+            found = _rows(described)
+            if "packages" not in described or "error" in described:
                 failures[file.stem] = _failure(described)
         except (OSError, ValueError, RecursionError):
             failures[file.stem] = JobFailure("no result: the job stopped before its end")
@@ -127,8 +125,11 @@ def _read_object(file: Path) -> Mapping[str, Any]:
 
 
 def _failure(described: Mapping[str, Any]) -> JobFailure:
-    output = described.get("output")
-    lines = output.splitlines() if isinstance(output, str) else []
+    # The errors of variants that fail alike are listed with each of them.
+    of_variants = (error for one in _objects(described.get("failures")) for error in _objects(one.get("errors")))
+    outputs = [error.get("output") for error in (described, *of_variants)]
+    distinct = dict.fromkeys(output for output in outputs if isinstance(output, str))
+    lines = [line for output in distinct for line in output.splitlines()]
     reason = ": ".join(filter(None, (_text(described.get(key)) for key in ("where", "message"))))
     return JobFailure(reason, tuple(line[:_MAX_TEXT] for line in lines[:_MAX_OUTPUT_LINES]))
 

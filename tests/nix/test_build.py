@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,54 @@ KERNELS = sorted(path.parent.name for path in ROOT.glob("kernels/*/build.toml"))
 KernelFlake = Callable[[Path], Path]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+CUDA_SOURCE = """#include "device.cuh"
+__global__ void {name}(float* out) {{ *out = value(); }}
+"""
+TESTS = """
+import pytest
+import stable_scale
+import torch
+
+
+@pytest.mark.kernels_ci
+def test_marked():
+    assert stable_scale.scaled(torch.ones(3), 2.0).tolist() == [2, 2, 2]
+
+
+def test_unmarked():
+    assert stable_scale.scaled(torch.zeros(3), 2.0).tolist() == [0, 0, 0]
+"""
+TESTS_CONFIGURATION = """
+def pytest_configure(config):
+    config.addinivalue_line("markers", "kernels_ci: the subset that checks a build within a few seconds")
+"""
+
+
+@pytest.fixture
+def scale(kernel_flake: KernelFlake, tmp_path: Path) -> Path:
+    """Make a flake of `stable-scale` with tests, a Hub repository, and two more CUDA sources that share a header.
+
+    It stands for rmsnorm where a test needs no more than a kernel: rmsnorm compiles for half a minute.
+    """
+    project = Path(shutil.copytree(PROJECTS / "stable-scale", tmp_path / "original" / "stable-scale"))
+    config = (project / "build.toml").read_text()
+    config = config.replace('"scale/scale_cuda.cu"', '"scale/scale_cuda.cu", "one/a.cu", "one/b.cu", "one/device.cuh"')
+    config = config.replace("[torch]", '[general.hub]\nrepo-id = "kernels-community/stable-scale"\n\n[torch]')
+    files = {
+        "build.toml": config,
+        "CARD.md": "# stable-scale\n",
+        "one/device.cuh": "__device__ inline float value() { return 1; }\n",
+        "one/a.cu": CUDA_SOURCE.format(name="a"),
+        "one/b.cu": CUDA_SOURCE.format(name="b"),
+        "tests/conftest.py": TESTS_CONFIGURATION,
+        "tests/test_scale.py": TESTS,
+    }
+    for name, text in files.items():
+        (project / name).parent.mkdir(exist_ok=True)
+        (project / name).write_text(text)
+    return kernel_flake(project)
 
 
 def built_by_the_command_line(flake: Path, project: Path, out: Path, *arguments: str) -> dict[str, str]:
@@ -39,46 +88,46 @@ def test_rmsnorm_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, 
     assert digests(bundle) == built_by_the_command_line(flake, flake / "kernels/rmsnorm", tmp_path / "out")
 
 
-def test_cpu_tests_pass_on_the_built_packages(nix: Nix, flake: Path) -> None:
-    nix.build(flake, f"checks.{os.uname().machine}-linux.rmsnorm-cpu-tests")
+def test_cpu_tests_pass_on_the_built_packages(nix: Nix, scale: Path) -> None:
+    check = f".#checks.{os.uname().machine}-linux.stable-scale-cpu-tests"
+    done = nix.run(scale, "build", check, "--no-link", "--print-build-logs")
+    assert "2 passed" in done.stderr
+    tests = scale / "tests/test_scale.py"
+    tests.write_text(tests.read_text().replace("[0, 0, 0]", "[1, 1, 1]"))
+    done = nix.run(scale, "build", check, "--no-link", "--print-build-logs", ok=False)
+    assert done.returncode != 0
+    assert "1 failed, 1 passed" in done.stderr
 
 
-def test_a_change_rebuilds_only_what_depends_on_it(nix: Nix, kernel_flake: KernelFlake) -> None:
-    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
-    nix.build(project, "bundle")
+def test_a_change_rebuilds_only_what_depends_on_it(nix: Nix, scale: Path) -> None:
+    nix.build(scale, "bundle")
 
     def changed(name: str, text: str = "\n// changed\n") -> set[str]:
-        original = (project / name).read_bytes()
-        with (project / name).open("a") as file:
+        original = (scale / name).read_bytes()
+        with (scale / name).open("a") as file:
             file.write(text)
-        names = nix.to_build(project, "bundle")
-        (project / name).write_bytes(original)
-        assert nix.to_build(project, "bundle") == set()
-        return {one.removeprefix("rmsnorm-") for one in names}
+        names = nix.to_build(scale, "bundle")
+        (scale / name).write_bytes(original)
+        assert nix.to_build(scale, "bundle") == set()
+        return {one.removeprefix("stable-scale-") for one in names}
 
-    assert changed("rmsnorm_cuda/forward.cu") == {"rmsnorm_cuda-forward.cu", CUDA, CPU, "rmsnorm"}
-    assert changed("rmsnorm_cuda/device.cuh") == {
-        "rmsnorm_cuda-forward.cu",
-        "rmsnorm_cuda-backward.cu",
-        CUDA,
-        CPU,
-        "rmsnorm",
-    }
-    assert changed("torch-ext/rmsnorm/norm.py", "\n# changed\n") == {CUDA, CPU, "rmsnorm"}
+    assert changed("one/a.cu") == {"one-a.cu", CUDA, CPU, "stable-scale"}
+    assert changed("one/device.cuh") == {"one-a.cu", "one-b.cu", CUDA, CPU, "stable-scale"}
+    assert changed("torch-ext/stable_scale/__init__.py", "\n# changed\n") == {CUDA, CPU, "stable-scale"}
     assert changed("CARD.md") == set()
 
 
 def test_a_changed_source_gives_the_bytes_of_the_command_line(
-    nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
+    nix: Nix, flake: Path, scale: Path, tmp_path: Path
 ) -> None:
-    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
     attribute = f"redistributable.{CPU}"
-    nix.build(project, attribute)
-    source = project / "rmsnorm_cpu" / "rmsnorm.cpp"
+    nix.build(scale, attribute)
+    source = scale / "scale" / "scale_cpu.cpp"
     source.write_text(source.read_text() + "\nint changed() { return 1; }\n")
-    assert nix.to_build(project, attribute) == {"rmsnorm-rmsnorm_cpu-rmsnorm.cpp", f"rmsnorm-{CPU}", "rmsnorm"}
-    expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", CPU)
-    assert digests(nix.build(project, attribute)) == expected
+    built = {"stable-scale-scale-scale_cpu.cpp", f"stable-scale-{CPU}", "stable-scale"}
+    assert nix.to_build(scale, attribute) == built
+    expected = built_by_the_command_line(flake, scale, tmp_path / "out", "--variant", CPU)
+    assert digests(nix.build(scale, attribute)) == expected
 
 
 def test_a_full_abi_project_has_the_bytes_of_the_command_line_build(
@@ -131,39 +180,37 @@ def test_another_hash_in_the_lock_is_refused(nix: Nix, flake: Path, tmp_path: Pa
     assert "torch-2.10" in done.stderr
 
 
-def test_a_compile_error_is_reported_as_by_the_command_line(nix: Nix, kernel_flake: KernelFlake) -> None:
-    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
-    source = project / "rmsnorm_cpu" / "rmsnorm.cpp"
+def test_a_compile_error_is_reported_as_by_the_command_line(nix: Nix, scale: Path) -> None:
+    source = scale / "scale" / "scale_cpu.cpp"
     source.write_text(source.read_text() + "\n#error broken on purpose\n")
-    done = nix.run(project, "build", f".#redistributable.{CPU}", "--no-link", "--print-build-logs", ok=False)
+    done = nix.run(scale, "build", f".#redistributable.{CPU}", "--no-link", "--print-build-logs", ok=False)
     assert done.returncode != 0
-    assert "rmsnorm_cpu/rmsnorm.cpp: the compiler refused it" in done.stderr
+    assert "scale/scale_cpu.cpp: the compiler refused it" in done.stderr
     assert "broken on purpose" in done.stderr
 
 
-def test_a_build_in_a_shell_gives_the_same_bytes_without_the_network(
-    nix: Nix, kernel_flake: KernelFlake, tmp_path: Path
-) -> None:
-    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
+def test_a_build_in_a_shell_gives_the_same_bytes_without_the_network(nix: Nix, scale: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = ["kernel-builder", "build", ".", "--variant", CPU, "--offline", "--no-load", "--out", str(out)]
     empty = Nix(nix.root, {**nix.environment, "KERNEL_BUILDER_CACHE": str(tmp_path / "cache")})
-    empty.run(project, "develop", f".#{CPU}", "--command", *command)
+    line = f"command -v kernel-builder; exec {shlex.join(command)}"
+    done = empty.run(scale, "develop", f".#{CPU}", "--command", "bash", "-c", line)
+    assert done.stdout.startswith(f"{nix.root}/store/"), done.stdout
     (shared,) = (out / CPU).glob("*.abi3.so")
-    assert shared.read_bytes() == (nix.build(project, f"redistributable.{CPU}") / CPU / shared.name).read_bytes()
+    assert shared.read_bytes() == (nix.build(scale, f"redistributable.{CPU}") / CPU / shared.name).read_bytes()
 
 
-def test_ci_tests_and_test_shells_have_the_kernel(nix: Nix, kernel_flake: KernelFlake) -> None:
-    project = kernel_flake(ROOT / "kernels" / "rmsnorm")
-    done = nix.run(project, "run", f".#ciTests.{CPU}")
-    assert " passed, " in done.stdout and " deselected" in done.stdout
-    built = nix.build(project, f"redistributable.{CPU}") / CPU
+def test_ci_tests_and_test_shells_have_the_kernel(nix: Nix, scale: Path) -> None:
+    done = nix.run(scale, "run", f".#ciTests.{CPU}")
+    assert "1 passed, 1 deselected" in done.stdout
+    built = nix.build(scale, f"redistributable.{CPU}") / CPU
     load = (
-        "import kernels, rmsnorm; kernel = kernels.get_kernel('kernels-community/rmsnorm', version=1, backend='cpu');"
-        "print(rmsnorm.__file__, kernel.__file__)"
+        "import kernels, stable_scale;"
+        "kernel = kernels.get_kernel('kernels-community/stable-scale', version=1, backend='cpu');"
+        "print(stable_scale.__file__, kernel.__file__)"
     )
-    done = nix.run(project, "develop", f".#testShells.{CPU}", "--command", "python3", "-c", load)
-    assert done.stdout.split() == [str(built / "rmsnorm" / "__init__.py"), str(built / "__init__.py")]
+    done = nix.run(scale, "develop", f".#testShells.{CPU}", "--command", "python3", "-c", load)
+    assert done.stdout.split() == [str(built / "__init__.py")] * 2  # by its Python name it is the same module
 
 
 def test_every_kernel_builds_for_all_variants(nix: Nix, flake: Path) -> None:

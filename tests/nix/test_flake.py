@@ -231,8 +231,8 @@ def test_sources_get_the_header_libraries_that_they_need(nix: Nix, tmp_path: Pat
     with (source / "scale" / "scale_cuda.cu").open("a") as file:
         file.write("#include <cublas_v2.h>\n")
     project = kernel_flake(source)
-    assert {"cutlass_3_8", "cuda-libraries-13.0"} <= nix.to_build(project, f"redistributable.{CUDA}")
-    assert not {"cutlass_3_8", "cuda-libraries-13.0"} & nix.to_build(project, f"redistributable.{CPU}")
+    assert {"cutlass_3_8", "cuda-libraries-13.0"} <= nix.needs(project, f"redistributable.{CUDA}")
+    assert not {"cutlass_3_8", "cuda-libraries-13.0"} & nix.needs(project, f"redistributable.{CPU}")
 
     declaration = project / "build.toml"
     declaration.write_text(declaration.read_text().replace("cutlass_3_8", "cutlass_4_5"))
