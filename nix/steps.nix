@@ -156,24 +156,28 @@ let
       torch = build.torch or { };
       kernels = build.kernel or { };
       isHeader = file: match ".*[.](cuh|h|hh|hpp|hxx|inc|inl)" file != null;
+      # A variant's kernels. One is left out where the CUDA release is older than its `cuda-minver`.
+      namesOf = variant:
+        let
+          isCompiled = kernel: kernel.backend == variant.backend && (variant.cuda == null
+            || !(kernel ? cuda-minver) || compareVersions kernel.cuda-minver variant.cuda <= 0);
+        in filter (name: isCompiled kernels.${name}) (attrNames kernels);
+      # The libraries of a variant's kernels, which all of its sources see.
+      dependsOf = variant: concatMap (name: kernels.${name}.depends or [ ]) (namesOf variant);
       # A variant's sources, each with its table of build.toml and the files that it can include.
       unitsOf = variant:
         let
-          # A kernel is left out where the CUDA release is older than its `cuda-minver`.
-          isCompiled = kernel: kernel.backend == variant.backend && (variant.cuda == null
-            || !(kernel ? cuda-minver) || compareVersions kernel.cuda-minver variant.cuda <= 0);
-          mine = filter (name: isCompiled kernels.${name}) (attrNames kernels);
           units = name: table: map (file: {
             inherit name table file;
             # `csrc` as in compile_steps.py.
             reached = import ./sources.nix path { include = table.include or [ ] ++ [ "csrc" ]; listed = table.src; } file;
           }) (filter (file: !isHeader file) (table.src or [ ]));
-        in units null torch ++ concatMap (name: units name kernels.${name}) mine;
+        in units null torch ++ concatMap (name: units name kernels.${name}) (namesOf variant);
       # What the steps of a variant need, taken together.
       allOf = variant: {
         torch = build ? torch;
         cudaLibraries = any (unit: unit.reached.cudaLibraries) (unitsOf variant);
-        depends = concatMap (unit: unit.table.depends or [ ]) (unitsOf variant);
+        depends = dependsOf variant;
       };
       compile = variant: { name, table, file, reached }:
         let
@@ -187,8 +191,11 @@ let
             general = { inherit (general) name license; edition = 5; version = 0; backends = [ variant.backend ]; };
             torch = { src = [ ]; } // when (variant.floor != null) { stable-abi = variant.floor; }
               // when (name == null) narrowed;
-          } // when (name != null) { kernel.${name} = narrowed; };
-        } // toolchain variant { inherit (reached) torch cudaLibraries; depends = table.depends or [ ]; }) { };
+            # The source sees the libraries of all kernels; `_` stands for the other ones.
+            kernel = { _ = { inherit (variant) backend; depends = dependsOf variant; src = [ ]; }; }
+              // when (name != null) { ${name} = narrowed; };
+          };
+        } // toolchain variant { inherit (reached) torch cudaLibraries; depends = dependsOf variant; }) { };
       package = variant:
         let
           units = unitsOf variant;

@@ -36,6 +36,8 @@ class _Tools:
 
 # The public builder searches this directory of a project for headers, after the ones of `include`.
 _DEFAULT_INCLUDE = "csrc"
+# Where the public builder writes the header into a project. Some sources include it by this path.
+_REGISTRATION = "torch-ext/registration.h"
 
 # The years of C++ standards by the names that do not state them.
 _STANDARDS = {"98": "03", "0x": "11", "1y": "14", "1z": "17", "2a": "20", "2b": "23", "2c": "26"}
@@ -75,7 +77,10 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     defines = _defines(variant, stable)
     steps: list[CompileStep] = []
     kernels = kernel_sources.of_backend(project, variant.backend, variant.cuda)
-    for part in kernel_sources.disjoint([binding, *kernels]):
+    # As in the public builder, every source sees the libraries that any kernel depends on; [torch] cannot name its own.
+    every = sorted({name for kernel in kernels for name in kernel.depends})
+    for one in kernel_sources.disjoint([binding, *kernels]):
+        part = replace(one, depends=tuple(dict.fromkeys((*one.depends, *every))))
         _check_kernel(project, part)
         for source in part.src:
             if not kernel_sources.is_header(source):
@@ -143,8 +148,12 @@ def _check_source(project: Project, kernel: Kernel, source: str, variant: Varian
 def _draft(
     project: Project, kernel: Kernel, source: str, variant: Variant, tools: _Tools, defines: tuple[str, ...]
 ) -> CompileStep:
-    generated = {"registration.h": _registration_header()}
-    scanned = include_scan.scan(project.root, source, (*kernel.include, _DEFAULT_INCLUDE), kernel.src, generated)
+    header = _registration_header()
+    provided = {"registration.h": header}
+    scanned = include_scan.scan(project.root, source, (*kernel.include, _DEFAULT_INCLUDE), kernel.src, provided)
+    generated = {"builder/registration.h": header}
+    if not any(name == _REGISTRATION for name, _ in scanned.files):
+        generated[f"src/{_REGISTRATION}"] = header
     identities = [tools.host.identity]
     roots: dict[str, Path] = {}
     includes = [f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in _searched(kernel, scanned)]
@@ -191,7 +200,7 @@ def _draft(
         argv=argv,
         roots=roots,
         files=scanned.files,
-        generated={f"builder/{name}": content for name, content in generated.items()},
+        generated=generated,
         uses_namespace=scanned.namespace,
         title=f"{project.name}/{source} ({variant.backend}{f' {variant.cuda}' if variant.cuda else ''})",
     )

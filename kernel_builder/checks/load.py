@@ -130,7 +130,7 @@ def probe(question: str, *arguments: str, python: str = sys.executable, seconds:
 
 @contextmanager
 def _probing(question: str, *arguments: str, python: str) -> Iterator[Callable[[float], Any]]:
-    """Start `probe.py`, and yield a function that waits some seconds for its answer; at the end, kill the process."""
+    """Start `probe.py`, and yield a function that waits some seconds for its answer. It dies with the block."""
     source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
     with tempfile.TemporaryDirectory() as empty, (Path(empty) / "words").open("w+", errors="replace") as words:
         result = Path(empty) / "result.json"

@@ -30,6 +30,8 @@ def check_op_namespace(package: CheckedPackage) -> Iterator[Finding]:
 
 def _registrations(source: Source) -> Iterator[tuple[int, str, str]]:
     """Yield line, function and name of every call of `torch.library` with a literal namespace."""
+    if "library" not in source.text:
+        return
     for node in source.nodes:
         if not isinstance(node, ast.Call) or not (called := source.dotted(node.func)).startswith("torch.library."):
             continue

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+_LEAVES = (ast.Name, ast.Constant, ast.expr_context, ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+
 
 @dataclass(frozen=True)
 class Source:
@@ -28,8 +30,15 @@ class Source:
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
-        """All nodes of the tree, each after its parent."""
-        return tuple(ast.walk(self.tree)) if self.tree else ()
+        """The nodes of the tree that are not names, constants or operators, each after its parent."""
+        found: list[ast.AST] = [self.tree] if self.tree else []
+        for node in found:  # `ast.walk` takes longer than the checks
+            for value in vars(node).values():
+                if isinstance(value, list):
+                    found += [part for part in value if isinstance(part, ast.AST) and not isinstance(part, _LEAVES)]
+                elif isinstance(value, ast.AST) and not isinstance(value, _LEAVES):
+                    found.append(value)
+        return tuple(found)
 
     @cached_property
     def guarded_lines(self) -> frozenset[int]:

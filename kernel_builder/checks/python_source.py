@@ -66,7 +66,8 @@ def _may_use_newer(source: Source, python: Release) -> bool:
     words = set(re.findall(r"\w+", source.text))
     if any(name <= words for name in _newer_names(python)):
         return True
-    return any(type(node).__name__ == "TemplateStr" for node in source.nodes)  # the grammar lets these pass
+    template = getattr(ast, "TemplateStr", None)  # the grammar of newer interpreters lets these pass
+    return template is not None and any(isinstance(node, template) for node in source.nodes)
 
 
 @cache

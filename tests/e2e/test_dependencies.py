@@ -55,6 +55,28 @@ def test_a_pinned_library_and_a_library_of_cuda(copy_project: Copy, new_cache: N
     assert b"cublasCreate_v2" in binary.read_bytes()
 
 
+def test_all_sources_of_a_backend_see_the_libraries_of_its_kernels(copy_project: Copy, cutlass: Path) -> None:
+    """`[torch]` cannot name libraries. Those of its own kernel come first for a source."""
+    project = depend(copy_project("stable-scale"), "cutlass_4_5")
+    other = '[kernel.other]\nbackend = "cuda"\ndepends = ["cutlass_3_8", "torch"]\nsrc = ["scale/other.cpp"]\n'
+    with (project / "build.toml").open("a") as file:
+        file.write(other)
+    (project / "scale" / "other.cpp").write_text("int other;\n")
+    toolchains = Toolchains(dependencies={"cutlass_4_5": cutlass})
+    steps = compile_steps.drafts(read_project(project), Variant.parse(CUDA), toolchains)
+    seen = {
+        step.source: [name for name in (part.split("\0")[1] for part in step.argv if "\0" in part) if "cutlass" in name]
+        for step in steps
+    }
+    assert {source: list(dict.fromkeys(names)) for source, names in seen.items()} == {
+        "torch-ext/torch_binding.cpp": ["cutlass_3_8", "cutlass_4_5"],
+        "scale/scale_cuda.cu": ["cutlass_4_5", "cutlass_3_8"],
+        "scale/other.cpp": ["cutlass_3_8", "cutlass_4_5"],
+    }
+    cpu = compile_steps.drafts(read_project(project), Variant.parse(CPU), toolchains)
+    assert not any("cutlass" in part for step in cpu for part in step.argv)
+
+
 def test_a_library_that_no_index_has_is_refused_before_anything_is_compiled(
     copy_project: Copy, tmp_path: Path, kernel_builder: Run
 ) -> None:

@@ -71,8 +71,10 @@ def test_no_edition_a_source_in_two_kernels_and_the_stable_abi_of_2_9(
     assert run_python(LOAD, project) == "[0.0, 2.0, 4.0]"
 
 
-def test_headers_in_csrc_are_found_without_include(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
-    """By sources of `[torch]` and of kernels, after their `include` directories."""
+def test_headers_in_csrc_the_path_of_registration_h_and_the_gnu_dialect(
+    copy_project: Copy, cache: Path, kernel_builder: Run
+) -> None:
+    """Sources of `[torch]` and of kernels find headers in csrc, after those in their `include` directories."""
     project = copy_project("stable-scale")
     (project / "csrc" / "api").mkdir(parents=True)
     (project / "csrc" / "api" / "limits.h").write_text("#define LIMIT 8\n")
@@ -80,8 +82,10 @@ def test_headers_in_csrc_are_found_without_include(copy_project: Copy, cache: Pa
     replace(project / "build.toml", 'include = ["."]', 'include = [".", "scale"]')
     for name in ("torch-ext/torch_binding.cpp", "scale/scale_cpu.cpp"):
         source = project / name
-        source.write_text(f'#include "api/limits.h"\nstatic_assert(LIMIT == 8);\n{source.read_text()}')
+        # `typeof` is of GNU's dialect, which CMake asks for unless it is told otherwise.
+        source.write_text(f'#include "api/limits.h"\nstatic_assert(typeof(LIMIT){{8}} == LIMIT);\n{source.read_text()}')
     replace(project / "torch-ext" / "torch_binding.cpp", '"scale/scale.h"', '"scale.h"')
+    replace(project / "torch-ext" / "torch_binding.cpp", '"registration.h"', '"../torch-ext/registration.h"')
     done = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
     assert (done.code, done.answer["compiles"]) == (0, 2), done
 
