@@ -122,7 +122,7 @@ def test_pip_installs_a_project(copy_project: Copy, new_cache: NewCache, tmp_pat
         code = f"import site; site.addsitedir({str(found)!r}); {call}"
         return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
-    package = project / "build" / CPU / "stable_scale" / "__init__.py"
+    package = project / "build" / CPU / "__init__.py"  # by its Python name it is the same module
     assert installed(tmp_path / "one", "--prefix", tmp_path / "one", "--editable", project) == [str(package), "2.0"]
     copied = tmp_path / "two" / "stable_scale" / "__init__.py"
     assert installed(tmp_path / "two", "--target", tmp_path / "two", project) == [str(copied), "2.0"]
