@@ -21,6 +21,7 @@ PAGE = ROOT / "docs" / "compatibility.md"
 NOTES = ROOT / "benchmarks" / "community_notes.toml"
 SECONDS = 2.0  # for check-config over all projects
 RATIO = 1.02  # of device time, ours to cpp_extension's
+LOADABLE = ("cuda", "cpu")  # the back ends of the machines that measure
 COMPARED = ("activation", "relu", "rotary")
 
 _NAMES = {"cuda": "CUDA", "cpu": "CPU", "noarch": "Python only"}
@@ -82,9 +83,9 @@ def _figures(results: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[s
         mine = [outcome for outcome in built if _kind(outcome) == kind]
         done = sum(outcome["status"] == "built" for outcome in mine)
         yield _row(f"{name} variants that are built", f"{len(mine)}", f"{done}", done == len(mine))
-    loadable = [outcome for outcome in built if outcome["status"] == "built"]
+    loadable = [outcome for outcome in built if outcome["status"] == "built" and outcome["backend"] in LOADABLE]
     loads = sum(outcome.get("load") in ("loaded", "resolved") for outcome in loadable)
-    yield _row("built packages that load", f"{len(loadable)}", f"{loads}", loads == len(loadable))
+    yield _row("built packages for CUDA and CPU that load", f"{len(loadable)}", f"{loads}", loads == len(loadable))
     if "tests" in results:
         tests = results["tests"]["projects"]
         explained = sum(not _failed(outcome) or name in notes.get("tests", {}) for name, outcome in tests.items())
@@ -124,9 +125,16 @@ def _projects(results: Mapping[str, Any], notes: Mapping[str, Any]) -> Iterator[
                 yield f"| {name} | {variant} | | {_seconds(outcome)} | | | not built: {reason} |"
                 continue
             size = f"{outcome['bytes'] / 1024:.0f} KiB"
-            load = {"loaded": "yes", "resolved": "symbols"}.get(outcome.get("load", ""), "no")
-            why = "" if load != "no" else note or _cell(outcome.get("load", "not tried"))
+            load, why = _load(outcome, note)
             yield f"| {name} | {variant} | {outcome['compiles']} | {_seconds(outcome)} | {size} | {load} | {why} |"
+
+
+def _load(outcome: Mapping[str, Any], note: str) -> tuple[str, str]:
+    """Return the cell that says whether a package loads, and the reason if it does not."""
+    if outcome["backend"] not in LOADABLE:
+        return "-", ""
+    load = {"loaded": "yes", "resolved": "symbols"}.get(outcome.get("load", ""))
+    return (load, "") if load else ("no", note or _cell(outcome.get("load", "not tried")))
 
 
 def _not_ours(entry: Mapping[str, Any]) -> str:
