@@ -120,11 +120,9 @@ def kernel_builder(*arguments: str, timeout: float | None = None) -> subprocess.
 def reason(done: subprocess.CompletedProcess[str]) -> str:
     """Return the error of a failed `build --json`, or the end of what it printed."""
     try:
-        answer = json.loads(done.stdout)
+        return str(json.loads(done.stdout)["message"])
     except ValueError:
         return (done.stderr or done.stdout)[-_TAIL:].strip()
-    failed = [package["reason"] for package in answer.get("packages", ()) if package.get("reason")]
-    return str(answer["message"] if "message" in answer else "; ".join(failed))
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -52,8 +52,8 @@ def test_a_job_that_built_a_part_shows_its_errors_too(tmp_path: Path) -> None:
     several = {"error": "SeveralErrors", "message": "relu/a.cpp: g++ failed; relu/b.cpp: g++ failed", "output": []}
     result = several | {"packages": [package("torch-a")], "failures": failures, "unavailable": []}
     write(tmp_path, "results-relu-cpu-x86_64-linux", result)
-    assert markdown(read_results(tmp_path)).splitlines()[:8] == [
-        "**1 variants built, 1.00 MiB; 1 jobs failed**",
+    assert markdown(read_results(tmp_path)).splitlines()[:11] == [
+        "**1 variants built, 1.00 MiB; 2 not built; 1 jobs failed**",
         "",
         "- `results-relu-cpu-x86_64-linux` failed: `relu/a.cpp: g++ failed; relu/b.cpp: g++ failed`",
         "",
@@ -61,6 +61,9 @@ def test_a_job_that_built_a_part_shows_its_errors_too(tmp_path: Path) -> None:
         "  a.cpp:1: error: no",
         "  b.cpp:1: error: no",
         "  ~~~",
+        "",
+        "- `relu` `torch-b` `failed`: `g++ failed; g++ failed`",
+        "- `relu` `torch-c` `failed`: `g++ failed; g++ failed`",
     ]
 
 

@@ -38,26 +38,26 @@ def disjoint(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
 
     Sources that several kernels name get a kernel of their own, with what all of these kernels ask for.
     """
-    holders = _holders(kernel.src for kernel in kernels)
-    shared: dict[tuple[int, ...], list[str]] = {}
-    for path, numbers in holders.items():
-        if len(numbers) > 1:
-            shared.setdefault(numbers, []).append(path)
+    shared = _shared(kernel.src for kernel in kernels)
+    moved = {path for paths in shared.values() for path in paths}
     rest = (
-        replace(kernel, src=tuple(path for path in _distinct(kernel.src) if len(holders.get(path, ())) < 2))
-        for kernel in kernels
+        replace(kernel, src=tuple(path for path in _distinct(kernel.src) if path not in moved)) for kernel in kernels
     )
     together = (_merged([kernels[number] for number in numbers], paths) for numbers, paths in shared.items())
     return (*rest, *together)
 
 
-def _holders(lists: Iterable[Sequence[str]]) -> dict[str, tuple[int, ...]]:
-    """Return for each source which of the lists have it, by number."""
+def _shared(lists: Iterable[Sequence[str]]) -> dict[tuple[int, ...], list[str]]:
+    """Return the sources that several lists have, by the numbers of those lists."""
     holders: dict[str, tuple[int, ...]] = {}
     for number, paths in enumerate(lists):
         for path in _distinct(path for path in paths if not is_header(path)):
             holders[path] = (*holders.get(path, ()), number)
-    return holders
+    shared: dict[tuple[int, ...], list[str]] = {}
+    for path, numbers in holders.items():
+        if len(numbers) > 1:
+            shared.setdefault(numbers, []).append(path)
+    return shared
 
 
 def _merged(kernels: Sequence[Kernel], src: Sequence[str]) -> Kernel:
@@ -111,10 +111,6 @@ def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence
             yield f"{name} src: {path!r} is named twice; it is compiled once"
     for backend in backends:
         mine = [(name, src) for name, of, src in tables if of == backend]
-        shared: dict[tuple[int, ...], list[str]] = {}
-        for path, numbers in _holders(src for _, src in mine).items():
-            if len(numbers) > 1:
-                shared.setdefault(numbers, []).append(path)
-        for numbers, paths in shared.items():
+        for numbers, paths in _shared(src for _, src in mine).items():
             names = " and ".join(mine[number][0] for number in numbers)
             yield f"{names} all name {', '.join(map(repr, paths))}; compiled once for {backend}, with the flags of all"

@@ -142,13 +142,21 @@ def _rows(described: Mapping[str, Any]) -> list[BuildRow]:
             status=_text(package.get("status")),
             size=_size(package.get("bytes")),
             shares=tuple(_text(name) for name in _list(package.get("shares-binary-with"))),
-            reason=_text(package.get("reason")),
         )
         for package in _objects(described.get("packages"))
     ]
     rows += [
         BuildRow(_text(one.get("project")), _text(one.get("variant")), "not built", reason=_text(one.get("reason")))
         for one in _objects(described.get("unavailable"))
+    ]
+    rows += [
+        BuildRow(
+            _text(one.get("project")),
+            _text(one.get("variant")),
+            "failed",
+            reason="; ".join(_text(error.get("message")) for error in _objects(one.get("errors"))),
+        )
+        for one in _objects(described.get("failures"))
     ]
     return rows
 
