@@ -1,0 +1,6 @@
+"""Makes models of diffusers and transformers faster: `accelerate` replaces what the kernels do better."""
+
+from .acceleration import accelerate, restore
+from .report import Report
+
+__all__ = ["Report", "accelerate", "restore"]

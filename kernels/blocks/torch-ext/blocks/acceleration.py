@@ -1,0 +1,65 @@
+"""The public functions: `accelerate` and `restore`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+
+from . import models  # noqa: F401
+from .replacements import find, is_replaced, original_class, put, reason_to_keep, take_out
+from .report import Report
+
+
+def accelerate(model: Any) -> Report:
+    """Replace what the kernels compute faster in a model, in place.
+
+    Args:
+        model: A `torch.nn.Module`, or a pipeline of diffusers, whose modules are all accelerated.
+
+    Returns:
+        What was replaced and what was left, and why.
+
+    Raises:
+        TypeError: If `model` is neither.
+    """
+    report = Report()
+    for root in _roots(model):
+        for module in root.modules():
+            _accelerate_module(module, report)
+    return report
+
+
+def restore(model: Any) -> None:
+    """Undo `accelerate`: every module gets its own class and forward back.
+
+    Raises:
+        TypeError: If `model` is neither a `torch.nn.Module` nor a pipeline.
+    """
+    for root in _roots(model):
+        for module in root.modules():
+            take_out(module)
+
+
+def _accelerate_module(module: nn.Module, report: Report) -> None:
+    take_out(module)
+    replacement = find(module)
+    name = type(module).__name__
+    if replacement is None:
+        if name.endswith("Norm"):
+            report.left[name, f"{type(module).__module__} is not a module that the kernels know"] += 1
+        return
+    reason = reason_to_keep(module, replacement)
+    if reason is not None:
+        report.left[name, reason] += 1
+        return
+    put(module, replacement)
+    report.replaced[name, replacement.does] += 1
+
+
+def _roots(model: Any) -> Iterator[nn.Module]:
+    if isinstance(model, nn.Module):
+        return iter([model])
+    components = getattr(model, "components", None)
+    if not isinstance(components, dict):
+        raise TypeError(f"blocks: model must be a torch.nn.Module or a pipeline, not {type(model).__name__}")
+    return (component for component in components.values() if isinstance(component, nn.Module))

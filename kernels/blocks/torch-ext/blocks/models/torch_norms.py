@@ -1,0 +1,27 @@
+"""Norms of Torch."""
+
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from ..kernel_set import rmsnorm, takes
+from ..replacements import replaces
+
+
+def _one_dimension(norm: nn.Module) -> Optional[str]:
+    return None if len(norm.normalized_shape) == 1 else "it normalizes over several dimensions"
+
+
+def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
+    """Return a weight or bias in a dtype that the kernels take beside `x`: that of `x`, or float32."""
+    return parameter if parameter is None or parameter.dtype == x.dtype else parameter.float()
+
+
+@replaces("torch.nn.modules.normalization.RMSNorm", does="RMSNorm", mismatch=_one_dimension)
+class TorchRMSNorm:
+    def forward(self, x: Tensor) -> Tensor:
+        if not takes(x) or x.shape[-1] != self.normalized_shape[0]:
+            return super().forward(x)
+        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
+        return rmsnorm.rms_norm(x, weight_for(self.weight, x), eps)

@@ -1,0 +1,26 @@
+"""What `accelerate` did to a model."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Optional
+
+
+@dataclass
+class Report:
+    """What was replaced in a model, and what was left, and why. `print(report)` shows it as a table.
+
+    Attributes:
+        replaced: By class of module and what its replacement does: how many modules.
+        left: By class of module and the reason: how many modules.
+    """
+
+    replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
+    left: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        if not self.replaced and not self.left:
+            return "nothing replaced: the model has no module that the kernels know"
+        lines = [f"{sum(self.replaced.values())} modules replaced, {sum(self.left.values())} left"]
+        for title, counts in (("replaced", self.replaced), ("left", self.left)):
+            lines += [f"  {title:8}  {number:4} x {name}: {words}" for (name, words), number in counts.items()]
+        return "\n".join(lines)
