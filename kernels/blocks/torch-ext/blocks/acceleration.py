@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from . import models  # noqa: F401
-from .replacements import find, is_replaced, original_class, put, reason_to_keep, take_out
+from .replacements import find, put, reason_to_keep, take_out
 from .report import Report
 
 

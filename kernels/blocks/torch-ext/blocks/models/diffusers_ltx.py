@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from ..kernel_set import adaln, takes
 from ..replacements import is_own, original_class, replaces
-from .torch_norms import weight_for
 
 
 def _block_mismatch(block: nn.Module) -> Optional[str]:
