@@ -1,0 +1,189 @@
+"""The public models that `models.py` times: real configurations with random weights, and inputs of real sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model and the inputs of one forward.
+
+    Attributes:
+        title: For tables, with the number of tokens.
+        model: Makes the model on the default device in the default dtype.
+        inputs: Makes the arguments of its forward; takes the model and the dtype.
+        layers: The number of layers as published.
+        reset: Undoes what a forward does to its arguments.
+    """
+
+    title: str
+    model: Callable[[int], nn.Module]
+    inputs: Callable[[nn.Module, torch.dtype], dict[str, Any]]
+    layers: int
+    reset: Callable[[dict[str, Any]], None] = lambda inputs: None
+
+
+def _ltx(layers: int) -> nn.Module:
+    from diffusers import LTXVideoTransformer3DModel
+
+    return LTXVideoTransformer3DModel(num_layers=layers)
+
+
+def _ltx_inputs(frames: int, height: int, width: int) -> Callable[[nn.Module, torch.dtype], dict[str, Any]]:
+    def inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+        return {
+            "hidden_states": torch.randn(1, frames * height * width, 128, dtype=dtype),
+            "encoder_hidden_states": torch.randn(1, 128, 4096, dtype=dtype),
+            "timestep": torch.full((1,), 500.0, dtype=dtype),
+            "encoder_attention_mask": torch.ones(1, 128, dtype=dtype),
+            "num_frames": frames,
+            "height": height,
+            "width": width,
+            "rope_interpolation_scale": (8 / 25, 32, 32),
+            "return_dict": False,
+        }
+
+    return inputs
+
+
+def _wan(layers: int) -> nn.Module:
+    from diffusers import WanTransformer3DModel
+
+    model = WanTransformer3DModel(
+        num_attention_heads=12, attention_head_dim=128, ffn_dim=8960, num_layers=layers, text_dim=4096
+    )
+    # `from_pretrained` keeps these in float32 in a model of any dtype.
+    kept = tuple(model._keep_in_fp32_modules)
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in kept):
+            parameter.data = parameter.data.float()
+    return model
+
+
+def _wan_inputs(frames: int) -> Callable[[nn.Module, torch.dtype], dict[str, Any]]:
+    def inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+        return {
+            "hidden_states": torch.randn(1, 16, frames, 60, 104, dtype=dtype),
+            "timestep": torch.full((1,), 500.0),
+            "encoder_hidden_states": torch.randn(1, 512, 4096, dtype=dtype),
+            "return_dict": False,
+        }
+
+    return inputs
+
+
+def _qwen3(layers: int) -> nn.Module:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return Qwen3ForCausalLM(
+        Qwen3Config(
+            hidden_size=4096,
+            intermediate_size=12288,
+            num_hidden_layers=layers,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            head_dim=128,
+            vocab_size=151936,
+        )
+    )
+
+
+def _prefill(tokens: int) -> Callable[[nn.Module, torch.dtype], dict[str, Any]]:
+    def inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+        ids = torch.randint(0, 150_000, (1, tokens))
+        return {"input_ids": ids, "use_cache": False, "logits_to_keep": 1, "return_dict": False}
+
+    return inputs
+
+
+_CACHED = 1024  # tokens in the cache when one is decoded
+
+
+def _decoding(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+    from transformers import StaticCache
+
+    cache = StaticCache(config=model.config, max_cache_len=_CACHED + 64)
+    with torch.no_grad():
+        model(input_ids=torch.randint(0, 150_000, (1, _CACHED)), past_key_values=cache, logits_to_keep=1)
+    return {
+        "input_ids": torch.randint(0, 150_000, (1, 1)),
+        "position_ids": torch.tensor([[_CACHED]]),
+        "past_key_values": cache,
+        "use_cache": True,
+        "logits_to_keep": 1,
+        "return_dict": False,
+    }
+
+
+def _forget_token(inputs: dict[str, Any]) -> None:
+    for layer in inputs["past_key_values"].layers:
+        layer.cumulative_length.fill_(_CACHED)
+
+
+def _flux(layers: int) -> nn.Module:
+    from diffusers import FluxTransformer2DModel
+
+    return FluxTransformer2DModel(num_layers=layers, num_single_layers=2 * layers, guidance_embeds=True)
+
+
+def _flux_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.randn(1, 4096, 64, dtype=dtype),
+        "encoder_hidden_states": torch.randn(1, 512, 4096, dtype=dtype),
+        "pooled_projections": torch.randn(1, 768, dtype=dtype),
+        "timestep": torch.full((1,), 0.5, dtype=dtype),
+        "img_ids": torch.zeros(4096, 3, dtype=dtype),
+        "txt_ids": torch.zeros(512, 3, dtype=dtype),
+        "guidance": torch.full((1,), 3.5),
+        "return_dict": False,
+    }
+
+
+def _qwen_image(layers: int) -> nn.Module:
+    from diffusers import QwenImageTransformer2DModel
+
+    return QwenImageTransformer2DModel(num_layers=layers)
+
+
+def _qwen_image_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "hidden_states": torch.randn(1, 4096, 64, dtype=dtype),
+        "encoder_hidden_states": torch.randn(1, 256, 3584, dtype=dtype),
+        "encoder_hidden_states_mask": torch.ones(1, 256, dtype=torch.bool),
+        "timestep": torch.full((1,), 0.5, dtype=dtype),
+        "img_shapes": [[(1, 64, 64)]],
+        "return_dict": False,
+    }
+
+
+CASES = {
+    "ltx-2464": Case("LTX-Video, 2,464 tokens", _ltx, _ltx_inputs(7, 16, 22), 28),
+    "ltx-7056": Case("LTX-Video, 7,056 tokens", _ltx, _ltx_inputs(9, 28, 28), 28),
+    "wan-7800": Case("Wan 2.1 1.3B, 7,800 tokens", _wan, _wan_inputs(5), 30),
+    "wan-32760": Case("Wan 2.1 1.3B, 32,760 tokens", _wan, _wan_inputs(21), 30),
+    "qwen3-128": Case("Qwen3-8B, prefill of 128 tokens", _qwen3, _prefill(128), 36),
+    "qwen3-8192": Case("Qwen3-8B, prefill of 8,192 tokens", _qwen3, _prefill(8192), 36),
+    "qwen3-decode": Case("Qwen3-8B, one token, cache of 1,024", _qwen3, _decoding, 36, _forget_token),
+    "flux-4608": Case("Flux.1, 1024x1024 (4,608 tokens)", _flux, _flux_inputs, 19),
+    "qwen-image-4352": Case("Qwen-Image, 1024x1024 (4,352 tokens)", _qwen_image, _qwen_image_inputs, 60),
+}
+
+
+def make(case: Case, device: str, dtype: torch.dtype, layers: int | None = None) -> tuple[nn.Module, dict[str, Any]]:
+    """Return the model in evaluation mode and its inputs, the same ones in every call."""
+    torch.manual_seed(0)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            model = case.model(layers or case.layers).eval()
+            torch.manual_seed(1)
+            return model, case.inputs(model, dtype)
+    finally:
+        torch.set_default_dtype(default)

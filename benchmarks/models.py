@@ -1,0 +1,323 @@
+"""Times public models with and without `blocks.accelerate`, and beside torch.compile, on a GPU.
+
+    python benchmarks/models.py time --case ltx-2464 --case wan-7800 --json models.json
+    python benchmarks/models.py accuracy --case ltx-2464 --json models.json
+    python benchmarks/models.py train --case ltx-2464 --json models.json
+    python benchmarks/models.py profile --case ltx-2464 --json models.json
+    python benchmarks/models.py pipeline --json models.json
+
+It needs Torch, diffusers, transformers and the public `kernels` client, which finds the packages through LOCAL_KERNELS
+or on the Hub, and not the builder. Each command adds to the JSON. The models have real configurations and random
+weights, in bfloat16, with batch 1; `model_cases.py` has them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from model_cases import CASES, Case, make
+from torch import Tensor, multiprocessing, nn
+
+_ROUNDS = 7
+_ROUND_MS = 200  # the least time of the calls of one round
+_MOST_CALLS = 32
+
+VARIANTS = ("eager", "compile", "reduce-overhead", "accelerated", "graphs", "compile-accelerated")
+
+
+def main() -> None:
+    """Run one of the commands for each case, and add the results to the JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("command", choices=["time", "accuracy", "train", "profile", "pipeline"])
+    parser.add_argument("--case", action="append", choices=list(CASES), help="Only this case; may be repeated.")
+    parser.add_argument("--variant", action="append", choices=VARIANTS, help="Only this variant; may be repeated.")
+    parser.add_argument("--json", type=Path, required=True, help="Add the results to this file.")
+    parser.add_argument("--layers", type=int, help="Use as many layers as this, to try the script.")
+    parser.add_argument("--device", default="cuda", help="[default: cuda]")
+    arguments = parser.parse_args()
+    names = arguments.case or list(CASES)
+    variants = arguments.variant or list(VARIANTS)
+    if arguments.command == "time":
+        results = _time_together(names, variants, arguments)
+    elif arguments.command == "pipeline":
+        results = {"ltx-pipeline": _pipeline(arguments.device, arguments.layers)}
+    else:
+        measure = {"accuracy": _accuracy, "train": _train, "profile": _profile}[arguments.command]
+        results = {name: measure(CASES[name], arguments.device, arguments.layers) for name in names}
+    for name, result in results.items():
+        print(name, json.dumps(result), flush=True)
+    _add(arguments.json, arguments.command, results)
+
+
+def _add(path: Path, command: str, results: dict[str, Any]) -> None:
+    report = json.loads(path.read_text()) if path.exists() else {}
+    report["machine"] = _machine()
+    report.setdefault(command, {}).update(results)
+    path.write_text(json.dumps(report, indent=2, sort_keys=True) + "\n")
+
+
+def _machine() -> dict[str, str]:
+    from importlib.metadata import version
+
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    return {"device": name, **{package: version(package) for package in ("torch", "diffusers", "transformers")}}
+
+
+def _blocks() -> Any:
+    from kernels import get_kernel
+
+    return get_kernel("kernels-community/blocks", version=1)
+
+
+# --- time of one forward ---------------------------------------------------------------------------------------------
+
+
+def _time_together(names: list[str], variants: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
+    """Time every case. All compile at the same time, each in a process of its own; then they are timed one by one."""
+    context = multiprocessing.get_context("spawn")
+    children = []
+    for name in names:
+        ours, theirs = context.Pipe()
+        options = (name, variants, arguments.device, arguments.layers, theirs)
+        child = context.Process(target=_time_case, args=options, daemon=True)
+        child.start()
+        theirs.close()
+        children.append((name, child, ours))
+    results: dict[str, Any] = {}
+    ready = [(name, child, pipe) for name, child, pipe in children if _receive(name, pipe)]
+    for name, child, pipe in ready:
+        pipe.send("go")
+        result = _receive(name, pipe)
+        if result:
+            results[name] = result
+            _add(arguments.json, "time", {name: result})
+        child.join()
+    return results
+
+
+def _receive(name: str, pipe: Any) -> Any:
+    try:
+        message = pipe.recv()
+    except EOFError:
+        message = None
+    if not message:
+        print(f"{name}: failed", flush=True)
+    return message
+
+
+def _time_case(name: str, variants: list[str], device: str, layers: int | None, pipe: Any) -> None:
+    case = CASES[name]
+    with torch.no_grad():
+        model, inputs = make(case, device, torch.bfloat16, layers)
+        calls, first = {}, {}
+        for variant in variants:
+            started = time.perf_counter()
+            try:
+                calls[variant], said = _prepare(variant, model, inputs)
+                print(f"{name}, {variant}: {said}", flush=True)
+                case.reset(inputs)
+                calls[variant]()
+                _synchronize(device)
+                first[variant] = time.perf_counter() - started
+                for _ in range(3):  # a graph is captured at the second call
+                    case.reset(inputs)
+                    calls[variant]()
+                _synchronize(device)
+            except Exception as error:  # a variant that does not run has no time
+                print(f"{name}, {variant}: {type(error).__name__}: {str(error)[:500]}", flush=True)
+                calls.pop(variant, None)
+        pipe.send("ready")
+        pipe.recv()
+        times = _time(calls, lambda: case.reset(inputs), device)
+    pipe.send({"layers": layers or case.layers, "milliseconds": times, "first-call-seconds": first})
+
+
+def _prepare(variant: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[Callable[[], Any], str]:
+    """Return a call of a copy of `model` in this variant, and what accelerating it said. Copies share parameters."""
+    kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    model = copy.deepcopy(model, kept)
+    said = ""
+    if variant in ("accelerated", "graphs", "compile-accelerated"):
+        options = {"graphs": True} if variant == "graphs" else {}
+        said = str(_blocks().accelerate(model, **options))
+    if variant in ("compile", "compile-accelerated"):
+        model = torch.compile(model)
+    if variant == "reduce-overhead":
+        model = torch.compile(model, mode="reduce-overhead")
+
+    def call() -> Any:
+        torch.compiler.cudagraph_mark_step_begin()
+        return model(**inputs)
+
+    return call, said
+
+
+def _time(calls: dict[str, Callable[[], Any]], reset: Callable[[], None], device: str) -> dict[str, float]:
+    """Return the median time of a call of each in milliseconds; they take turns."""
+    counts = {}
+    for variant, call in calls.items():
+        reset()
+        counts[variant] = max(3, min(_MOST_CALLS, int(_ROUND_MS / _elapsed(call, 3, device))))
+    times: dict[str, list[float]] = {variant: [] for variant in calls}
+    for _ in range(_ROUNDS):
+        for variant, call in calls.items():
+            reset()
+            times[variant].append(_elapsed(call, counts[variant], device))
+    return {variant: statistics.median(of) for variant, of in times.items()}
+
+
+def _elapsed(call: Callable[[], Any], count: int, device: str) -> float:
+    _synchronize(device)
+    started = time.perf_counter()
+    for _ in range(count):
+        call()
+    _synchronize(device)
+    return 1000 * (time.perf_counter() - started) / count
+
+
+def _synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+# --- accuracy, training, profile -------------------------------------------------------------------------------------
+
+
+def _output(result: Any) -> Tensor:
+    return (result if isinstance(result, Tensor) else result[0]).float()
+
+
+def _accuracy(case: Case, device: str, layers: int | None) -> dict[str, float]:
+    """Return the relative difference of each variant's output from that of the model in float32."""
+    with torch.no_grad():
+        model, inputs = make(case, device, torch.bfloat16, layers)
+        outputs = {}
+        for variant in ("eager", "compile", "accelerated", "graphs"):
+            call, _ = _prepare(variant, model, inputs)
+            for _ in range(3 if variant == "graphs" else 1):
+                case.reset(inputs)
+                outputs[variant] = _output(call()).cpu()
+            del call
+        model.float()
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        wide = {key: _widen(value) for key, value in inputs.items() if key != "past_key_values"}
+        reference = _output(model(**wide)).cpu()
+    return {variant: float((out - reference).norm() / reference.norm()) for variant, out in outputs.items()}
+
+
+def _widen(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
+
+
+def _train(case: Case, device: str, layers: int | None) -> dict[str, float]:
+    """Return the milliseconds of a forward and backward pass, all parameters with gradients."""
+    model, inputs = make(case, device, torch.bfloat16, layers)
+    model.train()
+
+    def step() -> None:
+        model(**inputs)[0].float().square().mean().backward()
+        model.zero_grad(set_to_none=True)
+
+    times = {}
+    for variant in ("eager", "accelerated"):
+        if variant == "accelerated":
+            _blocks().accelerate(model)
+        for _ in range(2):
+            step()
+        times[variant] = statistics.median(_elapsed(step, 3, device) for _ in range(5))
+    return times
+
+
+def _profile(case: Case, device: str, layers: int | None) -> dict[str, Any]:
+    """Return the GPU milliseconds of matrix products, attention and everything else, and the number of launches."""
+    results = {}
+    with torch.no_grad():
+        model, inputs = make(case, device, torch.bfloat16, layers)
+        for variant in ("eager", "compile", "accelerated"):
+            call, _ = _prepare(variant, model, inputs)
+            for _ in range(3):
+                case.reset(inputs)
+                call()
+            _synchronize(device)
+            case.reset(inputs)
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+                call()
+                _synchronize(device)
+            results[variant] = _split([event for event in profiled.events() if event.device_type.name == "CUDA"])
+            del call
+    return results
+
+
+def _split(events: list[Any]) -> dict[str, Any]:
+    parts = {"gemm": 0.0, "attention": 0.0, "other": 0.0}
+    others: dict[str, float] = {}
+    for event in events:
+        name, milliseconds = event.name, event.device_time / 1000
+        if any(word in name.lower() for word in ("gemm", "cutlass", "nvjet", "splitk", "xmma", "cublas")):
+            parts["gemm"] += milliseconds
+        elif any(word in name.lower() for word in ("flash", "fmha", "attention", "cudnn")):
+            parts["attention"] += milliseconds
+        else:
+            parts["other"] += milliseconds
+            others[name[:120]] = others.get(name[:120], 0.0) + milliseconds
+    most = dict(sorted(others.items(), key=lambda item: -item[1])[:12])
+    return {**parts, "launches": len(events), "others": most}
+
+
+# --- a whole pipeline ------------------------------------------------------------------------------------------------
+
+_STEPS, _FRAMES = 30, 49
+
+
+def _pipeline(device: str, layers: int | None) -> dict[str, float]:
+    """Return the seconds of an LTX-Video pipeline, with its text encoder and VAE: 49 frames of 512x704, 30 steps."""
+    from diffusers import AutoencoderKLLTXVideo, FlowMatchEulerDiscreteScheduler, LTXPipeline
+    from transformers import T5Config, T5EncoderModel
+
+    transformer, _ = make(CASES["ltx-2464"], device, torch.bfloat16, layers)
+    with torch.device(device):
+        encoder = T5Config(
+            d_model=4096, d_ff=10240, d_kv=64, num_heads=64, num_layers=layers or 24, feed_forward_proj="gated-gelu"
+        )
+        text_encoder = T5EncoderModel(encoder).to(torch.bfloat16).eval()
+        vae = AutoencoderKLLTXVideo().to(torch.bfloat16).eval()
+    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    pipe = LTXPipeline(scheduler, vae, text_encoder, None, transformer)
+    pipe.set_progress_bar_config(disable=True)
+    ids, mask = torch.randint(0, 30_000, (2, 128), device=device), torch.ones(2, 128, dtype=torch.bool, device=device)
+
+    def run() -> None:
+        embeddings = text_encoder(ids)[0]
+        pipe(
+            prompt_embeds=embeddings[:1],
+            negative_prompt_embeds=embeddings[1:],
+            prompt_attention_mask=mask[:1],
+            negative_prompt_attention_mask=mask[1:],
+            height=512,
+            width=704,
+            num_frames=_FRAMES,
+            num_inference_steps=_STEPS if layers is None else 2,
+            output_type="latent" if layers else "np",
+        )
+
+    seconds = {}
+    for variant in ("eager", "accelerated", "graphs"):
+        if variant != "eager":
+            report = _blocks().accelerate(pipe, graphs=variant == "graphs")
+            print(report, flush=True)
+        with torch.no_grad():
+            run()
+            seconds[variant] = statistics.median(_elapsed(run, 1, device) / 1000 for _ in range(3))
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
