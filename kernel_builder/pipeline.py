@@ -19,10 +19,11 @@ from kernel_builder.build.cache import binary_path
 from kernel_builder.build.graph import Graph, PlannedVariant
 from kernel_builder.build.plan import plan
 from kernel_builder.build_summary import BuildSummary, BuiltPackage, FailedVariant, Failures
-from kernel_builder.checks import CheckReport, summary
+from kernel_builder.checks import CheckReport, ProbeProcess, summary
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
+from kernel_builder.config.variant import this_platform
 from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, StoreError
 from kernel_builder.package import records
 from kernel_builder.package.assembly import assemble
@@ -69,7 +70,10 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
             progress=progress,
         )
         made = _made(stale, outcome, failures)
-        reports = _package_all(request, selections, made, toolchains.cache, failures, progress)
+        with ProbeProcess() as probe:
+            if request.load and any(one.variant.platform in (None, this_platform()) for one in made):
+                probe.start()
+            reports = _package_all(request, selections, made, toolchains.cache, failures, progress, probe)
         failed = {(one.project, one.variant) for one in failures.found}
         done = [one for one in graph.variants if (one.project.name, one.variant.name) not in failed]
         packages = tuple(_built(planned, done, selections, reports) for planned in done)
@@ -179,6 +183,7 @@ def _package_all(
     cache: Path,
     failures: Failures,
     progress: Progress,
+    probe: ProbeProcess,
 ) -> dict[tuple[str, str], CheckReport]:
     """Package variants, one project after the other. Reports are by project and variant."""
     reports: dict[tuple[str, str], CheckReport] = {}
@@ -188,7 +193,7 @@ def _package_all(
         if not mine:
             continue
         try:
-            found = _package(mine, selection, request, cache, failures, progress)
+            found = _package(mine, selection, request, cache, failures, progress, probe)
         except KernelBuilderError as error:
             for one in mine:
                 if not any((name, one.variant.name) == (failed.project, failed.variant) for failed in failures.found):
@@ -218,6 +223,7 @@ def _package(
     cache: Path,
     failures: Failures,
     progress: Progress,
+    probe: ProbeProcess,
 ) -> dict[str, CheckReport]:
     """Assemble and check packages of one project, and publish those that pass. Reports are by variant."""
     project, destination = selection.project, selection.destination
@@ -233,7 +239,7 @@ def _package(
         trees = {one.variant.name: hash_tree(staged / one.variant.name).value for one in assembled}
         reports: dict[str, CheckReport] = {}
         checked = checks.run_all(
-            [staged / one.variant.name for one in assembled], load=request.load, allow=request.allow
+            [staged / one.variant.name for one in assembled], load=request.load, allow=request.allow, probe=probe
         )
         for number, one in enumerate(assembled, 1):
             title = f"checking {project.name} {one.variant.name}"

@@ -20,6 +20,7 @@ from kernel_builder.checks.load import check_load, loading
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.op_namespace import check_op_namespace
 from kernel_builder.checks.private_torch import check_private_torch
+from kernel_builder.checks.probe_process import ProbeProcess
 from kernel_builder.checks.python_abi import check_python_abi
 from kernel_builder.checks.python_imports import check_python_imports
 from kernel_builder.checks.python_source import check_python_source
@@ -38,6 +39,7 @@ __all__ = [
     "CheckReport",
     "CheckedPackage",
     "Finding",
+    "ProbeProcess",
     "read",
     "require_allowable",
     "run",
@@ -111,6 +113,7 @@ def run_all(
     load: bool = True,
     policy: AbiPolicy | None = None,
     allow: Sequence[str] = (),
+    probe: ProbeProcess | None = None,
 ) -> Iterator[CheckReport]:
     """Yield the report of each package, in order. This is faster than one `run` after the other.
 
@@ -120,10 +123,11 @@ def run_all(
         load: Run the check that imports the packages.
         policy: The oldest systems to load on.
         allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
+        probe: The process that loads the packages; None for a new one.
     """
     directories = [package.resolve() for package in packages]
     names = [name for name in (CHECKS if only is None else only) if load or name != "load"]
-    with loading(directories if "load" in names else ()) as load_answers:
+    with loading(directories if "load" in names else (), probe) as load_answers:
         for directory in directories:
             package = replace(read(directory, policy), load_answers=load_answers)
             yield _report(package, names, frozenset(allow))

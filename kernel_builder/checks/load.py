@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.checks.probe_process import SECONDS, ProbeProcess
 from kernel_builder.checks.python_imports import always_present, imported_roots
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
 
 NAME = "load"
-_SECONDS = 300
 
 
 def check_load(package: CheckedPackage) -> Iterator[Finding]:
@@ -72,10 +67,15 @@ def load_all(directories: Sequence[Path]) -> Mapping[str, Mapping[str, Any]]:
 
 
 @contextmanager
-def loading(directories: Sequence[Path]) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
+def loading(
+    directories: Sequence[Path], probe: ProbeProcess | None = None
+) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
     """Start to load packages that are complete and for this platform, each in a process of its own.
 
     One process imports Torch for all of them. That takes seconds, in which the other checks run.
+
+    Args:
+        probe: The process to ask; None for a new one.
 
     Yields:
         A function that waits for the answers. They have by directory the `outcome` (`loaded`, `skipped` or `failed`),
@@ -86,11 +86,12 @@ def loading(directories: Sequence[Path]) -> Iterator[Callable[[], Mapping[str, M
     if not loadable:
         yield dict
         return
-    with _probing("load", str(_SECONDS), *map(str, loadable), python=sys.executable) as wait:
+    with nullcontext(probe) if probe else ProbeProcess() as asked:
+        wait = asked.ask("load", str(SECONDS), *map(str, loadable))
 
         @cache
         def answers() -> Mapping[str, Mapping[str, Any]]:
-            answer = wait(_SECONDS * (len(loadable) + 1))
+            answer = wait(SECONDS * (len(loadable) + 1))
             if isinstance(answer, dict):
                 return answer
             return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in loadable}
@@ -118,52 +119,10 @@ def rejections(variants: tuple[str, ...], python: str = sys.executable) -> Mappi
     return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"the client cannot be asked: {answer[1]}")
 
 
-def probe(question: str, *arguments: str, python: str = sys.executable, seconds: float = _SECONDS) -> Any:
-    """Run `probe.py` in a fresh interpreter, outside the current directory and without network.
-
-    Returns:
-        Its answer, or `("failed", reason)` if the process died or did not finish in time.
-    """
-    with _probing(question, *arguments, python=python) as wait:
-        return wait(seconds)
-
-
-@contextmanager
-def _probing(question: str, *arguments: str, python: str) -> Iterator[Callable[[float], Any]]:
-    """Start `probe.py`, and yield a function that waits some seconds for its answer. It dies with the block."""
-    source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
-    with tempfile.TemporaryDirectory() as empty, (Path(empty) / "words").open("w+", errors="replace") as words:
-        result = Path(empty) / "result.json"
-        process = subprocess.Popen(
-            [python, "-B", "-X", "faulthandler", "-c", source, str(result), question, *arguments],
-            cwd=empty,
-            env={**os.environ, "HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=words,
-        )
-
-        def wait(seconds: float) -> Any:
-            try:
-                status = process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return "failed", f"no answer after {seconds:.0f} seconds"
-            if status == 0 and result.is_file():
-                return json.loads(result.read_text(encoding="utf-8"))
-            words.seek(0)
-            return "failed", _death(status, words.read())
-
-        try:
-            yield wait
-        finally:
-            process.kill()
-            process.wait()
-
-
-def _death(status: int, stderr: str) -> str:
-    if status < 0:
-        return f"the process was killed by {signal.Signals(-status).name}"
-    words = stderr.strip().splitlines()
-    return f"the process ended with status {status}" + (f": {words[-1]}" if words else "")
+def probe(question: str, *arguments: str, python: str = sys.executable, seconds: float = SECONDS) -> Any:
+    """Ask one question of `probe.py` in a fresh process; see `ProbeProcess.ask`."""
+    with ProbeProcess(python) as process:
+        return process.ask(question, *arguments)(seconds)
 
 
 def _hint(text: str) -> str:

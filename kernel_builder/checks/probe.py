@@ -1,21 +1,25 @@
-"""The script that the check `load` runs in a fresh process. It must not import the builder.
+"""The script that `probe_process.py` runs in a fresh process. It must not import the builder.
 
-    python -B -c "$(cat probe.py)" RESULT fits VARIANT...
-    python -B -c "$(cat probe.py)" RESULT load SECONDS DIRECTORY...
-    python -B -c "$(cat probe.py)" RESULT describe DIRECTORY
+    python -c "$(cat probe.py)" CONNECTION
 
-It writes JSON to the file RESULT. `fits`: why the client would reject each variant on this machine, or null. `load`:
-for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and lists of names. `describe`: an outcome and,
-if it is `loaded`, the members of the module and the schemas of its ops, for `kernel_builder.hub.package_api`.
+It imports Torch and the client, then reads questions from the connection, a file descriptor, until that is closed. A
+question is a JSON list, and its answer is JSON:
 
-Importing Torch takes seconds, so one process imports it for all packages of a project. Each package is then loaded in a
+- `["fits", VARIANT, ...]`: why the client would reject each variant on this machine, or null.
+- `["load", SECONDS, DIRECTORY, ...]`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and
+  lists of names.
+- `["describe", DIRECTORY]`: an outcome and, if it is `loaded`, the members of the module and the schemas of its ops,
+  for `kernel_builder.hub.package_api`.
+
+Importing Torch takes seconds, so one process imports it for all packages of a command. Each package is loaded in a
 fork of that process: it may crash, and two packages must not meet in one process. The parent does no more than import,
-since a process that has used CUDA cannot be forked.
+since a process that has used CUDA cannot be forked. Only `describe` loads a package in the process itself.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import inspect
 import json
 import os
@@ -25,6 +29,8 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -32,11 +38,28 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 
 
-def _fits(names: list[str]) -> dict[str, str | None]:
+@cache
+def _import_error() -> str | None:
+    """Import Torch and the client, and return why that fails, or None."""
+    # The imports make many objects that live long: collecting takes a sixth of their time. Frozen, they are not
+    # collected in forks either, which would copy their pages.
+    gc.disable()
     try:
+        import kernels  # noqa: F401
         import torch  # noqa: F401
     except Exception as error:
-        return dict.fromkeys(names, f"PyTorch cannot be imported: {error}")
+        return str(error)
+    finally:
+        gc.freeze()
+        gc.enable()
+        # The bytecode of Torch saves seconds; a package is checked as it is, without files that loading it adds.
+        sys.dont_write_bytecode = True
+    return None
+
+
+def _fits(names: list[str]) -> dict[str, str | None]:
+    if error := _import_error():
+        return dict.fromkeys(names, f"PyTorch and the client cannot be imported: {error}")
     from kernels.variants import VariantRejected, parse_variant, resolve_variants
 
     answers: dict[str, str | None] = {}
@@ -96,11 +119,9 @@ def _absent(module: ModuleType) -> list[str]:
 def _answers(seconds: float, directories: list[Path]) -> dict[str, dict[str, Any]]:
     """Return for each directory what loading it in a process of its own gives."""
     names = [directory.name for directory in directories]
-    try:
-        import kernels  # noqa: F401
-        import torch  # noqa: F401
-    except Exception as error:
-        return {str(one): {"outcome": "skipped", "text": f"PyTorch cannot be imported: {error}"} for one in directories}
+    if error := _import_error():
+        text = f"PyTorch and the client cannot be imported: {error}"
+        return {str(directory): {"outcome": "skipped", "text": text} for directory in directories}
     reasons = _in_fork(lambda: _fits(names), seconds)
     answers: dict[str, dict[str, Any]] = {}
     for directory in directories:
@@ -126,13 +147,15 @@ def _loaded(directory: Path, seconds: float) -> dict[str, Any]:
 
 def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
     """Return what a function returns in a forked process, or as a text how that process died."""
-    with tempfile.TemporaryDirectory() as empty:
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as empty:
         result, words = Path(empty, "result.json"), Path(empty, "words")
         child = os.fork()
         if child == 0:
             try:
                 # The fork ends when this process is killed, as a build that is stopped does.
                 ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                os.close(_connection())
+                os.chdir(empty)
                 descriptor = os.open(words, os.O_WRONLY | os.O_CREAT)
                 os.dup2(descriptor, 2)
                 result.write_text(json.dumps(function()), encoding="utf-8")
@@ -219,13 +242,29 @@ def _schemas(namespace: str) -> dict[str, str]:
     return {text.partition("(")[0].removeprefix(namespace): text.removeprefix(namespace) for text in schemas}
 
 
+def _connection() -> int:
+    """Return the file descriptor of the connection to the builder."""
+    return int(sys.argv[1])
+
+
+def _serve(connection: Connection) -> None:
+    """Answer questions until the builder closes the connection."""
+    _import_error()
+    while True:
+        try:
+            question, *arguments = json.loads(connection.recv_bytes())
+        except EOFError:
+            return
+        answer: Any
+        if question == "fits":
+            answer = _fits(arguments)
+        elif question == "describe":
+            answer = _describe(Path(arguments[0]))
+        else:
+            answer = _answers(float(arguments[0]), [Path(argument) for argument in arguments[1:]])
+        connection.send_bytes(json.dumps(answer).encode())
+
+
 if __name__ == "__main__":
-    result, question, *arguments = sys.argv[1:]
-    answer: Any
-    if question == "fits":
-        answer = _fits(arguments)
-    elif question == "describe":
-        answer = _describe(Path(arguments[0]))
-    else:
-        answer = _answers(float(arguments[0]), [Path(argument) for argument in arguments[1:]])
-    Path(result).write_text(json.dumps(answer), encoding="utf-8")
+    _serve(Connection(_connection()))
+    os._exit(0)  # an interpreter that has imported Torch takes half a second to finish otherwise

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 import torch
 
-from kernel_builder.checks import CheckReport, run, run_all
+from kernel_builder.checks import CheckReport, ProbeProcess, run, run_all
 from kernel_builder.config.variant import FullAbi, Release, this_platform
 
 from .sample import INIT, STABLE_CPU, STABLE_CUDA, Compile, assemble
@@ -113,3 +114,73 @@ def test_packages_that_are_loaded_together_do_not_meet(build: Path) -> None:
     assert "was killed by SIG" in reports[CRASHING].findings[0].message
     assert "not today" in reports[RAISING].findings[0].message
     assert reports["torch-cpu"].passed == ("load",)
+
+
+def loading(build: Path, variant: str, statement: str) -> Path:
+    """Write a package that executes a statement when it is loaded."""
+    files = {"__init__.py": f"import os, signal, sys, time\nfrom pathlib import Path\n\n{statement}\n"}
+    return assemble(build, variant, None, files)
+
+
+def test_one_process_imports_torch_for_all_projects_of_a_command(tmp_path: Path) -> None:
+    """Each package still has a process, a directory and an empty standard input of its own."""
+    seen = "os.getppid(), os.getpid(), os.getcwd(), sys.stdin.read()"
+    with ProbeProcess() as probe:
+        for name in ("one", "two"):
+            package = loading(
+                tmp_path / name, "torch-cpu", f"Path({str(tmp_path / f'{name}.txt')!r}).write_text(str(({seen})))"
+            )
+            (report,) = run_all([package], only=["load"], probe=probe)
+            assert report.passed == ("load",), report
+    one, two = (ast.literal_eval((tmp_path / f"{name}.txt").read_text()) for name in ("one", "two"))
+    assert one[0] == two[0]
+    assert one[1] != two[1]
+    assert one[2] != two[2] and not Path(one[2]).exists()
+    assert one[3] == two[3] == ""
+
+
+@pytest.mark.parametrize(
+    ("signal_name", "message"), [("SIGKILL", "the process was killed by SIGKILL"), ("SIGSTOP", "no answer after 3 s")]
+)
+def test_a_process_that_is_killed_or_hangs_is_replaced(tmp_path: Path, signal_name: str, message: str) -> None:
+    """A package can stop the process that all packages of a project share, and not that of the next project."""
+    bad = loading(tmp_path / "bad", "torch-cpu", f"os.kill(os.getppid(), signal.{signal_name})")
+    good = loading(tmp_path / "good", "torch-cpu", "")
+    with ProbeProcess() as probe:
+        probe.ask("fits", "torch-cpu")(60)
+        assert message in str(probe.ask("load", "60", str(bad))(3))
+        (report,) = run_all([good], only=["load"], probe=probe)
+        assert report.passed == ("load",), report
+
+
+def test_a_process_that_ends_tells_its_last_words(tmp_path: Path) -> None:
+    bad = loading(tmp_path, "torch-cpu", "print('out of luck', file=sys.stderr, flush=True); os._exit(3)")
+    with ProbeProcess() as probe:
+        assert probe.ask("describe", str(bad))(60) == ("failed", "the process ended with status 3: out of luck")
+    with ProbeProcess("/bin/false") as probe:
+        assert probe.ask("fits", "torch-cpu")(60) == ("failed", "the process ended with status 1")
+
+
+def test_a_package_that_hangs_is_given_up(tmp_path: Path) -> None:
+    hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
+    with ProbeProcess() as probe:
+        answers = probe.ask("load", "1", str(hanging), str(good))(60)
+    assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 1 seconds"}
+    assert answers[str(good)]["outcome"] in ("loaded", "skipped")
+
+
+def test_a_question_that_was_given_up_is_not_mixed_up_with_the_next(tmp_path: Path) -> None:
+    with ProbeProcess() as probe:
+        probe.ask("fits", "torch-cpu")
+        assert probe.ask("fits", "torch-cuda")(60).keys() == {"torch-cuda"}
+
+
+def test_the_bytecode_of_torch_is_kept_and_none_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its bytecode, which some installers do not write, each import of Torch takes three seconds more."""
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path / "bytecode"))
+    package = loading(tmp_path / "build", "torch-cpu", "")
+    assert load(package).passed == ("load",)
+    kept = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.pyc")]
+    assert any("/torch/__init__." in path for path in kept)
+    assert not any("/torch-cpu/" in path for path in kept)

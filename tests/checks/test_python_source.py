@@ -150,6 +150,8 @@ def test_source_that_breaks_a_rule(make: Make, check: str, source: str, message:
         "import yaml, sympy, networkx, jinja2, fsspec, filelock, typing_extensions, packaging.version, tqdm\n",
         "import huggingface_hub\nfrom cuda.bindings import driver\n",
         "from . import layers\nfrom .layers import Norm\n",
+        "import math\n\n\ndef tomllib(compression):\n    'Not math.exp2.'\n    # typing.Self\n",
+        "import tomllib  # novm\n",
         "import torch\n\nFLAGS = 1 | 2\nMASK = torch.ones(1) | torch.ones(1)\nSET = set(range(3)) | {4}\n",
         "import torch\n\nfrom ._ops import add_op_namespace_prefix\n\n\n"
         '@torch.library.register_fake(add_op_namespace_prefix("scale"))\ndef f(): ...\n',

@@ -204,6 +204,20 @@ def test_a_project_that_cannot_be_read_does_not_stop_the_others(
     assert kernel_builder(cache, "build", *everything[1:], "--no-load").code == 0
 
 
+def test_a_package_that_kills_its_loader_does_not_stop_other_projects(
+    copy_project: Copy, cache: Path, kernel_builder: Run
+) -> None:
+    """All packages of a command are loaded by forks of one process."""
+    bad, good = copy_project("python-only", "bad"), copy_project("python-only", "good")
+    replace(bad / "build.toml", "python-only", "killer")
+    (bad / "torch-ext/python_only").rename(bad / "torch-ext/killer")
+    (bad / "torch-ext/killer/__init__.py").write_text("import os\n\nos.kill(os.getppid(), 9)\n")
+    done = kernel_builder(cache, "build", bad, good, "--backend", "cpu")
+    assert_refused(done, 7, "CheckError", where=str(bad), message="killed by SIGKILL", hint="correct them")
+    assert [built["project"] for built in done.answer["packages"]] == ["python-only"]
+    assert "load" in done.answer["packages"][0]["checks"]["passed"]
+
+
 def test_a_project_for_other_backends_only_is_skipped(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
     project = copy_project("stable-scale")
     text = (project / "build.toml").read_text()

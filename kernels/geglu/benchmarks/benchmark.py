@@ -1,4 +1,4 @@
-"""Workloads of GEGLU: `kernel-builder benchmark DIR` or `kernels benchmark DIR`."""
+"""Workloads of GEGLU and SwiGLU: `kernel-builder benchmark DIR` or `kernels benchmark DIR`."""
 
 import sys
 from pathlib import Path
@@ -15,6 +15,11 @@ LAYERS = [(2, 4096, 1280), (1, 4096, 2560), (2, 1024, 5120), (1, 4992, 8192), (1
 OTHERS = [(1, 4096, 1000), (1, 4096, 7168), (1, 4096, 4097), (1, 1, 8192), (1, 131072, 64)]
 CPU = [(2, 256, 1280), (1, 256, 5120)]
 SHAPES = {name: {"cuda": LAYERS + OTHERS, "cpu": CPU} for name in ("forward", "backward")}
+# Feed-forward layers of Qwen3-8B for two tensors, and of an image model for halves.
+SWIGLU = {"cuda": [(1, 8192, 8192)], "cpu": [(1, 256, 5120)]}
+SWIGLU_PAIR = {"cuda": [(1, 128, 12288), (1, 8192, 12288)], "cpu": [(1, 128, 12288)]}
+SWIGLU_SHAPES = dict.fromkeys(("forward", "forward + backward"), SWIGLU)
+SWIGLU_PAIR_SHAPES = dict.fromkeys(("forward", "forward + backward"), SWIGLU_PAIR)
 
 
 def liger_geglu_pair():
@@ -23,7 +28,14 @@ def liger_geglu_pair():
     return LigerGELUMulFunction.apply
 
 
+def liger_swiglu_pair():
+    from liger_kernel.ops.swiglu import LigerSiLUMulFunction
+
+    return LigerSiLUMulFunction.apply
+
+
 PAIR_PEERS = {"liger": liger_geglu_pair}
+SWIGLU_PEERS = {"liger": liger_swiglu_pair}
 
 
 class GEGLU(Workload):
@@ -72,3 +84,31 @@ class GEGLUPair(Workload):
 
     def eager(self, gate, up):
         return up * F.gelu(gate, approximate="tanh")
+
+
+class SwiGLU(Workload):
+    title = "swiglu"
+    shapes = SWIGLU_SHAPES
+    small = (1, 8, 1024)
+    inputs = GEGLU.inputs
+
+    def ours(self, x):
+        return self.kernel.swiglu(x)
+
+    def eager(self, x):
+        up, gate = x.chunk(2, -1)
+        return up * F.silu(gate)
+
+
+class SwiGLUPair(Workload):
+    title = "swiglu_pair"
+    shapes = SWIGLU_PAIR_SHAPES
+    small = (1, 8, 1024)
+    peers = SWIGLU_PEERS
+    inputs = GEGLUPair.inputs
+
+    def ours(self, gate, up):
+        return self.kernel.swiglu_pair(gate, up)
+
+    def eager(self, gate, up):
+        return up * F.silu(gate)

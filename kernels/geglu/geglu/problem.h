@@ -16,22 +16,22 @@ namespace geglu {
 using kit::Rows;
 using kit::Type;
 
-enum class Approximate : int { none, tanh };
+enum class Activation : int { gelu, gelu_tanh, silu };  // the ops take its number
 
-// out = round(up * gelu(gate)); `out` is contiguous.
+// out = round(up * activation(gate)); `out` is contiguous.
 struct Forward {
   int64_t rows, hidden;
   Type type;  // of all tensors
-  Approximate approximate;
+  Activation activation;
   Rows gate, up;
   void* out;
 };
 
-// grad_gate = round(grad * up * gelu'(gate)), grad_up = round(grad * gelu(gate)).
+// grad_gate = round(grad * up * activation'(gate)), grad_up = round(grad * activation(gate)).
 struct Backward {
   int64_t rows, hidden;
   Type type;  // of all tensors
-  Approximate approximate;
+  Activation activation;
   Rows grad, gate, up;
   void *grad_gate, *grad_up;
   int64_t stride;  // of the rows of grad_gate and of grad_up

@@ -1,4 +1,4 @@
-// GEGLU on the CPU, forward and backward.
+// GEGLU and SwiGLU on the CPU, forward and backward.
 //
 // Reads:    gate and up, for the backward pass also grad; each element once.
 // Writes:   `out`, or `grad_gate` and `grad_up`.
@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-#include "geglu/gelu.h"
+#include "geglu/activation.h"
 #include "kit/cpu.h"
 
 namespace geglu {
@@ -143,12 +143,14 @@ void run(const Problem& problem, int64_t begin, int64_t end) {
 }
 
 template <class T, class Math, class Problem>
-void run_with_approximate(const Problem& problem, int64_t begin, int64_t end) {
-  switch (problem.approximate) {
-    case Approximate::none:
+void run_with_activation(const Problem& problem, int64_t begin, int64_t end) {
+  switch (problem.activation) {
+    case Activation::gelu:
       return run<T, Gelu<Math>>(problem, begin, end);
-    case Approximate::tanh:
+    case Activation::gelu_tanh:
       return run<T, GeluTanh<Math>>(problem, begin, end);
+    case Activation::silu:
+      return run<T, Silu<Math>>(problem, begin, end);
   }
 }
 
@@ -156,14 +158,14 @@ template <class Problem>
 void run_with_type(const Problem& problem, int64_t begin, int64_t end) {
   switch (problem.type) {
     case Type::float32:
-      return run_with_approximate<Float32, Accurate>(problem, begin, end);
+      return run_with_activation<Float32, Accurate>(problem, begin, end);
     case Type::float16:
 #if defined(__x86_64__)
-      if (has_avx2()) return run_with_approximate<ConvertedFloat16, FastPortable>(problem, begin, end);
+      if (has_avx2()) return run_with_activation<ConvertedFloat16, FastPortable>(problem, begin, end);
 #endif
-      return run_with_approximate<Float16, FastPortable>(problem, begin, end);
+      return run_with_activation<Float16, FastPortable>(problem, begin, end);
     case Type::bfloat16:
-      return run_with_approximate<RoundedBFloat16, FastPortable>(problem, begin, end);
+      return run_with_activation<RoundedBFloat16, FastPortable>(problem, begin, end);
   }
 }
 

@@ -1,4 +1,5 @@
-// GEGLU on the CPU: elements `begin` to `end`, counted over all rows. The caller splits the range over threads.
+// GEGLU and SwiGLU on the CPU: elements `begin` to `end`, counted over all rows. The caller splits the range over
+// threads.
 #pragma once
 
 #include "geglu/problem.h"

@@ -1,4 +1,4 @@
-// GEGLU on CUDA: backward pass.
+// GEGLU and SwiGLU on CUDA: backward pass.
 //
 // Reads:    grad, gate and up, each element once.
 // Writes:   `grad_gate` and `grad_up`. Per pair of results five elements move: three loads and two stores.
@@ -81,8 +81,8 @@ void launch(Backward problem, cudaStream_t stream) {
 int backward(const Backward& problem, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
-    dispatch_gelu<T>(problem.approximate, [&](auto gelu) {
-      launch<T, typename decltype(gelu)::Element>(problem, static_cast<cudaStream_t>(stream));
+    dispatch_activation<T>(problem.activation, [&](auto activation) {
+      launch<T, typename decltype(activation)::Element>(problem, static_cast<cudaStream_t>(stream));
     });
   });
 }

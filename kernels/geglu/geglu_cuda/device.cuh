@@ -14,7 +14,7 @@
 #include <initializer_list>
 #include <type_traits>
 
-#include "geglu/gelu.h"
+#include "geglu/activation.h"
 #include "geglu/problem.h"
 #include "geglu_cuda/launch_table.h"
 #include "kit/elements.cuh"
@@ -37,13 +37,16 @@ struct CudaIntrinsics {
 template <typename T>
 using MathFor = std::conditional_t<std::is_same_v<T, float>, Accurate, Fast<CudaIntrinsics>>;
 
-// Calls `launch` with the Tag of the GELU form.
+// Calls `launch` with the Tag of the activation.
 template <typename T, typename Launch>
-void dispatch_gelu(Approximate approximate, Launch&& launch) {
-  if (approximate == Approximate::none) {
-    launch(Tag<Gelu<MathFor<T>>>{});
-  } else {
-    launch(Tag<GeluTanh<MathFor<T>>>{});
+void dispatch_activation(Activation activation, Launch&& launch) {
+  switch (activation) {
+    case Activation::gelu:
+      return launch(Tag<Gelu<MathFor<T>>>{});
+    case Activation::gelu_tanh:
+      return launch(Tag<GeluTanh<MathFor<T>>>{});
+    case Activation::silu:
+      return launch(Tag<Silu<MathFor<T>>>{});
   }
 }
 

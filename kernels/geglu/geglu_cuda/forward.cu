@@ -1,4 +1,4 @@
-// GEGLU on CUDA: forward pass.
+// GEGLU and SwiGLU on CUDA: forward pass.
 //
 // Reads:    gate and up, each element once.
 // Writes:   `out`. Per result three elements move: two loads and one store.
@@ -179,8 +179,8 @@ void launch(Forward problem, cudaStream_t stream) {
 int forward(const Forward& problem, void* stream) {
   return dispatch_dtype(problem.type, [&](auto type) {
     using T = typename decltype(type)::Element;
-    dispatch_gelu<T>(problem.approximate, [&](auto gelu) {
-      launch<T, typename decltype(gelu)::Element>(problem, static_cast<cudaStream_t>(stream));
+    dispatch_activation<T>(problem.activation, [&](auto activation) {
+      launch<T, typename decltype(activation)::Element>(problem, static_cast<cudaStream_t>(stream));
     });
   });
 }

@@ -1,4 +1,4 @@
-// GEGLU on CUDA. Each function launches on the current device and returns a cudaError_t, 0 on success.
+// GEGLU and SwiGLU on CUDA. Each function launches on the current device and returns a cudaError_t, 0 on success.
 #pragma once
 
 #include "geglu/problem.h"

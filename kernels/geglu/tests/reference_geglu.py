@@ -14,7 +14,7 @@ from kernels import get_local_kernel
 PROJECT = Path(__file__).resolve().parents[1]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-APPROXIMATE = ["none", "tanh"]
+ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2}  # with their numbers in the ops
 GATES = ["second", "first"]
 # One element, less and more than a vector, odd, not a multiple of a vector, and more than a block takes.
 HIDDEN = [1, 3, 8, 17, 64, 100, 1000, 1280, 4097, 20001]
@@ -33,9 +33,25 @@ def split(x, gate):
     return (first, second) if gate == "first" else (second, first)
 
 
-def eager(gate, up, approximate="none"):
+def eager(gate, up, activation="gelu"):
     """Return what models compute; with float64 inputs this is the reference."""
-    return up * F.gelu(gate, approximate=approximate)
+    if activation == "silu":
+        return up * F.silu(gate)
+    return up * F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def of_halves(x, activation="gelu", gate="second"):
+    """Call the kernel's function for the halves of a tensor."""
+    if activation == "silu":
+        return kernel.swiglu(x, gate=gate)
+    return kernel.geglu(x, approximate="tanh" if activation == "gelu_tanh" else "none", gate=gate)
+
+
+def of_pair(gate, up, activation="gelu"):
+    """Call the kernel's function for two tensors."""
+    if activation == "silu":
+        return kernel.swiglu_pair(gate, up)
+    return kernel.geglu_pair(gate, up, "tanh" if activation == "gelu_tanh" else "none")
 
 
 def assert_as_good(actual, reference, expected):

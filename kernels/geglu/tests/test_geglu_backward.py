@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from reference_geglu import (
-    APPROXIMATE,
+    ACTIVATIONS,
     DTYPES,
     GATES,
     HIDDEN,
@@ -13,55 +13,63 @@ from reference_geglu import (
     eager,
     gradients,
     kernel,
+    of_halves,
+    of_pair,
     random,
     split,
 )
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("approximate", APPROXIMATE)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(5, h) for h in HIDDEN] + [(1, 64), (700, 64), (2, 150, 136), (333, 65)])
-def test_backward(shape, dtype, approximate):
+def test_backward(shape, dtype, activation):
     x = random(*shape[:-1], 2 * shape[-1], dtype=dtype, requires_grad=True)
     grad = random(*shape, dtype=dtype)
     for gate in GATES:
 
         def by_hand(x, gate=gate):
-            return eager(*split(x, gate), approximate)
+            return eager(*split(x, gate), activation)
 
         (expected,), (reference,), (actual,) = (
             gradients(by_hand, doubles([x]), grad),
             gradients(by_hand, [x], grad),
-            gradients(lambda x, gate=gate: kernel.geglu(x, approximate=approximate, gate=gate), [x], grad),
+            gradients(lambda x, gate=gate: of_halves(x, activation, gate), [x], grad),
         )
         assert_as_good(actual, reference, expected)
         halves = [h.detach().requires_grad_() for h in split(x, gate)]
-        pair = gradients(lambda g, u: kernel.geglu_pair(g, u, approximate), halves, grad)
-        for of_pair, of_half in zip(pair, split(actual, gate)):
-            assert torch.equal(of_pair, of_half)
+        pair = gradients(lambda g, u: of_pair(g, u, activation), halves, grad)
+        for one, half in zip(pair, split(actual, gate)):
+            assert torch.equal(one, half)
 
 
-@pytest.mark.parametrize("approximate", APPROXIMATE)
-def test_backward_of_the_reference(approximate):
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_backward_of_the_reference(activation):
     """The reference of the gradients is itself correct."""
     inputs = [torch.randn(3, 17, dtype=torch.float64, requires_grad=True) for _ in range(2)]
-    assert torch.autograd.gradcheck(lambda gate, up: eager(gate, up, approximate), inputs)
+    assert torch.autograd.gradcheck(lambda gate, up: eager(gate, up, activation), inputs)
 
 
-def test_only_what_needs_a_gradient_gets_one():
+@pytest.mark.parametrize(("function", "activation"), [(kernel.geglu_pair, F.gelu), (kernel.swiglu_pair, F.silu)])
+def test_only_what_needs_a_gradient_gets_one(function, activation):
     gate, up = random(4, 64, dtype=torch.float32), random(4, 64, dtype=torch.float32)
-    assert not kernel.geglu_pair(gate, up).requires_grad
+    assert not function(gate, up).requires_grad
     up.requires_grad_()
-    (grad,) = torch.autograd.grad(kernel.geglu_pair(gate, up).sum(), up)
-    torch.testing.assert_close(grad, F.gelu(gate))
+    (grad,) = torch.autograd.grad(function(gate, up).sum(), up)
+    torch.testing.assert_close(grad, activation(gate))
     with torch.no_grad():
-        assert not kernel.geglu_pair(gate, up).requires_grad
+        assert not function(gate, up).requires_grad
 
 
 def test_second_derivative_is_refused():
     x = random(2, 8, dtype=torch.float32, requires_grad=True)
-    for function in (kernel.geglu, lambda x: kernel.geglu_pair(x, x)):
+    for function in (
+        kernel.geglu,
+        lambda x: kernel.geglu_pair(x, x),
+        kernel.swiglu,
+        lambda x: kernel.swiglu_pair(x, x),
+    ):
         (grad,) = torch.autograd.grad(function(x).sum(), x, create_graph=True)
         with pytest.raises(NotImplementedError, match="second time"):
             grad.sum().backward()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_geglu import DEVICE, DTYPES, kernel, ops, random
+from reference_geglu import ACTIVATIONS, DEVICE, DTYPES, kernel, ops, random
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -10,18 +10,19 @@ def test_opcheck(dtype):
     x, y = (random(3, 5, 24, dtype=dtype, requires_grad=True) for _ in range(2))
     strided = random(3, 24, 5, dtype=dtype).transpose(1, 2)
     grad = random(3, 5, 24, dtype=dtype)
-    for tanh in (False, True):
-        torch.library.opcheck(ops.geglu_halves.default, (x, tanh, True))
-        torch.library.opcheck(ops.geglu_halves.default, (strided, tanh, False))
-        torch.library.opcheck(ops.geglu_pair.default, (x, y, tanh))
-        torch.library.opcheck(ops.geglu_halves_backward.default, (grad[..., :12], x.detach(), tanh, False))
-        torch.library.opcheck(ops.geglu_pair_backward.default, (grad, x.detach(), y.detach(), tanh))
+    for activation in ACTIVATIONS.values():
+        torch.library.opcheck(ops.geglu_halves.default, (x, activation, True))
+        torch.library.opcheck(ops.geglu_halves.default, (strided, activation, False))
+        torch.library.opcheck(ops.geglu_pair.default, (x, y, activation))
+        torch.library.opcheck(ops.geglu_halves_backward.default, (grad[..., :12], x.detach(), activation, False))
+        torch.library.opcheck(ops.geglu_pair_backward.default, (grad, x.detach(), y.detach(), activation))
 
 
 @pytest.mark.kernels_ci
 def test_compile():
     def block(x, up):
-        return kernel.geglu(kernel.geglu(x * 2, approximate="tanh"), up) + up
+        gate = kernel.geglu(x * 2, approximate="tanh") + kernel.swiglu(x, gate="first")
+        return kernel.geglu(gate, up) + kernel.swiglu(up, gate)
 
     torch._dynamo.reset()
     compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_geglu import DEVICE, eager, gpu, kernel, random, split
+from reference_geglu import ACTIVATIONS, DEVICE, eager, gpu, kernel, of_halves, random, split
 
 
 @gpu
@@ -33,12 +33,13 @@ def test_second_device():
 
 
 @gpu
-def test_graph():
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_graph(activation):
     x = random(64, 1000, dtype=torch.float16, requires_grad=True)
     grad = random(64, 500, dtype=torch.float16)
 
     def step():
-        out = kernel.geglu(x)
+        out = of_halves(x, activation)
         return out.detach(), *torch.autograd.grad(out, x, grad)
 
     stream = torch.cuda.Stream()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from reference_geglu import DEVICE, kernel
+from reference_geglu import DEVICE, kernel, ops
 
 
 @pytest.mark.kernels_ci
@@ -23,16 +23,24 @@ def test_errors_name_the_argument(message, tensors, fake):
     tensors = [tensor.to("meta" if fake else DEVICE) for tensor in tensors]
     with pytest.raises(RuntimeError, match=message):
         (kernel.geglu if len(tensors) == 1 else kernel.geglu_pair)(*tensors)
+    with pytest.raises(RuntimeError, match=message):
+        (kernel.swiglu if len(tensors) == 1 else kernel.swiglu_pair)(*tensors)
 
 
 def test_choices_are_checked():
     x = torch.zeros(2, 8, device=DEVICE)
     with pytest.raises(ValueError, match="approximate must be 'none' or 'tanh', not 'erf'"):
         kernel.geglu(x, approximate="erf")
-    with pytest.raises(ValueError, match="gate must be 'first' or 'second', not 'third'"):
-        kernel.geglu(x, gate="third")
-    with pytest.raises(ValueError, match="gate chooses a half of x"):
-        kernel.geglu(x, x, gate="first")
+    with pytest.raises(ValueError, match="approximate must be 'none' or 'tanh', not 'erf'"):
+        kernel.geglu_pair(x, x, "erf")
+    for function in (kernel.geglu, kernel.swiglu):
+        with pytest.raises(ValueError, match="gate must be 'first' or 'second', not 'third'"):
+            function(x, gate="third")
+        with pytest.raises(ValueError, match="gate chooses a half of x"):
+            function(x, x, gate="first")
+    for activation in (-1, 3):
+        with pytest.raises(RuntimeError, match=f"activation must be .*, not {activation}"):
+            ops.geglu_pair(x, x, activation)
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a GPU: it uses two devices")

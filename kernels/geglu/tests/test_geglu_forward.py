@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference_geglu import (
-    APPROXIMATE,
+    ACTIVATIONS,
     DEVICE,
     DTYPES,
     GATES,
@@ -13,6 +13,8 @@ from reference_geglu import (
     eager,
     gradients,
     kernel,
+    of_halves,
+    of_pair,
     ops,
     random,
     split,
@@ -21,24 +23,31 @@ from reference_geglu import (
 
 
 @pytest.mark.kernels_ci
-@pytest.mark.parametrize("approximate", APPROXIMATE)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", HIDDEN)
-def test_forward(hidden, dtype, approximate):
+def test_forward(hidden, dtype, activation):
     x = random(5, 2 * hidden, dtype=dtype)
     for gate in GATES:
         halves = split(x, gate)
-        out = kernel.geglu(x, approximate=approximate, gate=gate)
+        out = of_halves(x, activation, gate)
         assert out.is_contiguous()
-        assert_as_good(out, eager(*halves, approximate), eager(*doubles(halves), approximate))
-        assert torch.equal(kernel.geglu_pair(*halves, approximate), out)
-        assert torch.equal(kernel.geglu(*halves, approximate=approximate), out)
-        assert torch.equal(kernel.geglu_pair(*(half.contiguous() for half in halves), approximate), out)
+        assert_as_good(out, eager(*halves, activation), eager(*doubles(halves), activation))
+        assert torch.equal(of_pair(*halves, activation), out)
+        assert torch.equal(of_pair(*(half.contiguous() for half in halves), activation), out)
 
 
-@pytest.mark.parametrize("approximate", APPROXIMATE)
+def test_up_as_an_argument():
+    gate, up = random(5, 64, dtype=torch.float32), random(5, 64, dtype=torch.float32)
+    for activation in ("none", "tanh"):
+        out = kernel.geglu(gate, up, approximate=activation)
+        assert torch.equal(out, kernel.geglu_pair(gate, up, activation))
+    assert torch.equal(kernel.swiglu(gate, up), kernel.swiglu_pair(gate, up))
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_error_over_many_elements(dtype, approximate):
+def test_error_over_many_elements(dtype, activation):
     """Compare the mean error, which reveals an error of the last bits.
 
     The gates include many of 1 or -1, for which PyTorch's own errors happen to be small.
@@ -50,70 +59,72 @@ def test_error_over_many_elements(dtype, approximate):
         gate.requires_grad_()
         up.requires_grad_()
         inputs = doubles((gate, up))
-        expected = [eager(*inputs, approximate), *gradients(lambda g, u: eager(g, u, approximate), inputs, grad)]
+        expected = [eager(*inputs, activation), *gradients(lambda g, u: eager(g, u, activation), inputs, grad)]
         ours, theirs = (
-            [f(gate, up, approximate), *gradients(lambda g, u, f=f: f(g, u, approximate), (gate, up), grad)]
-            for f in (kernel.geglu_pair, eager)
+            [f(gate, up, activation), *gradients(lambda g, u, f=f: f(g, u, activation), (gate, up), grad)]
+            for f in (of_pair, eager)
         )
         for mine, other, e in zip(ours, theirs, expected):
             assert (mine.double() - e).norm() <= 1.1 * (other.double() - e).norm()
 
 
-@pytest.mark.parametrize("approximate", APPROXIMATE)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_one_unit_from_the_models_code(dtype, approximate):
-    """Models round gelu before the product, which changes a result by less than a unit; below -3 they lose digits."""
+def test_one_unit_from_the_models_code(dtype, activation):
+    """Models round the activation before the product: a difference of less than a unit. Below -3 gelu loses digits."""
     gate, up = random(1000, 1000, dtype=dtype).clamp(min=-3), random(1000, 1000, dtype=dtype)
     gate = torch.where(gate.abs() < 1e-2, 1.0, gate)  # no subnormal float16 results, whose units are not relative
     up = torch.where(up.abs() < 1e-2, 1.0, up)
-    assert units_apart(kernel.geglu_pair(gate, up, approximate), eager(gate, up, approximate)).max() <= 1
+    assert units_apart(of_pair(gate, up, activation), eager(gate, up, activation)).max() <= 1
 
 
-@pytest.mark.parametrize("approximate", APPROXIMATE)
-def test_tails(approximate):
+@pytest.mark.parametrize(
+    ("activation", "below", "above"), [("gelu", -15, 10), ("gelu_tanh", -15, 10), ("silu", -110, 25)]
+)
+def test_tails(activation, below, above):
     """Every bfloat16 as a gate: the result and the slope approach their limits and stay there."""
     gate = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16).to(DEVICE)
     gate = gate[gate.isfinite()]
     up = torch.ones_like(gate)
-    expected = eager(gate.double(), up.double(), approximate)
+    expected = eager(gate.double(), up.double(), activation)
     for dtype in (torch.bfloat16, torch.float32):
         g = gate.to(dtype).requires_grad_()
-        out = kernel.geglu_pair(g, up.to(dtype), approximate)
+        out = of_pair(g, up.to(dtype), activation)
         (slope,) = torch.autograd.grad(out.sum(), g)
         torch.testing.assert_close(out.double(), expected, rtol=4e-3 if dtype == torch.bfloat16 else 2e-6, atol=1e-6)
         assert torch.equal(out.signbit(), gate.signbit())
-        assert torch.equal(slope[gate > 10], torch.ones_like(slope[gate > 10]))
-        assert torch.equal(slope[gate < -15], torch.zeros_like(slope[gate < -15]))
+        assert torch.equal(slope[gate > above], torch.ones_like(slope[gate > above]))
+        assert torch.equal(slope[gate < below], torch.zeros_like(slope[gate < below]))
 
 
-@pytest.mark.parametrize("approximate", APPROXIMATE)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("hidden", [17, 64])
-def test_not_finite(hidden, dtype, approximate):
+def test_not_finite(hidden, dtype, activation):
     inf, nan = float("inf"), float("nan")
     gate, up = random(3, hidden, dtype=dtype), random(3, hidden, dtype=dtype)
     gate[1, 3:6] = torch.tensor([nan, inf, -inf])
     up[2, 3:6] = torch.tensor([nan, inf, -inf])
     wide = gate.double()
-    share = (
-        torch.special.ndtr(wide) if approximate == "none" else torch.sigmoid(1.5957691 * (wide + 0.044715 * wide**3))
-    )
+    share = {
+        "gelu": lambda: torch.special.ndtr(wide),
+        "gelu_tanh": lambda: torch.sigmoid(1.5957691 * (wide + 0.044715 * wide**3)),
+        "silu": lambda: torch.sigmoid(wide),
+    }[activation]()
     expected = (up.double() * (wide * share)).to(dtype)
-    out = kernel.geglu_pair(gate, up, approximate)
+    out = of_pair(gate, up, activation)
     assert torch.allclose(out, expected, rtol=1e-2, atol=1e-2, equal_nan=True)
-    assert torch.equal(
-        kernel.geglu(torch.cat([up, gate], -1), approximate=approximate).nan_to_num(7), out.nan_to_num(7)
-    )
+    assert torch.equal(of_halves(torch.cat([up, gate], -1), activation).nan_to_num(7), out.nan_to_num(7))
 
 
-def test_subnormal():
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_subnormal(activation):
     gate = torch.full((40,), 1.0, device=DEVICE, dtype=torch.float32)
     up = torch.linspace(-1e-38, 1e-38, 40, device=DEVICE)
-    torch.testing.assert_close(
-        kernel.geglu_pair(gate, up).double(), eager(gate.double(), up.double()), rtol=0, atol=2e-45
-    )
+    expected = eager(gate.double(), up.double(), activation)
+    torch.testing.assert_close(of_pair(gate, up, activation).double(), expected, rtol=0, atol=2e-45)
     tiny = torch.full((40,), 1e-40, device=DEVICE)
-    torch.testing.assert_close(kernel.geglu_pair(tiny, gate), tiny / 2, rtol=0, atol=2e-45)
+    torch.testing.assert_close(of_pair(tiny, gate, activation), tiny / 2, rtol=0, atol=2e-45)
 
 
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (3000, 64), (2, 3, 5, 7, 96), (1025, 2), (300, 200), (1001, 130)])
@@ -147,14 +158,14 @@ def test_strides(width, dtype):
         out = kernel.geglu(x)
         assert torch.equal(out, kernel.geglu(x.contiguous())), name
         grad = random(*out.shape[::-1], dtype=dtype).permute(*reversed(range(out.dim())))
-        grad_x = ops.geglu_halves_backward(grad, x, False, False)
-        assert torch.equal(grad_x, ops.geglu_halves_backward(grad.contiguous(), x.contiguous(), False, False)), name
+        grad_x = ops.geglu_halves_backward(grad, x, 0, False)
+        assert torch.equal(grad_x, ops.geglu_halves_backward(grad.contiguous(), x.contiguous(), 0, False)), name
         up = random(*x.shape[::-1], dtype=dtype).permute(*reversed(range(x.dim())))
         for gate, other in ((x, up), (up, x)):
             same = [t.contiguous() for t in (gate, other)]
             assert torch.equal(kernel.geglu_pair(gate, other), kernel.geglu_pair(*same)), name
-            grads = ops.geglu_pair_backward(up, gate, other, True)
-            for a, b in zip(grads, ops.geglu_pair_backward(up.contiguous(), *same, True)):
+            grads = ops.geglu_pair_backward(up, gate, other, 2)
+            for a, b in zip(grads, ops.geglu_pair_backward(up.contiguous(), *same, 2)):
                 assert torch.equal(a, b), name
 
 

@@ -1,5 +1,7 @@
 """Compare the layers that kernelize installs with those of the models."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,19 +27,36 @@ class Projected(torch.nn.Module):
         return hidden_states * F.gelu(gate)
 
 
-class GELUActivation(torch.nn.Module):
-    approximate = "none"
+class ProjectedSiLU(Projected):
+    """The SwiGLU of diffusers."""
 
-    def forward(self, x):
-        return F.gelu(x, approximate=self.approximate)
+    def forward(self, hidden_states):
+        hidden_states, gate = self.proj(hidden_states).chunk(2, dim=-1)
+        return hidden_states * F.silu(gate)
 
 
-class GELUTanh(GELUActivation):
-    approximate = "tanh"
+def activation(name, function):
+    """Return a module whose class has the name of one of transformers'."""
+    return type(name, (torch.nn.Module,), {"forward": lambda self, x: function(x)})()
+
+
+def tanh_by_hand(x):
+    return 0.5 * x * (1.0 + torch.tanh(math.sqrt(2.0 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATION_MODULES = [
+    torch.nn.SiLU(),
+    activation("SiLUActivation", F.silu),
+    activation("GELUActivation", F.gelu),
+    *(
+        activation(name, tanh_by_hand)
+        for name in ("AccurateGELUActivation", "FastGELUActivation", "GELUTanh", "NewGELUActivation", "PytorchGELUTanh")
+    ),
+]
 
 
 class MLP(torch.nn.Module):
-    """The GemmaMLP of transformers."""
+    """The MLP of transformers' Llama, Qwen, Gemma and others."""
 
     def __init__(self, width, hidden, act_fn):
         super().__init__()
@@ -48,6 +67,20 @@ class MLP(torch.nn.Module):
 
     def forward(self, x):
         return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+
+
+class PackedMLP(torch.nn.Module):
+    """The Phi3MLP of transformers."""
+
+    def __init__(self, width, hidden, activation_fn):
+        super().__init__()
+        self.gate_up_proj = torch.nn.Linear(width, 2 * hidden, bias=False)
+        self.down_proj = torch.nn.Linear(hidden, width, bias=False)
+        self.activation_fn = activation_fn
+
+    def forward(self, hidden_states):
+        gate, up = self.gate_up_proj(hidden_states).chunk(2, dim=-1)
+        return self.down_proj(up * self.activation_fn(gate))
 
 
 def kernelized(layer, name):
@@ -69,18 +102,41 @@ def kernelized(layer, name):
     ("name", "layer"),
     [
         ("GEGLU", lambda: Projected(16, 48)),
-        ("GemmaMLP", lambda: MLP(16, 48, GELUTanh())),
-        ("GemmaMLP", lambda: MLP(16, 48, GELUActivation())),
+        ("SwiGLU", lambda: ProjectedSiLU(16, 48)),
+        ("GemmaMLP", lambda: MLP(16, 48, activation("GELUTanh", tanh_by_hand))),
+        *(
+            (name, lambda mlp=mlp, module=module: mlp(16, 48, module))
+            for name, mlp in (("GatedMLP", MLP), ("Phi3MLP", PackedMLP))
+            for module in ACTIVATION_MODULES
+        ),
     ],
 )
 def test_layers(name, layer):
     layer = layer().to(DEVICE)
-    x = random(5, 16, dtype=torch.float32)
+    x = random(5, 16, dtype=torch.float32, requires_grad=True)
     expected = layer(x)
-    torch.testing.assert_close(kernelized(layer, name)(x), expected)
+    grad = torch.randn_like(expected)
+    inputs = [x, *layer.parameters()]
+    expected_grads = torch.autograd.grad(expected, inputs, grad)
+    actual = kernelized(layer, name)(x)
+    torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(torch.autograd.grad(actual, inputs, grad), expected_grads)
 
 
-def test_layer_refuses_other_activations():
-    layer = kernelized(MLP(16, 48, torch.nn.SiLU()), "GemmaMLP")
-    with pytest.raises(ValueError, match=r"act_fn must be one of .*, not SiLU"):
+@pytest.mark.parametrize(
+    ("name", "mlp", "attribute"), [("GatedMLP", MLP, "act_fn"), ("Phi3MLP", PackedMLP, "activation_fn")]
+)
+def test_layer_refuses_other_activations(name, mlp, attribute):
+    layer = kernelized(mlp(16, 48, torch.nn.ReLU()), name)
+    with pytest.raises(ValueError, match=rf"{attribute} must be one of .*, not ReLU"):
         layer(random(5, 16, dtype=torch.float32))
+
+
+def test_layers_compile():
+    """The choice of the activation leaves no graph break."""
+    torch._dynamo.reset()
+    x = random(5, 16, dtype=torch.float32)
+    for name, mlp in (("GatedMLP", MLP), ("Phi3MLP", PackedMLP)):
+        layer = kernelized(mlp(16, 48, torch.nn.SiLU()), name)
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(compiled(x), layer(x))

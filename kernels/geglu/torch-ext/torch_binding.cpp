@@ -56,10 +56,13 @@ class HalfSizes {
 int64_t bytes_of(Type type) { return type == Type::float32 ? 4 : 2; }
 
 template <class Problem>
-Problem problem_of(const Tensor& first, const char* argument, bool tanh) {
+Problem problem_of(const Tensor& first, const char* argument, int64_t activation) {
   Problem problem{};
   problem.type = element_type(first, argument);
-  problem.approximate = tanh ? geglu::Approximate::tanh : geglu::Approximate::none;
+  if (activation < 0 || activation > static_cast<int64_t>(geglu::Activation::silu)) {
+    fail("activation", "must be the number of a geglu::Activation, not " + std::to_string(activation));
+  }
+  problem.activation = static_cast<geglu::Activation>(activation);
   return problem;
 }
 
@@ -102,11 +105,11 @@ void launch(void (*kernel)(const Problem&, int64_t, int64_t), const Problem& pro
 
 #endif
 
-// up * gelu(gate), contiguous, where gate and up are the halves of the last dimension of x. `gate_first`: the gate is
-// the first half. `tanh`: the tanh approximation of gelu.
-Tensor geglu_halves(Tensor x, bool tanh, bool gate_first) {
+// up * activation(gate), contiguous, where gate and up are the halves of the last dimension of x. `activation`: the
+// number of a geglu::Activation. `gate_first`: the gate is the first half.
+Tensor geglu_halves(Tensor x, int64_t activation, bool gate_first) {
   const HalfSizes sizes(x);
-  auto problem = problem_of<geglu::Forward>(x, "x", tanh);
+  auto problem = problem_of<geglu::Forward>(x, "x", activation);
   [[maybe_unused]] const auto device = enter(x);
   Tensor out = allocate(sizes, dtype(x), x);
   const int64_t elements = x.numel() / 2;
@@ -120,9 +123,9 @@ Tensor geglu_halves(Tensor x, bool tanh, bool gate_first) {
 }
 
 // The same of two tensors.
-Tensor geglu_pair(Tensor gate, Tensor up, bool tanh) {
+Tensor geglu_pair(Tensor gate, Tensor up, int64_t activation) {
   check_first(gate, "gate");
-  auto problem = problem_of<geglu::Forward>(gate, "gate", tanh);
+  auto problem = problem_of<geglu::Forward>(gate, "gate", activation);
   check_like(up, "up", gate, "gate");
   [[maybe_unused]] const auto device = enter(gate);
   Tensor out = allocate_like(gate);
@@ -137,9 +140,9 @@ Tensor geglu_pair(Tensor gate, Tensor up, bool tanh) {
 }
 
 // The gradient of geglu_halves with respect to x, contiguous.
-Tensor geglu_halves_backward(Tensor grad, Tensor x, bool tanh, bool gate_first) {
+Tensor geglu_halves_backward(Tensor grad, Tensor x, int64_t activation, bool gate_first) {
   const HalfSizes sizes(x);
-  auto problem = problem_of<geglu::Backward>(x, "x", tanh);
+  auto problem = problem_of<geglu::Backward>(x, "x", activation);
   check_device(grad, "grad", x);
   if (dtype(grad) != dtype(x)) fail("grad", "must have the dtype of x");
   const IntHeaderOnlyArrayRef expected = sizes;
@@ -163,9 +166,9 @@ Tensor geglu_halves_backward(Tensor grad, Tensor x, bool tanh, bool gate_first) 
 }
 
 // The gradients of geglu_pair with respect to gate and up, both contiguous.
-std::tuple<Tensor, Tensor> geglu_pair_backward(Tensor grad, Tensor gate, Tensor up, bool tanh) {
+std::tuple<Tensor, Tensor> geglu_pair_backward(Tensor grad, Tensor gate, Tensor up, int64_t activation) {
   check_first(gate, "gate");
-  auto problem = problem_of<geglu::Backward>(gate, "gate", tanh);
+  auto problem = problem_of<geglu::Backward>(gate, "gate", activation);
   check_like(up, "up", gate, "gate");
   check_like(grad, "grad", gate, "gate");
 
@@ -186,10 +189,10 @@ std::tuple<Tensor, Tensor> geglu_pair_backward(Tensor grad, Tensor gate, Tensor 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
-  ops.def("geglu_halves(Tensor x, bool tanh, bool gate_first) -> Tensor");
-  ops.def("geglu_pair(Tensor gate, Tensor up, bool tanh) -> Tensor");
-  ops.def("geglu_halves_backward(Tensor grad, Tensor x, bool tanh, bool gate_first) -> Tensor");
-  ops.def("geglu_pair_backward(Tensor grad, Tensor gate, Tensor up, bool tanh) -> (Tensor, Tensor)");
+  ops.def("geglu_halves(Tensor x, int activation, bool gate_first) -> Tensor");
+  ops.def("geglu_pair(Tensor gate, Tensor up, int activation) -> Tensor");
+  ops.def("geglu_halves_backward(Tensor grad, Tensor x, int activation, bool gate_first) -> Tensor");
+  ops.def("geglu_pair_backward(Tensor grad, Tensor gate, Tensor up, int activation) -> (Tensor, Tensor)");
 }
 
 #if defined(CUDA_KERNEL)

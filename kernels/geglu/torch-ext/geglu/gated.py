@@ -30,10 +30,10 @@ def geglu(x: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none", 
         if gate != "second":
             raise ValueError("geglu: gate chooses a half of x, which has none when up is given")
         return geglu_pair(x, up, approximate)
-    tanh = approximate != "none" and _is_tanh(approximate)
+    activation = _GELU if approximate == "none" else _approximate_gelu(approximate)
     if is_grad_enabled() and x.requires_grad:
-        return _Halves.apply(x, tanh, gate == "first")
-    return _geglu_halves(x, tanh, gate == "first")
+        return _Halves.apply(x, activation, gate == "first")
+    return _geglu_halves(x, activation, gate == "first")
 
 
 def geglu_pair(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
@@ -48,16 +48,62 @@ def geglu_pair(gate: Tensor, up: Tensor, approximate: str = "none") -> Tensor:
         ValueError: If `approximate` has another value.
         RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
     """
-    tanh = approximate != "none" and _is_tanh(approximate)
+    activation = _GELU if approximate == "none" else _approximate_gelu(approximate)
     if is_grad_enabled() and (gate.requires_grad or up.requires_grad):
-        return _Pair.apply(gate, up, tanh)
-    return _geglu_pair(gate, up, tanh)
+        return _Pair.apply(gate, up, activation)
+    return _geglu_pair(gate, up, activation)
 
 
-def _is_tanh(approximate: str) -> bool:
-    if approximate not in ("none", "tanh"):
+def swiglu(x: Tensor, up: Optional[Tensor] = None, *, gate: str = "second") -> Tensor:
+    """Return `up * silu(gate)`, contiguous, where gate and up are the halves of the last dimension of `x`.
+
+    Args:
+        x: As in `geglu`.
+        up: If given, `x` is the whole gate: `swiglu(gate, up)` is `swiglu_pair(gate, up)`.
+        gate: Which half of `x` is the gate, `"first"` or `"second"`.
+
+    The arithmetic is float32, and the result is rounded to the dtype of `x` once. Models that round `silu(gate)` before
+    the product get a result that is closer to float32, at most one unit in the last place from theirs. `x` and `up` get
+    gradients.
+
+    Raises:
+        ValueError: If `gate` has another value, or if it is given with `up`.
+        RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
+    """
+    if gate not in ("first", "second"):
+        raise ValueError(f"geglu: gate must be 'first' or 'second', not {gate!r}")
+    if up is not None:
+        if gate != "second":
+            raise ValueError("geglu: gate chooses a half of x, which has none when up is given")
+        return swiglu_pair(x, up)
+    if is_grad_enabled() and x.requires_grad:
+        return _Halves.apply(x, _SILU, gate == "first")
+    return _geglu_halves(x, _SILU, gate == "first")
+
+
+def swiglu_pair(gate: Tensor, up: Tensor) -> Tensor:
+    """Return `up * silu(gate)`, contiguous, rounded once.
+
+    Args:
+        gate: float32, float16 or bfloat16, of any shape. The elements of a row must be adjacent to be read in place.
+        up: Of the shape and dtype of `gate`; its strides may differ.
+
+    Raises:
+        RuntimeError: If a tensor has a wrong shape, dtype or device; the message names it.
+    """
+    if is_grad_enabled() and (gate.requires_grad or up.requires_grad):
+        return _Pair.apply(gate, up, _SILU)
+    return _geglu_pair(gate, up, _SILU)
+
+
+# The numbers of `Activation` in geglu/problem.h.
+_GELU, _GELU_TANH, _SILU = 0, 1, 2
+
+
+def _approximate_gelu(approximate: str) -> int:
+    if approximate != "tanh":
         raise ValueError(f"geglu: approximate must be 'none' or 'tanh', not {approximate!r}")
-    return approximate == "tanh"
+    return _GELU_TANH
 
 
 _geglu_halves = ops.geglu_halves.default
@@ -88,10 +134,10 @@ def _once(op, *arguments):
 
 class _Halves(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, tanh, gate_first):
+    def forward(ctx, x, activation, gate_first):
         ctx.save_for_backward(x)
-        ctx.options = tanh, gate_first
-        return _geglu_halves(x, tanh, gate_first)
+        ctx.options = activation, gate_first
+        return _geglu_halves(x, activation, gate_first)
 
     @staticmethod
     def backward(ctx, grad):
@@ -100,14 +146,14 @@ class _Halves(torch.autograd.Function):
 
 class _Pair(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, gate, up, tanh):
+    def forward(ctx, gate, up, activation):
         ctx.save_for_backward(gate, up)
-        ctx.tanh = tanh
-        return _geglu_pair(gate, up, tanh)
+        ctx.activation = activation
+        return _geglu_pair(gate, up, activation)
 
     @staticmethod
     def backward(ctx, grad):
-        return (*_once(_geglu_pair_backward, grad, *ctx.saved_tensors, ctx.tanh), None)
+        return (*_once(_geglu_pair_backward, grad, *ctx.saved_tensors, ctx.activation), None)
 
 
 # --- fakes -----------------------------------------------------------------------------------------------------------
@@ -125,7 +171,7 @@ def _check(tensor: Tensor, name: str) -> None:
 
 
 @torch.library.register_fake(add_op_namespace_prefix("geglu_halves"))
-def _geglu_halves_fake(x, tanh, gate_first):
+def _geglu_halves_fake(x, activation, gate_first):
     _check(x, "x")
     size = x.shape[-1]
     _require(size % 2 == 0, f"x must have an even number of elements in its last dimension, not {size}")
@@ -133,7 +179,7 @@ def _geglu_halves_fake(x, tanh, gate_first):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("geglu_pair"))
-def _geglu_pair_fake(gate, up, tanh):
+def _geglu_pair_fake(gate, up, activation):
     _check(gate, "gate")
     _require(up.device == gate.device, "up must be on the device of gate")
     _require(up.dtype == gate.dtype, "up must have the dtype of gate")
@@ -142,10 +188,10 @@ def _geglu_pair_fake(gate, up, tanh):
 
 
 @torch.library.register_fake(add_op_namespace_prefix("geglu_halves_backward"))
-def _geglu_halves_backward_fake(grad, x, tanh, gate_first):
+def _geglu_halves_backward_fake(grad, x, activation, gate_first):
     return x.new_empty(x.shape)
 
 
 @torch.library.register_fake(add_op_namespace_prefix("geglu_pair_backward"))
-def _geglu_pair_backward_fake(grad, gate, up, tanh):
+def _geglu_pair_backward_fake(grad, gate, up, activation):
     return gate.new_empty(gate.shape), gate.new_empty(gate.shape)

@@ -2,7 +2,7 @@
 
 import torch
 
-from .gated import geglu, geglu_pair
+from .gated import geglu, geglu_pair, swiglu, swiglu_pair
 
 
 class GEGLU(torch.nn.Module):
@@ -15,25 +15,75 @@ class GEGLU(torch.nn.Module):
         return geglu(self.proj(hidden_states))
 
 
-class GemmaMLP(torch.nn.Module):
-    """Replaces the MLP of transformers' Gemma models of every generation.
+class SwiGLU(torch.nn.Module):
+    """Replaces diffusers' `SwiGLU`: a projection whose second half is the gate of the first."""
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return swiglu(self.proj(hidden_states))
+
+
+class GatedMLP(torch.nn.Module):
+    """Replaces transformers' gated MLPs with separate projections: of Llama, Mistral, Qwen 2 and 3, Olmo 2, Gemma.
+
+    The model's `act_fn` decides between SwiGLU and GEGLU.
 
     Raises:
-        ValueError: If `act_fn`, the model's activation, is not a gelu that the kernel supports.
+        ValueError: If `act_fn` is neither SiLU nor a gelu that the kernel supports.
     """
 
     has_backward = True
     can_torch_compile = True
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        activation = type(self.act_fn).__name__
-        if activation not in _APPROXIMATE:
-            raise ValueError(f"geglu: act_fn must be one of {sorted(_APPROXIMATE)}, not {activation}")
-        return self.down_proj(geglu_pair(self.gate_proj(x), self.up_proj(x), _APPROXIMATE[activation]))
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        approximate = _approximate(self.act_fn, "act_fn")
+        gated = swiglu_pair(gate, up) if approximate is None else geglu_pair(gate, up, approximate)
+        return self.down_proj(gated)
 
 
-# By class name; transformers has renamed the class.
-_APPROXIMATE = {"GELUActivation": "none", "GELUTanh": "tanh", "PytorchGELUTanh": "tanh"}
+# The name of `GatedMLP` in earlier versions.
+GemmaMLP = GatedMLP
 
 
-__all__ = ["GEGLU", "GemmaMLP"]
+class Phi3MLP(torch.nn.Module):
+    """Replaces transformers' `Phi3MLP`: one projection, whose first half is the gate of the second.
+
+    Raises:
+        ValueError: If `activation_fn` is neither SiLU nor a gelu that the kernel supports.
+    """
+
+    has_backward = True
+    can_torch_compile = True
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        x = self.gate_up_proj(hidden_states)
+        approximate = _approximate(self.activation_fn, "activation_fn")
+        gated = swiglu(x, gate="first") if approximate is None else geglu(x, approximate=approximate, gate="first")
+        return self.down_proj(gated)
+
+
+# Activations by class name, because classes of one name come from several libraries: None is SiLU, the others are
+# values of `approximate`. transformers has several implementations of each gelu, which differ in rounding only.
+_ACTIVATIONS = {
+    "SiLU": None,
+    "SiLUActivation": None,
+    "GELUActivation": "none",
+    "AccurateGELUActivation": "tanh",
+    "FastGELUActivation": "tanh",
+    "GELUTanh": "tanh",
+    "NewGELUActivation": "tanh",
+    "PytorchGELUTanh": "tanh",
+}
+
+
+def _approximate(activation, attribute):
+    name = type(activation).__name__
+    if name not in _ACTIVATIONS:
+        raise ValueError(f"geglu: {attribute} must be one of {sorted(_ACTIVATIONS)}, not {name}")
+    return _ACTIVATIONS[name]
+
+
+__all__ = ["GEGLU", "GatedMLP", "GemmaMLP", "Phi3MLP", "SwiGLU"]
