@@ -15,14 +15,12 @@ class Case:
     """A model and the inputs of one forward.
 
     Attributes:
-        title: For tables, with the number of tokens.
         model: Makes the model on the default device in the default dtype.
         inputs: Makes the arguments of its forward; takes the model and the dtype.
         layers: The number of layers as published.
         reset: Undoes what a forward does to its arguments.
     """
 
-    title: str
     model: Callable[[int], nn.Module]
     inputs: Callable[[nn.Module, torch.dtype], dict[str, Any]]
     layers: int
@@ -163,15 +161,15 @@ def _qwen_image_inputs(model: nn.Module, dtype: torch.dtype) -> dict[str, Any]:
 
 
 CASES = {
-    "ltx-2464": Case("LTX-Video, 2,464 tokens", _ltx, _ltx_inputs(7, 16, 22), 28),
-    "ltx-7056": Case("LTX-Video, 7,056 tokens", _ltx, _ltx_inputs(9, 28, 28), 28),
-    "wan-7800": Case("Wan 2.1 1.3B, 7,800 tokens", _wan, _wan_inputs(5), 30),
-    "wan-32760": Case("Wan 2.1 1.3B, 32,760 tokens", _wan, _wan_inputs(21), 30),
-    "qwen3-128": Case("Qwen3-8B, prefill of 128 tokens", _qwen3, _prefill(128), 36),
-    "qwen3-8192": Case("Qwen3-8B, prefill of 8,192 tokens", _qwen3, _prefill(8192), 36),
-    "qwen3-decode": Case("Qwen3-8B, one token, cache of 1,024", _qwen3, _decoding, 36, _forget_token),
-    "flux-4608": Case("Flux.1, 1024x1024 (4,608 tokens)", _flux, _flux_inputs, 19),
-    "qwen-image-4352": Case("Qwen-Image, 1024x1024 (4,352 tokens)", _qwen_image, _qwen_image_inputs, 60),
+    "ltx-2464": Case(_ltx, _ltx_inputs(7, 16, 22), 28),
+    "ltx-7056": Case(_ltx, _ltx_inputs(9, 28, 28), 28),
+    "wan-7800": Case(_wan, _wan_inputs(5), 30),
+    "wan-32760": Case(_wan, _wan_inputs(21), 30),
+    "qwen3-128": Case(_qwen3, _prefill(128), 36),
+    "qwen3-8192": Case(_qwen3, _prefill(8192), 36),
+    "qwen3-decode": Case(_qwen3, _decoding, 36, _forget_token),
+    "flux-4608": Case(_flux, _flux_inputs, 19),
+    "qwen-image-4352": Case(_qwen_image, _qwen_image_inputs, 60),
 }
 
 

@@ -1,0 +1,245 @@
+"""Writes docs/models.md and its picture from the results of `benchmarks/models.py`.
+
+.venv/bin/python benchmarks/models_page.py            write them
+.venv/bin/python benchmarks/models_page.py --check    fail if the page is not up to date
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import matplotlib as mpl
+from matplotlib.figure import Figure
+from model_titles import TITLES
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "models.h100.json"
+PAGE = ROOT / "docs" / "models.md"
+PICTURE = ROOT / "docs" / "models" / "models.h100.svg"
+_PROSE = ROOT / "benchmarks" / "models_page.md"
+
+Times = Mapping[str, float]
+"""Variant -> milliseconds of one forward."""
+
+_LONG = ("ltx-7056", "wan-7800", "wan-32760", "qwen3-8192")  # 7,000 tokens and more
+
+
+@dataclass(frozen=True)
+class Target:
+    """A figure's row in the table of targets. `met` is None if nothing was measured."""
+
+    what: str
+    wanted: str
+    measured: str
+    met: bool | None
+
+
+def main_page(report: Mapping[str, Any]) -> str:
+    """Return the page for a report, the parsed JSON."""
+    machine = report["machine"]
+    versions = f"Torch {machine['torch']}, diffusers {machine['diffusers']}, transformers {machine['transformers']}"
+    verdicts = {True: "met", False: "missed", None: "not measured"}
+    targets = [f"| {t.what} | {t.wanted} | {t.measured} | {verdicts[t.met]} |" for t in find_targets(report)]
+    sections = {
+        "machine": f"{machine['device']}; {versions}",
+        "targets": "\n".join(["| figure | target | measured | |", "| --- | --- | --- | --- |", *targets]),
+        "times": "\n".join(_times(report.get("time", {}))),
+        "profile": "\n".join(_profiles(report.get("profile", {}))),
+        "accuracy": "\n".join(_accuracy(report.get("accuracy", {}))),
+        "others": "\n".join(_others(report)),
+    }
+    page = _PROSE.read_text()
+    for name, text in sections.items():
+        page = page.replace(f"{{{name}}}", text)
+    return page
+
+
+def _mean(values: list[float]) -> float:
+    return math.exp(sum(map(math.log, values)) / len(values))
+
+
+def _ratios(report: Mapping[str, Any], first: str, *others: str) -> dict[str, float]:
+    """Return case -> time of `first` divided by the least of the others' that were measured."""
+    found = {}
+    for case, result in report.get("time", {}).items():
+        times = result["milliseconds"]
+        measured = [times[other] for other in others if other in times]
+        if first in times and measured:
+            found[case] = times[first] / min(measured)
+    return found
+
+
+def _mean_target(what: str, ratios: dict[str, float], mean: float, most: float | None = None) -> Target:
+    wanted = f"mean at most {mean}" + (f", each at most {most}" if most else "")
+    if not ratios:
+        return Target(what, wanted, "-", None)
+    value, worst = _mean(list(ratios.values())), max(ratios, key=lambda case: ratios[case])
+    measured = f"{value:.3f}; most {ratios[worst]:.3f} ({TITLES[worst]})"
+    return Target(what, wanted, measured, value <= mean and (most is None or ratios[worst] <= most))
+
+
+def _each_target(what: str, ratios: dict[str, float], most: float, unit: str = "") -> Target:
+    wanted = f"each at most {most}{unit}"
+    if not ratios:
+        return Target(what, wanted, "-", None)
+    worst = max(ratios, key=lambda case: ratios[case])
+    over = sum(ratio > most for ratio in ratios.values())
+    count = f", {over} of {len(ratios)} above" if over else ""
+    return Target(what, wanted, f"{ratios[worst]:.2f}{unit} ({TITLES[worst]}){count}", not over)
+
+
+def find_targets(report: Mapping[str, Any]) -> Iterator[Target]:
+    """Return the targets and what was measured for each."""
+    long = {case: ratio for case, ratio in _ratios(report, "accelerated", "compile").items() if case in _LONG}
+    first = {
+        case: result["first-call-seconds"]["accelerated"]
+        for case, result in report.get("time", {}).items()
+        if "accelerated" in result["first-call-seconds"]
+    }
+    left = {
+        case: profile["accelerated"]["other"] / profile["eager"]["other"]
+        for case, profile in report.get("profile", {}).items()
+    }
+    trained = {case: times["accelerated"] / times["eager"] for case, times in report.get("train", {}).items()}
+    errors = {
+        case: max(differences[variant] for variant in ("accelerated", "graphs") if variant in differences)
+        / differences["eager"]
+        for case, differences in report.get("accuracy", {}).items()
+    }
+    best = ("compile", "reduce-overhead")
+    yield _mean_target("with graphs / the better mode of compile", _ratios(report, "graphs", *best), 0.90, 0.98)
+    yield _mean_target("without graphs / eager", _ratios(report, "accelerated", "eager"), 0.65)
+    yield _each_target("without graphs / compile, 7,000 tokens and more", long, 0.97)
+    yield _each_target(
+        "compile on top of accelerated / compile", _ratios(report, "compile-accelerated", "compile"), 1.01
+    )
+    yield _each_target("accelerating and the first call", first, 3, " s")
+    yield _each_target("GPU time beside GEMM and attention: accelerated / eager", left, 0.5)
+    yield _each_target("training step: accelerated / eager", trained, 0.8)
+    yield _pipeline_target(report.get("pipeline", {}).get("ltx-pipeline"))
+    yield _each_target("difference from float32: accelerated / eager", errors, 1.1)
+
+
+def _pipeline_target(seconds: Times | None) -> Target:
+    what, wanted = "LTX-Video pipeline, 49 frames, 30 steps: eager / accelerated", "at least 1.35"
+    if not seconds:
+        return Target(what, wanted, "-", None)
+    best = max(seconds["eager"] / seconds[variant] for variant in ("accelerated", "graphs") if variant in seconds)
+    return Target(what, wanted, f"{best:.2f}", best >= 1.35)
+
+
+_HEADINGS = {
+    "eager": "eager",
+    "compile": "compile",
+    "reduce-overhead": "reduce-overhead",
+    "accelerated": "accelerated",
+    "graphs": "accelerated, graphs",
+    "compile-accelerated": "compile on accelerated",
+}
+
+
+def _times(results: Mapping[str, Any]) -> Iterator[str]:
+    yield "| model | " + " | ".join(_HEADINGS.values()) + " | first call: compile, accelerated |"
+    yield "| --- " * (len(_HEADINGS) + 2) + "|"
+    for case in (case for case in TITLES if case in results):
+        times, first = results[case]["milliseconds"], results[case]["first-call-seconds"]
+        cells = [f"{times[variant]:.1f}" if variant in times else "-" for variant in _HEADINGS]
+        seconds = [f"{first[variant]:.1f} s" if variant in first else "-" for variant in ("compile", "accelerated")]
+        yield f"| {TITLES[case]} | {' | '.join(cells)} | {', '.join(seconds)} |"
+
+
+def _profiles(results: Mapping[str, Any]) -> Iterator[str]:
+    yield "| model | | GEMM | attention | other | launches |"
+    yield "| --- | --- | --- | --- | --- | --- |"
+    for case in (case for case in TITLES if case in results):
+        for variant, split in results[case].items():
+            parts = " | ".join(f"{split[part]:.1f}" for part in ("gemm", "attention", "other"))
+            yield f"| {TITLES[case]} | {_HEADINGS[variant]} | {parts} | {split['launches']} |"
+
+
+def _accuracy(results: Mapping[str, Any]) -> Iterator[str]:
+    yield "| model | eager | compile | accelerated | accelerated, graphs |"
+    yield "| --- | --- | --- | --- | --- |"
+    for case in (case for case in TITLES if case in results):
+        found = results[case]
+        cells = [f"{found[name]:.4f}" if name in found else "-" for name in list(_HEADINGS) if name in _COMPARED]
+        yield f"| {TITLES[case]} | {' | '.join(cells)} |"
+
+
+_COMPARED = ("eager", "compile", "accelerated", "graphs")
+
+
+def _others(report: Mapping[str, Any]) -> Iterator[str]:
+    yield "| | eager | accelerated | accelerated, graphs |"
+    yield "| --- | --- | --- | --- |"
+    for case, times in report.get("train", {}).items():
+        yield f"| training step, {TITLES[case]} | {times['eager']:.1f} ms | {times['accelerated']:.1f} ms | - |"
+    for seconds in report.get("pipeline", {}).values():
+        cells = [
+            f"{seconds[variant]:.2f} s" if variant in seconds else "-" for variant in _COMPARED if variant != "compile"
+        ]
+        yield f"| LTX-Video pipeline, 49 frames of 704x512, 30 steps | {' | '.join(cells)} |"
+
+
+# --- the picture -----------------------------------------------------------------------------------------------------
+
+# The Okabe-Ito palette, which colour-blind readers can tell apart.
+_BARS = {"eager": "#bbbbbb", "compile": "#d55e00", "reduce-overhead": "#e69f00", "graphs": "black"}
+
+
+def draw(report: Mapping[str, Any]) -> Figure:
+    """Return the picture: for each model the speed of each variant, where eager is 1."""
+    results = report.get("time", {})
+    cases = [case for case in TITLES if case in results]
+    figure = Figure(figsize=(8.5, 0.9 + 0.75 * len(cases)), layout="constrained")
+    axis = figure.subplots()
+    height = 0.8 / len(_BARS)
+    for number, (variant, colour) in enumerate(_BARS.items()):
+        found = [
+            (row + number * height, times["eager"] / times[variant])
+            for row, times in enumerate(results[case]["milliseconds"] for case in cases)
+            if variant in times
+        ]
+        if found:
+            rows, speeds = zip(*found, strict=True)
+            bars = axis.barh(rows, speeds, 0.9 * height, color=colour, label=_HEADINGS[variant])
+            axis.bar_label(bars, [f"{speed:.2f}" for speed in speeds], padding=3, fontsize="small")
+    axis.set_yticks([row + 1.5 * height for row in range(len(cases))], [TITLES[case] for case in cases])
+    axis.invert_yaxis()
+    axis.set_xlabel("speed of one forward; eager is 1")
+    axis.margins(x=0.08)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(f"Forwards per second beside eager PyTorch, {report['machine']['device']}", fontsize="medium")
+    figure.legend(loc="outside lower center", ncols=len(_BARS))
+    return figure
+
+
+@click.command(help=__doc__)
+@click.option("--check", is_flag=True, help="Write nothing; fail if the page is not up to date.")
+def main(check: bool) -> None:
+    """Write the page and the picture, or check the page."""
+    report = json.loads(RESULTS.read_text())
+    page = main_page(report)
+    if check:
+        if PAGE.read_text() != page:
+            click.secho(
+                f"{PAGE.relative_to(ROOT)} is not up to date: run benchmarks/models_page.py", fg="red", err=True
+            )
+            sys.exit(1)
+        return
+    PAGE.write_text(page)
+    PICTURE.parent.mkdir(exist_ok=True)
+    # Equal reports give equal files: no date, and no random identifiers.
+    with mpl.rc_context({"svg.hashsalt": "kernel-builder", "svg.fonttype": "none"}):
+        draw(report).savefig(PICTURE, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main()
