@@ -18,10 +18,9 @@ def angles(*shape):
 
 def tables(turns, dtype=torch.float32, doubled=False, half=False):
     """Return cosines and sines of `turns` [..., pairs] on the device."""
-    for table in (turns.cos(), turns.sin()):
-        if doubled:
-            table = torch.cat([table, table], -1) if half else table.repeat_interleave(2, -1)
-        yield table.to(DEVICE, dtype)
+    if doubled:
+        turns = torch.cat([turns, turns], -1) if half else turns.repeat_interleave(2, -1)
+    return turns.cos().to(DEVICE, dtype), turns.sin().to(DEVICE, dtype)
 
 
 def normed(x, weight, norm="head", offset=0.0, rounding="last", dtype=torch.float64):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference_norm_rotary import FORMS, HEADS, angles, heads_of, reference, tables
-from reference_rope3d import DTYPES, kernel, random
+from reference_rope3d import DEVICE, DTYPES, kernel, random
 
 
 def gradients(inputs, weights, grads, dtype, turns, half, **options):
@@ -62,7 +62,7 @@ def test_options(norm, rounding, dtype):
     compare(4, 2, 64, dtype, norm, False, prefix=3, offset=1.0, weight_dtype=torch.float32, rounding=rounding)
 
 
-@pytest.mark.parametrize(("norm", "half"), FORMS)
+@pytest.mark.parametrize(("norm", "half"), FORMS if DEVICE == "cuda" else FORMS[:1])
 def test_many_tokens(norm, half):
     """More tokens than the blocks of a GPU take at once."""
     compare(5, 3, 64, torch.bfloat16, norm, half, 3, 1100)

@@ -18,9 +18,10 @@ def test_opcheck(per_token, dtype):
         for grad in (False, True):
             leaves = [None if t is None else t.detach().requires_grad_(grad) for t in given]
             torch.library.opcheck(ops.norm_rotate.default, (*leaves, cos, sin, *options))
-    for grads, wanted in (((q, k), (True, True)), ((None, k), (False, True)), ((q, None), (True, False))):
-        grads = [None if g is None else torch.randn_like(g) for g in grads]
-        arguments = (*grads, *wanted, q, k, *weights, cos, sin, *options)
+    grads = torch.randn_like(q), torch.randn_like(k)
+    for of_q, of_k in ((True, True), (False, True), (True, False)):
+        given = grads[0] if of_q else None, grads[1] if of_k else None
+        arguments = (*given, of_q, of_k, q, k, *weights, cos, sin, *options)
         torch.library.opcheck(ops.norm_rotate_backward.default, arguments)
 
 
