@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
   for_each_column<Tile>([&](auto row, auto i) {
     load_column<Tile, T, row()>(params, params.sides[row() % kMaxSides].from, unit, columns[i()], data[row()][i()]);
   });
-  ColumnData<Tile, T> weights[kMaxSides][Tile::kColumns] = {};
+  ColumnData<Tile, T> weights[kMaxSides][Tile::kColumns];
 #pragma unroll
   for (int i = 0; i < kMaxSides * Tile::kColumns; ++i) {
     const int side = i / Tile::kColumns, column = i % Tile::kColumns;
@@ -55,9 +55,13 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     get_factors<Tile, T, true>(params, side, columns[i()], weights[kSide][i()], factors);
 #pragma unroll
     for (float& value : values) value *= rstd;
-    if (sizeof(T) < sizeof(float) && params.rounded_before_weight) {
+    if constexpr (sizeof(T) < sizeof(float)) {
+      // A branch would duplicate what follows it.
       column.encode_all(values);
-      column.decode_all(values);
+      float rounded[Tile::kElements];
+      column.decode_all(rounded);
+#pragma unroll
+      for (int j = 0; j < Tile::kElements; ++j) values[j] = params.rounded_before_weight ? rounded[j] : values[j];
     }
 #pragma unroll
     for (int j = 0; j < Tile::kElements; ++j) values[j] *= factors[j];

@@ -29,7 +29,7 @@ struct NormLaunch {
 // many bytes as q. More would not leave the backward pass of a long row enough registers: it holds x, the gradient and
 // the sums of the weights' gradients.
 //
-// backward_threads: at 512 threads, split rows spill registers. Longer rows take the general kernel.
+// backward_threads: at 512 threads, 16-bit rows spill registers. Longer rows take the general kernel.
 // backward_threads_per_sm: each block writes partial sums of a whole row, so fewer blocks write less.
 constexpr NormLaunch kNormLaunches[] = {
     {/*split=*/false, /*row_per_block=*/false, /*threads=*/256, /*heads=*/2, /*columns=*/1,
@@ -37,7 +37,7 @@ constexpr NormLaunch kNormLaunches[] = {
     {/*split=*/true, /*row_per_block=*/false, /*threads=*/256, /*heads=*/2, /*columns=*/1,
      /*backward_threads=*/256, /*backward_threads_per_sm=*/512},
     {/*split=*/false, /*row_per_block=*/true, /*threads=*/512, /*heads=*/1, /*columns=*/2,
-     /*backward_threads=*/512, /*backward_threads_per_sm=*/512},
+     /*backward_threads=*/384, /*backward_threads_per_sm=*/512},
     {/*split=*/true, /*row_per_block=*/true, /*threads=*/512, /*heads=*/1, /*columns=*/2,
      /*backward_threads=*/384, /*backward_threads_per_sm=*/512},
 };

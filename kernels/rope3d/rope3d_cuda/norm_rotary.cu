@@ -117,7 +117,8 @@ NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
                        layout(norm.x, norm.x_strides),
                        layout(side.to, side.to_strides),
                        norm.weight,
-                       norm.weight_type != rotation.type,
+                       norm.weight != nullptr && norm.weight_type != rotation.type,
+                       norm.weight != nullptr ? problem.offset : 0.0f,
                        static_cast<uint32_t>(side.heads),
                        static_cast<float>(1.0 / static_cast<double>(std::max<int64_t>(problem.row_elements(i), 1))),
                        static_cast<uint32_t>(problem.row_elements(i)),
@@ -141,7 +142,6 @@ NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
   params.per_token = problem.per_token;
   params.rounded_before_weight = problem.rounded_before_weight;
   params.eps = problem.eps;
-  params.offset = problem.offset;
   params.cos = rotation.table.cos;
   params.sin = rotation.table.sin;
   params.table_batch = rotation.table.batch_stride;

@@ -35,6 +35,7 @@ struct NormSide {
   NormLayout from, x, to;  // x: only in the backward pass
   const void* weight;
   bool float32_weight;  // and the dtype of q is another
+  float offset;         // of the weight, 0 if there is none
   uint32_t heads;
   float inverse_of_elements;  // of a row
   uint32_t row_elements;
@@ -55,7 +56,7 @@ struct NormParams {
   uint32_t prefix;
   int width, pairs, passthrough;
   bool half, per_token, rounded_before_weight;
-  float eps, offset;
+  float eps;
   const void *cos, *sin;
   int64_t table_batch, table_row;
   bool doubled_table;  // the entries of two pairs are two apart, else adjacent
@@ -216,10 +217,15 @@ __device__ __forceinline__ void store_column(const NormParams& params, const Nor
   if constexpr (Tile::kSplit) store(to[column.second].elements, data.vectors[1]);
 }
 
-// Loads the weights of a column, if they have the dtype of q.
+// Loads the weights of a column, if they have the dtype of q; they are 1 if there are none.
 template <typename Tile, typename T>
 __device__ __forceinline__ void load_weights(const NormParams& params, const NormSide& norm, const NormColumn& column,
                                              ColumnData<Tile, T>& weights) {
+#pragma unroll
+  for (auto& vector : weights.vectors) {
+#pragma unroll
+    for (T& weight : vector.elements) weight = encode<T>(1.0f);
+  }
   if (norm.weight == nullptr || norm.float32_weight || !column.in_row || column.head >= norm.heads) return;
 #pragma unroll
   for (int vector = 0; vector < Tile::kVectors; ++vector) {
@@ -233,11 +239,6 @@ __device__ __forceinline__ void load_weights(const NormParams& params, const Nor
 template <typename Tile, typename T, bool kLoaded>
 __device__ __forceinline__ void get_factors(const NormParams& params, const NormSide& norm, const NormColumn& column,
                                             ColumnData<Tile, T>& loaded, float (&factors)[Tile::kElements]) {
-  if (norm.weight == nullptr) {
-#pragma unroll
-    for (float& factor : factors) factor = 1.0f;
-    return;
-  }
   if (sizeof(T) < sizeof(float) && norm.float32_weight) {
 #pragma unroll
     for (int vector = 0; vector < Tile::kVectors; ++vector) {
@@ -253,18 +254,21 @@ __device__ __forceinline__ void get_factors(const NormParams& params, const Norm
     loaded.decode_all(factors);
   }
 #pragma unroll
-  for (float& factor : factors) factor += params.offset;
+  for (float& factor : factors) factor += norm.offset;
 }
 
-// Loads the angles of a column, unless it is not rotated.
+// Loads the angles of a column; they are zero if it is not rotated.
 template <typename Tile, typename T>
 __device__ __forceinline__ void load_column_angles(const NormParams& params, const NormUnit& unit,
                                                    const NormColumn& column, Angles<Tile::kPairs>& angles) {
   if (!unit.exists || !column.in_row || !column.rotated || unit.token < params.prefix) {
-    angles.passthrough = 1;
+#pragma unroll
+    for (int i = 0; i < Tile::kPairs; ++i) {
+      angles.cos[i] = 1.0f;
+      angles.sin[i] = 0.0f;
+    }
     return;
   }
-  angles.passthrough = 0;
   const int64_t row = unit.sequence * params.table_batch + (unit.token - params.prefix) * params.table_row;
   const auto load_as = [&](auto tag) {
     using Entry = typename decltype(tag)::Element;
@@ -285,7 +289,6 @@ __device__ __forceinline__ void load_column_angles(const NormParams& params, con
 // Rotates a column by its angles; kInverse: by the negative angles.
 template <typename Tile, bool kInverse>
 __device__ __forceinline__ void rotate_column(const Angles<Tile::kPairs>& angles, float (&values)[Tile::kElements]) {
-  if (angles.passthrough != 0) return;
 #pragma unroll
   for (int i = 0; i < Tile::kPairs; ++i) {
     float &a = values[Tile::first(i)], &b = values[Tile::second(i)];
