@@ -2,10 +2,9 @@
 
 from typing import Optional
 
-import torch
 from torch import Tensor, nn
 
-from ..kernel_set import rmsnorm, takes
+from ..kernel_set import adaln, rmsnorm, takes
 from ..replacements import replaces
 
 
@@ -23,5 +22,12 @@ class TorchRMSNorm:
     def forward(self, x: Tensor) -> Tensor:
         if not takes(x) or x.shape[-1] != self.normalized_shape[0]:
             return super().forward(x)
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        return rmsnorm.rms_norm(x, weight_for(self.weight, x), eps)
+        return rmsnorm.layers.RMSNorm.forward(self, x)
+
+
+@replaces("torch.nn.modules.normalization.LayerNorm", does="LayerNorm", mismatch=_one_dimension)
+class TorchLayerNorm:
+    def forward(self, input: Tensor) -> Tensor:
+        if not takes(input) or input.shape[-1] != self.normalized_shape[0]:
+            return super().forward(input)
+        return adaln.layers.LayerNorm.forward(self, input)
