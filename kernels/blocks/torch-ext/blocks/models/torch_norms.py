@@ -2,6 +2,7 @@
 
 from typing import Optional
 
+import torch
 from torch import Tensor, nn
 
 from ..kernel_set import adaln, rmsnorm, takes
@@ -21,6 +22,11 @@ def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
 class TorchRMSNorm:
     def forward(self, x: Tensor) -> Tensor:
         if not takes(x) or x.shape[-1] != self.normalized_shape[0]:
+            return super().forward(x)
+        # Releases of Torch differ in the eps that stands for None: that of x's dtype, or float32's.
+        if self.eps is None and x.dtype != torch.float32:
+            return super().forward(x)
+        if self.weight is not None and self.weight.dtype not in (x.dtype, torch.float32):
             return super().forward(x)
         return rmsnorm.layers.RMSNorm.forward(self, x)
 
