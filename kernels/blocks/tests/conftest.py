@@ -1,6 +1,8 @@
-"""Fixtures for the tests of blocks: the package as built, and small models of diffusers and transformers."""
+"""The package as built, for the tests of blocks, and what keeps them from being run."""
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,19 +13,41 @@ PROJECT = Path(__file__).parents[1]
 DEPENDENCIES = ("adaln", "geglu", "rmsnorm", "rope3d")
 
 
+def _reason_to_skip():
+    if sys.version_info < (3, 11):
+        return "diffusers and transformers need Python 3.11"
+    libraries = ("accelerate", "diffusers", "peft", "transformers")
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"needs {', '.join(missing)}: pip install -r kernels/blocks/tests/requirements.txt"
+    unbuilt = [name for name in DEPENDENCIES if not (PROJECT.parent / name / "build").is_dir()]
+    if unbuilt and "LOCAL_KERNELS" not in os.environ:
+        return f"needs {', '.join(unbuilt)} beside blocks: kernel-builder build kernels/*"
+    return None
+
+
+SKIPPED = _reason_to_skip()
+
+
+class SkippedModule(pytest.Module):
+    """Stands for a test module that cannot even be imported."""
+
+    def collect(self):
+        pytest.skip(SKIPPED)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return SkippedModule.from_parent(parent, path=module_path) if SKIPPED else None
+
+
 @pytest.fixture(scope="session")
 def blocks():
     """The package as built, with the kernels as built in this checkout."""
-    paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in DEPENDENCIES]
     overridden = os.environ.get("LOCAL_KERNELS")
-    os.environ["LOCAL_KERNELS"] = os.pathsep.join([overridden, *paths] if overridden else paths)
-    try:
+    paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in DEPENDENCIES]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_KERNELS", overridden or os.pathsep.join(paths))
         return get_local_kernel(PROJECT)
-    finally:
-        if overridden is None:
-            del os.environ["LOCAL_KERNELS"]
-        else:
-            os.environ["LOCAL_KERNELS"] = overridden
 
 
 @pytest.fixture(autouse=True)
