@@ -20,8 +20,13 @@ def _reason_to_skip():
     missing = [name for name in libraries if importlib.util.find_spec(name) is None]
     if missing:
         return f"needs {', '.join(missing)}: pip install -r kernels/blocks/tests/requirements.txt"
-    unbuilt = [name for name in DEPENDENCIES if not (PROJECT.parent / name / "build").is_dir()]
-    if unbuilt and "LOCAL_KERNELS" not in os.environ:
+    given = os.environ.get("LOCAL_KERNELS", "")
+    unbuilt = [
+        name
+        for name in DEPENDENCIES
+        if not (PROJECT.parent / name / "build").is_dir() and f"kernels-community/{name}=" not in given
+    ]
+    if unbuilt:
         return f"needs {', '.join(unbuilt)} beside blocks: kernel-builder build kernels/*"
     return None
 
@@ -42,11 +47,10 @@ def pytest_pycollect_makemodule(module_path, parent):
 
 @pytest.fixture(scope="session")
 def blocks():
-    """The package as built, with the kernels as built in this checkout."""
-    overridden = os.environ.get("LOCAL_KERNELS")
+    """The package as built, with the kernels as built in this checkout, or as LOCAL_KERNELS has them."""
     paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in DEPENDENCIES]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LOCAL_KERNELS", overridden or os.pathsep.join(paths))
+        patch.setenv("LOCAL_KERNELS", os.pathsep.join([*paths, *filter(None, [os.environ.get("LOCAL_KERNELS")])]))
         return get_local_kernel(PROJECT)
 
 

@@ -1,4 +1,4 @@
-"""A small random model of diffusers and one of transformers, with inputs for them."""
+"""A small random model of diffusers and one of transformers, with inputs for them, on the device of the kernels."""
 
 import copy
 
@@ -6,6 +6,7 @@ import torch
 from diffusers import LTXVideoTransformer3DModel
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FRAMES, HEIGHT, WIDTH = 2, 3, 4
 
 
@@ -30,7 +31,7 @@ def ltx(dtype=torch.float32, layers=2, batch=1):
         "width": WIDTH,
         "return_dict": False,
     }
-    return torch.nn.Module.to(randomized(model), dtype).eval(), inputs
+    return torch.nn.Module.to(randomized(model), DEVICE, dtype).eval(), on_device(inputs)
 
 
 def qwen3(dtype=torch.float32, layers=2, batch=1):
@@ -45,7 +46,11 @@ def qwen3(dtype=torch.float32, layers=2, batch=1):
         head_dim=16,
     )
     inputs = {"input_ids": torch.arange(7 * batch).view(batch, 7) % 61, "use_cache": False}
-    return randomized(Qwen3ForCausalLM(config)).to(dtype).eval(), inputs
+    return randomized(Qwen3ForCausalLM(config)).to(DEVICE, dtype).eval(), on_device(inputs)
+
+
+def on_device(inputs):
+    return {name: value.to(DEVICE) if torch.is_tensor(value) else value for name, value in inputs.items()}
 
 
 def randomized(model):

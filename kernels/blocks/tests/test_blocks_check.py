@@ -5,7 +5,7 @@ import time
 
 import pytest
 import torch
-from example_models import ltx, qwen3, run
+from example_models import DEVICE, ltx, qwen3, run
 from torch import nn
 from transformers import DynamicCache
 
@@ -33,7 +33,7 @@ def replace(blocks, monkeypatch):
 
 
 def norm(seconds=0.0):
-    module = Slow(16)
+    module = Slow(16, device=DEVICE)
     module.seconds = seconds
     return module
 
@@ -45,7 +45,7 @@ def is_accelerated(blocks, model):
 def test_faster_model_is_kept(blocks, replace):
     replace(nn.RMSNorm.forward)
     model = norm(seconds=0.003)
-    check = blocks.accelerate(model, check=(torch.randn(4, 16),)).check
+    check = blocks.accelerate(model, check=(torch.randn(4, 16, device=DEVICE),)).check
     assert is_accelerated(blocks, model)
     assert check.kept == "accelerated" and check.accelerated_ms < check.eager_ms
     assert check.reference == "float64" and check.accelerated_error == check.eager_error and check.difference == 0
@@ -80,7 +80,7 @@ def failing(self, x):
 def test_worse_model_is_restored(blocks, replace, forward, reason):
     replace(forward)
     model = norm(seconds=0.0 if forward is slower else 0.003)
-    report = blocks.accelerate(model, check={"x": torch.randn(4, 16)})
+    report = blocks.accelerate(model, check={"x": torch.randn(4, 16, device=DEVICE)})
     assert report.check.kept == "eager" and report.check.reason.startswith(reason)
     assert not is_accelerated(blocks, model)
     assert not report.replaced and report.left == {("Slow", "the check kept the model as it was"): 1}
@@ -91,7 +91,7 @@ def test_worse_model_is_restored(blocks, replace, forward, reason):
 def test_without_reference_both_are_compared_with_each_other(blocks, replace, monkeypatch, forward, kept):
     replace(forward or nn.RMSNorm.forward)
     monkeypatch.setattr(blocks.comparison, "_free_memory", lambda tensors: 0)
-    check = blocks.accelerate(norm(seconds=0.003), check=(torch.randn(4, 16),)).check
+    check = blocks.accelerate(norm(seconds=0.003), check=(torch.randn(4, 16, device=DEVICE),)).check
     assert check.kept == kept
     assert check.no_reference == "a float64 copy of the model does not fit in memory"
     assert check.eager_error is None and check.difference is not None
@@ -127,7 +127,7 @@ def test_each_run_gets_its_own_cache(blocks):
 
 def test_outputs_without_floating_point_numbers(blocks):
     model, _ = qwen3()
-    ids = torch.arange(4)[None]
+    ids = torch.arange(4, device=DEVICE)[None]
     report = blocks.accelerate(model, check=lambda model: model.generate(ids, max_new_tokens=2, do_sample=False))
     assert report.check.difference is None and report.check.eager_ms > 0
 
@@ -136,7 +136,7 @@ def test_dropout_draws_the_same_numbers(blocks, replace):
     replace(nn.RMSNorm.forward)
     model = nn.Sequential(nn.Dropout(0.5), norm(seconds=0.003)).train()
     state = torch.get_rng_state()
-    check = blocks.accelerate(model, check=(torch.randn(4, 16),)).check
+    check = blocks.accelerate(model, check=(torch.randn(4, 16, device=DEVICE),)).check
     assert check.difference == 0
     torch.set_rng_state(state)
 

@@ -4,6 +4,7 @@ import importlib
 
 import pytest
 import torch
+from example_models import DEVICE
 from torch import nn
 
 WIDTH = 48
@@ -54,7 +55,7 @@ NORMS = {
 
 def norm_named(name):
     torch.manual_seed(0)
-    norm = NORMS[name]()
+    norm = NORMS[name]().to(DEVICE)
     for parameter in norm.parameters():
         nn.init.normal_(parameter)
     return norm
@@ -65,7 +66,7 @@ def test_norm(blocks, name):
     """The replacement has eager's dtype and accuracy, forward and backward, for every pair of dtypes."""
     for dtype in DTYPES:
         for weight_dtype in (dtype, torch.float32, torch.bfloat16):
-            x = torch.randn(2, 5, WIDTH, dtype=dtype)
+            x = torch.randn(2, 5, WIDTH, dtype=dtype, device=DEVICE)
             norm = norm_named(name).to(weight_dtype)
             expected = outcome(norm, x)
             assert sum(blocks.accelerate(norm).replaced.values()) == 1
@@ -88,13 +89,13 @@ def outcome(norm, x):
     except RuntimeError:
         return None
     torch.manual_seed(1)
-    y.backward(torch.randn(y.shape).to(y.dtype))
+    y.backward(torch.randn(y.shape).to(y))
     return [y, x.grad, *(parameter.grad for parameter in norm.parameters())]
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_wrong_width_is_the_models_own_error(blocks, name):
-    x = torch.randn(2, WIDTH + 1)
+    x = torch.randn(2, WIDTH + 1, device=DEVICE)
     norm = norm_named(name)
     errors = []
     for _ in range(2):

@@ -8,7 +8,7 @@ import accelerate
 import pytest
 import torch
 from accelerate.hooks import remove_hook_from_module
-from example_models import ROUNDING, difference, ltx, qwen3, run
+from example_models import DEVICE, ROUNDING, difference, ltx, qwen3, run
 from peft import LoraConfig, get_peft_model
 
 MODELS = pytest.mark.parametrize("make", [ltx, qwen3])
@@ -47,15 +47,15 @@ def test_classes_attributes_and_pickles(blocks, make):
 
 
 def cpu_offload(model):
-    accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    accelerate.cpu_offload(model, execution_device=torch.device(DEVICE))
 
 
 def model_offload(model):
-    accelerate.cpu_offload_with_hook(model, execution_device="cpu")
+    accelerate.cpu_offload_with_hook(model, execution_device=DEVICE)
 
 
 def group_offload(model):
-    model.enable_group_offload(onload_device=torch.device("cpu"), offload_type="block_level", num_blocks_per_group=1)
+    model.enable_group_offload(onload_device=torch.device(DEVICE), offload_type="block_level", num_blocks_per_group=1)
 
 
 def remove_group_offload(model):

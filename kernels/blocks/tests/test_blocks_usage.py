@@ -7,7 +7,7 @@ import accelerate
 import pytest
 import torch
 import torch.distributed as dist
-from example_models import ROUNDING, accelerated, difference, gradients, ltx, qwen3, run
+from example_models import DEVICE, ROUNDING, accelerated, difference, gradients, ltx, qwen3, run
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -137,7 +137,7 @@ def test_accelerated_after_compiling(blocks):
 def test_autocast(blocks, make):
     model, inputs = make()
     fast = accelerated(blocks, model)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         eager, ours = run(model, inputs), run(fast, inputs)
     assert ours.dtype == eager.dtype and torch.equal(ours, eager)
 
@@ -234,15 +234,15 @@ def test_state_dict(blocks, make):
 
 
 def sequential(model):
-    accelerate.cpu_offload(model, execution_device=torch.device("cpu"), offload_buffers=True)
+    accelerate.cpu_offload(model, execution_device=torch.device(DEVICE), offload_buffers=True)
 
 
 def whole(model):
-    accelerate.cpu_offload_with_hook(model, execution_device="cpu")
+    accelerate.cpu_offload_with_hook(model, execution_device=DEVICE)
 
 
 def groups(model):
-    model.enable_group_offload(onload_device=torch.device("cpu"), offload_type="leaf_level")
+    model.enable_group_offload(onload_device=torch.device(DEVICE), offload_type="leaf_level")
 
 
 def casting(model):
@@ -298,8 +298,9 @@ def test_threads(blocks):
 
 @pytest.fixture
 def mesh():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
+    backend = "nccl" if DEVICE == "cuda" else "gloo"
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh(DEVICE, (1,))
     dist.destroy_process_group()
 
 

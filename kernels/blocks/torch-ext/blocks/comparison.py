@@ -80,18 +80,17 @@ def compare(model: nn.Module, check: Check, accelerate: Callable[[], None], rest
     def run() -> Any:
         return _run(model, check)
 
-    begin = time.perf_counter()
     eager = _outputs(model, check)
-    seconds = time.perf_counter() - begin
+    milliseconds = _milliseconds(run)
     expected, reference, no_reference = _reference(model, check)
     accelerate()
     try:
         ours = _outputs(model, check)
-        eager_ms, accelerated_ms = _times(run, seconds, accelerate, restore)
+        eager_ms, accelerated_ms = _times(run, milliseconds, accelerate, restore)
     except Exception as error:
         restore()
         reason = f"accelerated, the model fails: {type(error).__name__}: {error}"
-        return Comparison("eager", reason, seconds * 1000)
+        return Comparison("eager", reason, milliseconds)
 
     result = Comparison("accelerated", "", eager_ms, accelerated_ms, reference, no_reference)
     if eager:
@@ -173,13 +172,13 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 
 
 def _times(
-    run: Callable[[], Any], seconds: float, accelerate: Callable[[], None], restore: Callable[[], None]
+    run: Callable[[], Any], milliseconds: float, accelerate: Callable[[], None], restore: Callable[[], None]
 ) -> tuple[float, float]:
     """Return the median times of the eager and the accelerated model, which is how the model is left.
 
     They take turns, so that a change of the clock rate or of the machine's load meets both.
     """
-    runs = max(1, min(20, math.ceil(0.2 / max(seconds, 1e-6))))
+    runs = max(1, min(20, math.ceil(200 / milliseconds)))
     eager: list[float] = []
     accelerated: list[float] = []
     for _ in range(3):
