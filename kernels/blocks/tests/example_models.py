@@ -3,8 +3,13 @@
 import copy
 
 import torch
-from diffusers import LTXVideoTransformer3DModel
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from diffusers import (
+    AutoencoderKLLTXVideo,
+    FlowMatchEulerDiscreteScheduler,
+    LTXPipeline,
+    LTXVideoTransformer3DModel,
+)
+from transformers import Qwen3Config, Qwen3ForCausalLM, T5Config, T5EncoderModel
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FRAMES, HEIGHT, WIDTH = 2, 3, 4
@@ -47,6 +52,47 @@ def qwen3(dtype=torch.float32, layers=2, batch=1):
     )
     inputs = {"input_ids": torch.arange(7 * batch).view(batch, 7) % 61, "use_cache": False}
     return randomized(Qwen3ForCausalLM(config)).to(DEVICE, dtype).eval(), on_device(inputs)
+
+
+def ltx_pipeline():
+    """Return a pipeline and a function that runs it for a video, with classifier-free guidance."""
+    stages = 4
+    vae = AutoencoderKLLTXVideo(
+        latent_channels=8,
+        block_out_channels=(8,) * stages,
+        decoder_block_out_channels=(8,) * stages,
+        layers_per_block=(1,) * (stages + 1),
+        decoder_layers_per_block=(1,) * (stages + 1),
+        spatio_temporal_scaling=(True, True, False, False),
+        decoder_spatio_temporal_scaling=(True, True, False, False),
+        decoder_inject_noise=(False,) * (stages + 1),
+        upsample_residual=(False,) * stages,
+        upsample_factor=(1,) * stages,
+        patch_size=1,
+    )
+    encoder = T5EncoderModel(T5Config(vocab_size=32, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2))
+    pipeline = LTXPipeline(
+        scheduler=FlowMatchEulerDiscreteScheduler(), vae=vae, text_encoder=encoder, tokenizer=None, transformer=ltx()[0]
+    ).to(DEVICE)
+    pipeline.set_progress_bar_config(disable=True)
+    prompts = torch.randn(2, 1, 5, 16, device=DEVICE)
+    mask = torch.ones(1, 5, device=DEVICE)
+
+    def video():
+        return pipeline(
+            prompt_embeds=prompts[0],
+            negative_prompt_embeds=prompts[1],
+            prompt_attention_mask=mask,
+            negative_prompt_attention_mask=mask,
+            height=32,
+            width=32,
+            num_frames=9,
+            num_inference_steps=2,
+            generator=torch.Generator(DEVICE).manual_seed(0),
+            output_type="pt",
+        ).frames
+
+    return pipeline, video
 
 
 def on_device(inputs):

@@ -22,6 +22,8 @@ TRANSFORMERS = [
     "qwen2_5_vl.Qwen2_5_VLRMSNorm",
     "qwen3.Qwen3RMSNorm",
     "qwen3_vl.Qwen3VLTextRMSNorm",
+    "t5.T5LayerNorm",
+    "umt5.UMT5LayerNorm",
 ]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -91,6 +93,16 @@ def outcome(norm, x):
     torch.manual_seed(1)
     y.backward(torch.randn(y.shape).to(y))
     return [y, x.grad, *(parameter.grad for parameter in norm.parameters())]
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_rows_that_are_not_contiguous_are_the_models(blocks, name):
+    norm = norm_named(name)
+    x = torch.randn(2, WIDTH, 5, device=DEVICE).transpose(1, 2)
+    expected = norm(x)
+    blocks.accelerate(norm)
+    ours = norm(x)
+    assert torch.equal(ours, expected) and ours.stride() == expected.stride()
 
 
 @pytest.mark.parametrize("name", NORMS)

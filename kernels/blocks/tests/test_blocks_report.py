@@ -5,7 +5,7 @@ import json
 import diffusers
 import pytest
 import torch
-from example_models import DEVICE, ltx, qwen3, run
+from example_models import DEVICE, ROUNDING, difference, ltx, ltx_pipeline, qwen3, run
 from torch import nn
 
 
@@ -100,23 +100,42 @@ def test_model_on_a_device_that_the_kernels_are_not_for(blocks, monkeypatch):
     assert torch.equal(run(model, inputs), expected)
 
 
-class Pipeline:
-    """Has the attribute by which a pipeline of diffusers shows its parts."""
-
-    def __init__(self, **components):
-        self.components = components
-
-
 def test_pipeline(blocks):
-    denoiser, inputs = ltx()
-    encoder, _ = qwen3()
-    pipeline = Pipeline(transformer=denoiser, text_encoder=encoder, scheduler=object(), tokenizer=None)
-    before = blocks.accelerate(pipeline).replaced
-    assert {"LTXVideoTransformerBlock", "Qwen3RMSNorm"} <= {name for name, _ in before}
+    pipeline, video = ltx_pipeline()
+    expected = video()
+    report = blocks.accelerate(pipeline)
+    assert {"LTXVideoTransformerBlock", "T5LayerNorm"} <= {name for name, _ in report.replaced}
+    assert difference(video(), expected) < ROUNDING
     blocks.restore(pipeline)
-    report = blocks.accelerate(pipeline, check=inputs)
-    assert report.check is not None
+    assert torch.equal(video(), expected)
+
+
+def test_check_of_a_pipeline(blocks):
+    """It runs the denoiser alone. The other models are accelerated without a check."""
+    pipeline, _ = ltx_pipeline()
+    before = blocks.accelerate(pipeline).replaced
+    report = blocks.accelerate(pipeline, check=ltx()[1])
+    assert report.check.accelerated_error < 1e-6
     assert sum(report.replaced.values()) + sum(report.left.values()) == sum(before.values())
+    assert any(name == "T5LayerNorm" for name, _ in report.replaced)
+
+
+def test_check_of_a_pipeline_without_denoiser(blocks):
+    text = TextToAudio()
+    with pytest.raises(
+        ValueError, match=r"blocks: check needs a pipeline with a transformer or a unet, .* has vocoder;"
+    ):
+        blocks.accelerate(text, check={})
+
+
+class TextToAudio(diffusers.DiffusionPipeline):
+    def __init__(self):
+        super().__init__()
+        self.vocoder = nn.LayerNorm(8)
+
+    @property
+    def components(self):
+        return {"vocoder": self.vocoder}
 
 
 @pytest.mark.parametrize("function", ["accelerate", "restore"])
@@ -129,6 +148,4 @@ def test_wrong_check(blocks):
     model, _ = ltx()
     with pytest.raises(TypeError, match=r"blocks: check must be a dict of keyword arguments, .* not Tensor"):
         blocks.accelerate(model, check=torch.ones(1))
-    with pytest.raises(ValueError, match=r"blocks: check needs a pipeline with a transformer or a unet, .* has vae;"):
-        blocks.accelerate(Pipeline(vae=model), check={})
     assert all(type(module).__mro__[1] is not blocks.replacements._Copied for module in model.modules())

@@ -1,6 +1,7 @@
 """Accelerated models with what people do to models: training, adapters, compiling, offloading, parallelism."""
 
 import copy
+import functools
 from concurrent.futures import ThreadPoolExecutor
 
 import accelerate
@@ -120,6 +121,17 @@ def test_compile(blocks, make):
 
 def without_addresses(target):
     return target.split(" at 0x")[0]
+
+
+def test_export(blocks):
+    """An exported model needs no kernels."""
+    model, inputs = ltx(layers=1)
+    model.forward = functools.partial(model.forward, return_dict=False)
+    operations = []
+    for one in (model, accelerated(blocks, model)):
+        exported = torch.export.export(one, (), {name: x for name, x in inputs.items() if name != "return_dict"})
+        operations.append([str(node.target) for node in exported.graph.nodes])
+    assert operations[0] == operations[1]
 
 
 def test_accelerated_after_compiling(blocks):

@@ -4,8 +4,9 @@ from typing import Optional
 
 from torch import Tensor, nn
 
-from ..kernel_set import adaln, rmsnorm, takes
+from ..kernel_set import adaln, rmsnorm
 from ..replacements import replaces
+from .torch_norms import takes_rows
 
 
 def _one_dimension(norm: nn.Module) -> Optional[str]:
@@ -33,7 +34,7 @@ def _mismatch_of(weight: Tensor, eps: float) -> Optional[str]:
 @replaces("diffusers.models.normalization.RMSNorm", does="RMSNorm", mismatch=_one_dim)
 class DiffusersRMSNorm:
     def forward(self, hidden_states: Tensor) -> Tensor:
-        if not takes(hidden_states) or hidden_states.shape[-1] != self.dim[0]:
+        if not takes_rows(hidden_states, self.dim[0]):
             return super().forward(hidden_states)
         return rmsnorm.layers.DiffusersRMSNorm.forward(self, hidden_states)
 
@@ -41,7 +42,7 @@ class DiffusersRMSNorm:
 @replaces("diffusers.models.normalization.FP32LayerNorm", does="LayerNorm", mismatch=_one_dimension)
 class DiffusersLayerNorm:
     def forward(self, inputs: Tensor) -> Tensor:
-        if not takes(inputs) or inputs.shape[-1] != self.normalized_shape[0]:
+        if not takes_rows(inputs, self.normalized_shape[0]):
             return super().forward(inputs)
         return adaln.layers.FP32LayerNorm.forward(self, inputs)
 
@@ -59,7 +60,21 @@ class DiffusersLayerNorm:
 )
 class LlamaRMSNorm:
     def forward(self, hidden_states: Tensor) -> Tensor:
-        if not takes(hidden_states) or hidden_states.shape[-1:] != self.weight.shape:
+        if not takes_rows(hidden_states, self.weight.shape[0]):
+            return super().forward(hidden_states)
+        return rmsnorm.layers.LlamaRMSNorm.forward(self, hidden_states)
+
+
+@replaces(
+    "transformers.models.t5.modeling_t5.T5LayerNorm",
+    "transformers.models.umt5.modeling_umt5.UMT5LayerNorm",
+    does="RMSNorm",
+    mismatch=_weight_and_variance_epsilon,
+)
+class T5LayerNorm:
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        # For other dtypes of the weight the norm rounds elsewhere than that of Llama.
+        if not takes_rows(hidden_states, self.weight.shape[0]) or self.weight.dtype != hidden_states.dtype:
             return super().forward(hidden_states)
         return rmsnorm.layers.LlamaRMSNorm.forward(self, hidden_states)
 
@@ -72,7 +87,7 @@ class LlamaRMSNorm:
 )
 class OlmoRMSNorm:
     def forward(self, hidden_states: Tensor) -> Tensor:
-        if not takes(hidden_states) or hidden_states.shape[-1:] != self.weight.shape:
+        if not takes_rows(hidden_states, self.weight.shape[0]):
             return super().forward(hidden_states)
         return rmsnorm.layers.Olmo2RMSNorm.forward(self, hidden_states)
 
@@ -86,6 +101,6 @@ class OlmoRMSNorm:
 )
 class GemmaRMSNorm:
     def forward(self, x: Tensor) -> Tensor:
-        if not takes(x) or x.shape[-1:] != self.weight.shape:
+        if not takes_rows(x, self.weight.shape[0]):
             return super().forward(x)
         return rmsnorm.layers.GemmaRMSNorm.forward(self, x)
