@@ -6,15 +6,17 @@ from typing import Any
 from torch import nn
 
 from . import models  # noqa: F401
+from .graphs import add_graphs, remove_graphs
 from .replacements import find, put, reason_to_keep, take_out
 from .report import Report
 
 
-def accelerate(model: Any) -> Report:
+def accelerate(model: Any, *, graphs: bool = False) -> Report:
     """Replace what the kernels compute faster in a model, in place.
 
     Args:
         model: A `torch.nn.Module`, or a pipeline of diffusers, whose modules are all accelerated.
+        graphs: Capture CUDA graphs of the model's forward, or that of a pipeline's denoisers, and replay them.
 
     Returns:
         What was replaced and what was left, and why.
@@ -26,6 +28,8 @@ def accelerate(model: Any) -> Report:
     for root in _roots(model):
         for module in root.modules():
             _accelerate_module(module, report)
+    if graphs:
+        report.graphs = add_graphs(model)
     return report
 
 
@@ -37,10 +41,12 @@ def restore(model: Any) -> None:
     """
     for root in _roots(model):
         for module in root.modules():
+            remove_graphs(module)
             take_out(module)
 
 
 def _accelerate_module(module: nn.Module, report: Report) -> None:
+    remove_graphs(module)
     take_out(module)
     replacement = find(module)
     name = type(module).__name__
