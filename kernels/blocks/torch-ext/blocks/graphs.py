@@ -138,9 +138,11 @@ class _Graph:
     caches: "_Caches"
 
 
-@dataclass(frozen=True)
 class _Cache:
-    name: str  # of the argument
+    """Stands for a cache in a captured output."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name  # of the argument
 
 
 class _Caches:
@@ -301,7 +303,8 @@ class GraphRunner:
         replay, output, pool_bytes = self._gpu.capture(lambda: forward(*args, **kwargs), self._pool, call.device)
         graph = _Graph(replay, inputs, _output_of(output, call.caches), caches)
         del output
-        result = self._replay(graph, call)
+        with self._gpu.in_order(call.device):
+            result = self._launch(graph, call)
         # The Python of the forward and its kernels have run once each now: the result counts, whatever follows.
         written = [tensor for static, tensor in zip(inputs, call.tensors) if not static.holds(tensor)]
         changed = caches.find_difference(call.caches)
@@ -321,16 +324,19 @@ class GraphRunner:
         return result
 
     def _replay(self, graph: _Graph, call: Call) -> Any:
+        with self._gpu.in_order(call.device):
+            for static, tensor in zip(graph.inputs, call.tensors):
+                static.fill(tensor)
+            return self._launch(graph, call)
+
+    def _launch(self, graph: _Graph, call: Call) -> Any:
         def take_out(leaf: Any) -> Any:
             if isinstance(leaf, Tensor):
                 return leaf.clone()
             return call.caches[leaf.name] if isinstance(leaf, _Cache) else leaf
 
-        with self._gpu.in_order(call.device):
-            for static, tensor in zip(graph.inputs, call.tensors):
-                static.fill(tensor)
-            graph.replay()
-            return rebuild(graph.output, take_out)
+        graph.replay()
+        return rebuild(graph.output, take_out)
 
     def _drop(self, key: Any) -> None:
         self._gpu.wait()
@@ -490,8 +496,9 @@ class Gpu:
                     _broken.append(graph)
                 if not isinstance(error, Exception):
                     raise
-                text = str(cause or error).strip().partition("\n")[0]
-                raise Refused(f"it cannot be captured: {type(cause or error).__name__}: {text}") from None
+                name, text = type(cause or error).__name__, str(cause or error).strip().partition("\n")[0]
+                cause = None  # its traceback has this frame, and with it the memory
+                raise Refused(f"it cannot be captured: {name}: {text}") from None
         return graph.replay, output, max(used, 0)
 
     @contextmanager
