@@ -21,8 +21,11 @@ FIRST = "the first call of its shape"
 
 @pytest.fixture(autouse=True)
 def no_grad():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the models are tiny
     with torch.no_grad():
         yield
+    torch.set_num_threads(threads)
 
 
 def warm(model, counts, inputs):
@@ -265,6 +268,22 @@ def test_capture_begins_anew_after_a_change(blocks):
     warm(model, counts, inputs)
     assert (counts.captured, counts.held) == (2, 1)
     assert counts.eager["the model has changed: transformer_blocks.0.norm1.eps"] == 1
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), torch.ones(()), torch.ones(3).numpy(), [torch.ones(3)]])
+def test_object_that_holds_one_tensor(blocks, value):
+    module = Wrapped(nn.Identity())
+    module.layer.holder = Holder(value)
+    snapshot = module_of(blocks, "snapshots").Snapshot(module, torch.device("cpu"))
+    assert snapshot.is_current(module)
+    module.layer.holder.value = copy.deepcopy(value)
+    assert not snapshot.is_current(module)
+    assert "layer.holder" in snapshot.find_difference(module)
 
 
 def test_cached_tensors_on_the_host_are_compared_by_version(blocks):
@@ -527,7 +546,8 @@ def test_copies_and_pickles(blocks):
 def test_model_is_not_kept_alive(blocks):
     model, inputs = ltx(), ltx_inputs()
     accelerate_on_cpu(blocks, model)
-    model(**inputs)
+    with model.cache_context("cond"):
+        model(**inputs)
     gone = weakref.ref(model)
     del model
     gc.collect()

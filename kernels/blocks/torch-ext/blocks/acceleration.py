@@ -16,7 +16,9 @@ def accelerate(model: Any, *, graphs: bool = False) -> Report:
 
     Args:
         model: A `torch.nn.Module`, or a pipeline of diffusers, whose modules are all accelerated.
-        graphs: Capture CUDA graphs of the model's forward, or that of a pipeline's denoisers, and replay them.
+        graphs: Also capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs: at the second call
+            with tensors of some shapes, to be replayed from then on. Calls that no graph can serve run as usual; the
+            report counts them by reason.
 
     Returns:
         What was replaced and what was left, and why.

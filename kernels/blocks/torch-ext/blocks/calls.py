@@ -63,7 +63,7 @@ def take_apart(args: tuple, kwargs: dict[str, Any], device: torch.device, modes:
             return cls, names, *(describe(part, f"{name}[{key!r}]") for key, part in zip(names, container[0]))
         # The protocol of transformers' caches: whether their tensors stay where they are.
         fixed = getattr(value, "is_compileable", None)
-        if fixed is None or isinstance(value, type):
+        if fixed is None or isinstance(value, type) or not hasattr(value, "__dict__"):
             raise Refused(f"argument {name} is a {cls.__name__}, which two calls cannot be compared by")
         if not fixed:
             raise Refused(f"argument {name} is a {cls.__name__}, whose tensors move: a StaticCache stays in place")

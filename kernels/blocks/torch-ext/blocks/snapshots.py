@@ -30,7 +30,7 @@ _NOT_READ = {
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 # At the root, these run outside of the forward. They hold the root, which a snapshot must not keep alive.
-_AROUND_THE_ROOT = {"forward", "_old_forward", "_hf_hook", *_HOOKS}
+_AROUND_THE_ROOT = {"forward", "_old_forward", "_hf_hook", "_diffusers_hook", *_HOOKS}
 _WEIGHTS = ("_parameters", "_buffers")
 _OPAQUE = (
     type,
@@ -86,7 +86,9 @@ class Snapshot:
         self._classes = list(map(type, self._modules))
         self._forwards = [(cls, cls.forward) for cls in {*self._classes, self._root_class} if hasattr(cls, "forward")]
         self._sizes = list(map(len, self._dicts))
-        getters = [(keys, itemgetter(*keys), dicts) for keys, dicts in self._by_keys.items() if keys]
+        # A key twice makes a tuple of one value: tuples compare by identity before they compare by value.
+        twice = {keys: keys * 2 if len(keys) == 1 else keys for keys in self._by_keys if keys}
+        getters = [(keys, itemgetter(*twice[keys]), self._by_keys[keys]) for keys in twice]
         self._groups = [(keys, get, dicts, list(map(get, dicts))) for keys, get, dicts in getters]
         self._values = list(chain.from_iterable(map(dict.values, self._weights)))
         self._is_tensor = [value is not None for value in self._values]
@@ -126,7 +128,7 @@ class Snapshot:
                 return f"the forward of {cls.__name__}"
         for keys, _, dicts, saved in self._groups:
             for attributes, values in zip(dicts, saved):
-                then = dict(zip(keys, values if len(keys) > 1 else [values]))
+                then = dict(zip(keys, values))
                 for key in {**attributes, **then}.keys() - _NOT_READ:
                     if key not in attributes or key not in then or not _is_same(attributes[key], then[key]):
                         return f"{self._names[id(attributes)]}.{key}"
@@ -251,7 +253,12 @@ class Snapshot:
 def _attributes_of_root(root: Any) -> dict[str, Any]:
     if not isinstance(root, nn.Module):
         return dict(vars(root))
-    return {key: value for key, value in vars(root).items() if key not in _NOT_READ and key not in _AROUND_THE_ROOT}
+    left_out = _NOT_READ | _AROUND_THE_ROOT
+    return {key: value for key, value in vars(root).items() if key not in left_out and not _is_method(value, root)}
+
+
+def _is_method(value: Any, root: Any) -> bool:
+    return type(value) is types.MethodType and value.__self__ is root
 
 
 def _is_same_root(now: dict[str, Any], then: dict[str, Any]) -> bool:
