@@ -11,6 +11,7 @@ from torch import nn
 
 from . import kernel_set
 from .comparison import Comparison
+from .graphs import GraphCounts
 from .tested_versions import TESTED
 
 
@@ -49,6 +50,7 @@ class Report:
         notes: What else one should know, a sentence each.
         versions: Of this package, its kernels, Torch, and the libraries that are loaded.
         check: Both models' times and errors, if `accelerate` was asked to check.
+        graphs: By model: what its CUDA graphs have done. The counts go on with every call.
     """
 
     replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -57,6 +59,7 @@ class Report:
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=_versions)
     check: Optional[Comparison] = None
+    graphs: dict[str, GraphCounts] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as data that `json.dumps` takes."""
@@ -72,6 +75,7 @@ class Report:
             "device": kernel_set.DEVICE,
             "versions": dict(self.versions),
             "check": None if self.check is None else asdict(self.check),
+            "graphs": {name: asdict(counts) for name, counts in self.graphs.items()},
         }
 
     def __str__(self) -> str:
@@ -90,6 +94,8 @@ class Report:
                 lines.append(f"  {number:4} x {name:{width}}  {words}{by}")
         if self.check is not None:
             lines += ["check:", *(f"  {line}" for line in str(self.check).splitlines())]
+        for name, counts in self.graphs.items():
+            lines += [f"graphs of {name}:", *(f"  {line}" for line in str(counts).splitlines())]
         lines += [f"note: {note}" for note in self.notes]
         lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         return "\n".join(lines)
