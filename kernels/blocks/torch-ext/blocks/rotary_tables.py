@@ -1,4 +1,4 @@
-"""Cosines and sines of rotary embeddings, kept between the forwards of a model that makes them anew each time."""
+"""Cosines and sines of rotary embeddings, kept between the forwards of a module that makes them anew each time."""
 
 import threading
 import weakref
@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .kernel_set import DEVICE
 
 Tables = tuple[Tensor, Tensor]
 
-_MOST_BYTES = 2**29
-# On a table of cosines: the tables in half of its width that belong to it.
+_MOST_BYTES = 2**28  # for each module
+# An attribute of a table of cosines: the tables of half the width that were made of it.
 _HALVES = "_blocks_halves"
 
 
@@ -27,64 +27,62 @@ class _Kept:
     # A CUDA graph reads the tables, now and at any later time.
     captured: bool = False
 
-    def is_of(self, sources: tuple[Tensor, ...]) -> bool:
+    def is_made_of(self, sources: tuple[Tensor, ...]) -> bool:
         return all(
             reference() is source and version == source._version
             for (reference, version), source in zip(self.sources, sources)
         )
 
 
-_kept: "OrderedDict[Hashable, _Kept]" = OrderedDict()  # the one used last is at the end
+# By module, outside of it, so that neither its state nor its copies have them. The ones used last are at the end.
+_kept: "weakref.WeakKeyDictionary[nn.Module, OrderedDict[Hashable, _Kept]]" = weakref.WeakKeyDictionary()
 _changing = threading.Lock()
 
 
-def keep_tables(key: Hashable, make: Callable[[], Tables], *sources: Tensor) -> Tables:
-    """Return the tables that `make` returns, or those that it returned for the same key and sources before.
+def keep_tables(module: nn.Module, key: Hashable, make: Callable[[], Tables], *sources: Tensor) -> Tables:
+    """Return the tables that `make` returns, or those that it returned before for the same module, key and sources.
 
     Args:
-        key: Everything that the tables depend on but `sources`: sizes, frequencies, device.
+        module: The module that makes the tables. At most 256 MiB are kept for it, the ones used last.
+        key: Everything else that the tables depend on but `sources`: sizes, frequencies, device.
         make: Returns cosines and sines, both with the same value at both elements of a pair.
         sources: Tensors that the tables are made of.
-
-    The tables kept have 512 MiB at most, with their halves; the ones not used for the longest time go first.
     """
     if any(source.is_inference() for source in sources):  # has no version
         return with_halves(*make())
-    key = key, *map(id, sources)
     capturing = _is_capturing()
     with _changing:
-        found = _kept.get(key)
-        if found is not None and found.is_of(sources):
-            _kept.move_to_end(key)
+        kept = _kept.setdefault(module, OrderedDict())
+        found = kept.get(key)
+        if found is not None and found.is_made_of(sources):
+            kept.move_to_end(key)
             found.captured = found.captured or capturing
             return found.tables
-        if found is not None and not found.captured:
-            del _kept[key]
-    if capturing:  # the memory belongs to the graph
+    if capturing:  # the new tables are in the memory of the graph
         return with_halves(*make())
     # In inference mode the tables would be of no use to a later forward with gradients.
     with torch.inference_mode(False), torch.no_grad():
-        cos, sin = with_halves(*make())
+        tables = with_halves(*make())
+    cos = tables[0]
     if type(cos) is Tensor:  # not a fake tensor
-        _keep(
-            key,
-            _Kept((cos, sin), tuple((weakref.ref(s), s._version) for s in sources), 3 * cos.untyped_storage().nbytes()),
-        )
-    return cos, sin
+        if cos.device.type == "cuda":
+            # Other streams may read the new tables, and may be reading those that go.
+            torch.cuda.synchronize(cos.device)
+        made_of = tuple((weakref.ref(source), source._version) for source in sources)
+        with _changing:
+            _keep(kept, key, _Kept(tables, made_of, 3 * cos.untyped_storage().nbytes()))
+    return tables
 
 
-def _keep(key: Hashable, new: _Kept) -> None:
-    device = new.tables[0].device
-    if device.type == "cuda":
-        # Other streams may read the new tables, and may be reading the ones that go.
-        torch.cuda.synchronize(device)
-    with _changing:
-        free = _MOST_BYTES - sum(kept.bytes for kept in _kept.values())
-        removable = [key for key, kept in _kept.items() if not kept.captured]
-        while new.bytes > free and removable:
-            free += _kept.pop(removable.pop(0)).bytes
-        if new.bytes <= free and key not in _kept:
-            _kept[key] = new
+def _keep(kept: "OrderedDict[Hashable, _Kept]", key: Hashable, new: _Kept) -> None:
+    if key in kept and not kept[key].captured:
+        del kept[key]
+    free = _MOST_BYTES - sum(entry.bytes for entry in kept.values())
+    removable = [other for other, entry in kept.items() if not entry.captured]
+    while new.bytes > free and removable:
+        free += kept.pop(removable.pop(0)).bytes
+    if new.bytes <= free and key not in kept:
+        kept[key] = new
 
 
 def _is_capturing() -> bool:
@@ -92,7 +90,7 @@ def _is_capturing() -> bool:
 
 
 def with_halves(cos: Tensor, sin: Tensor) -> Tables:
-    """Make tables in half of the width, with one entry for each pair, for `halves` to find. Return `cos, sin`."""
+    """Return `cos, sin`, for which `halves` now finds tables of half the width, with one entry for each pair."""
     setattr(cos, _HALVES, (sin, {0: (_half(cos), _half(sin))}))
     return cos, sin
 
@@ -100,26 +98,30 @@ def with_halves(cos: Tensor, sin: Tensor) -> Tables:
 def _half(table: Tensor) -> Tensor:
     if table.stride(0) == 0:  # the same for all sequences
         table = table[:1]
-    return (table.flatten(1, 2) if table.dim() == 4 else table)[..., ::2].contiguous()
+    return _without_heads(table)[..., ::2].contiguous()
+
+
+def _without_heads(table: Tensor) -> Tensor:
+    return table.flatten(1, 2) if table.dim() == 4 else table
 
 
 def halves(cos: Tensor, sin: Tensor, more: int = 0) -> Tables:
-    """Return the tables for the kernels: of half the width, if they were made, followed by `more` tokens not to rotate.
+    """Return tables for the kernels, of half the width if there are such, followed by `more` tokens not to rotate.
 
     Args:
-        cos: `[tokens, n]` or `[batch, tokens, n]`, or `[1, tokens, 1, n]`.
+        cos: `[tokens, n]`, `[batch, tokens, n]` or `[1, tokens, 1, n]`.
         sin: Of the shape of `cos`.
     """
-    of, found = getattr(cos, _HALVES, (None, None))
-    if of is sin and more in found:
+    made_with, found = getattr(cos, _HALVES, (None, {}))
+    if made_with is not sin:
+        found = {0: (_without_heads(cos), _without_heads(sin))}
+    if more in found:
         return found[more]
-    half_cos, half_sin = found[0] if of is sin else (cos, sin)
-    if half_cos.dim() == 4:
-        half_cos, half_sin = half_cos.flatten(1, 2), half_sin.flatten(1, 2)
-    if more > 0:
-        shape = (*half_cos.shape[:-2], more, half_cos.shape[-1])
-        half_cos = torch.cat((half_cos, half_cos.new_ones(shape)), -2)
-        half_sin = torch.cat((half_sin, half_sin.new_zeros(shape)), -2)
-    if of is sin and not _is_capturing():
-        found[more] = half_cos, half_sin
-    return half_cos, half_sin
+    tables = tuple(_followed_by(more, table, value) for table, value in zip(found[0], (1.0, 0.0)))
+    if not _is_capturing():  # else the new tables are in the memory of the graph
+        found[more] = tables
+    return tables
+
+
+def _followed_by(more: int, table: Tensor, value: float) -> Tensor:
+    return torch.cat((table, table.new_full((*table.shape[:-2], more, table.shape[-1]), value)), -2)

@@ -1,3 +1,10 @@
 """Replacements, by library and model. Importing this package registers them all."""
 
-from . import diffusers_feed_forward, diffusers_ltx, torch_norms  # noqa: F401
+from . import (  # noqa: F401
+    diffusers_cogvideox,
+    diffusers_feed_forward,
+    diffusers_hunyuan_video,
+    diffusers_ltx,
+    diffusers_wan,
+    torch_norms,
+)

@@ -12,7 +12,7 @@ from ..replacements import is_own, original_class, path_of
 
 def library_of(module: nn.Module) -> ModuleType:
     """Return the Python module that defines the class of `module`, to take the library's own functions from it."""
-    return sys.modules[type(module).__module__]
+    return sys.modules[original_class(module).__module__]
 
 
 def diffusers_norms() -> ModuleType:

@@ -9,6 +9,9 @@ from ..kernel_set import DEVICE, geglu, takes
 from ..replacements import has_hooks, is_own, replaces
 
 _PLAIN = (Tensor, nn.Parameter)
+# Not documented by Torch, which may rename it.
+_ADDMM_ACTIVATION = getattr(torch, "_addmm_activation", None)
+_HAS_EPILOGUE = DEVICE == "cuda" and _ADDMM_ACTIVATION is not None
 
 
 def gelu_fits_epilogue(projection: nn.Module, x: Tensor) -> bool:
@@ -16,7 +19,7 @@ def gelu_fits_epilogue(projection: nn.Module, x: Tensor) -> bool:
 
     The epilogue has no gradient. On the CPU it computes the exact GELU. Without a bias, Torch does not use it.
     """
-    if not (DEVICE == "cuda" and takes(x) and x.dtype != torch.float32):
+    if not (_HAS_EPILOGUE and takes(x) and x.dtype != torch.float32 and x.dim() > 1):
         return False
     return is_plain_linear(projection, x.dtype) and not (
         torch.is_grad_enabled()
@@ -40,15 +43,15 @@ def is_plain_linear(projection: nn.Module, dtype: torch.dtype) -> bool:
 def linear_gelu(projection: nn.Module, x: Tensor) -> Tensor:
     """Return `gelu(projection(x), approximate="tanh")`, with the GELU in the epilogue of the matrix multiplication."""
     rows = x.flatten(0, -2)
-    out = torch._addmm_activation(projection.bias, rows, projection.weight.t(), use_gelu=True)
+    out = _ADDMM_ACTIVATION(projection.bias, rows, projection.weight.t(), use_gelu=True)
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
 def _gelu_mismatch(module: nn.Module) -> Optional[str]:
     if module.approximate != "tanh":
         return "its GELU is exact, and the epilogue of a projection has the tanh approximation only"
-    if DEVICE != "cuda":
-        return "the epilogue of a projection has a GELU with the tanh approximation on CUDA only"
+    if not _HAS_EPILOGUE:
+        return "only Torch for CUDA has a GELU with the tanh approximation in the epilogue of a projection"
     return None if isinstance(module.proj, nn.Module) else "it has no projection"
 
 

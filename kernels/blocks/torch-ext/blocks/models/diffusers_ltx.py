@@ -1,6 +1,5 @@
 """LTX-Video in diffusers."""
 
-from functools import partial
 from typing import Any, Optional, Union
 
 from torch import Tensor, nn
@@ -149,14 +148,14 @@ class LTXRotary:
         batch, one = x.shape[0], x[:1]
         sizes = self.base_num_frames, self.base_height, self.base_width, self.patch_size, self.patch_size_t
         axes = num_frames, height, width, None if scale is None else tuple(scale)
-        key = "LTX", x.device, batch, axes, self.dim, self.theta, sizes
-        return keep_tables(key, partial(_repeat, partial(super().forward, one, *arguments), batch))
+        key = x.device, batch, axes, self.dim, self.theta, sizes
+        own = super().forward
+        return keep_tables(self, key, lambda: _repeat(*own(one, *arguments), batch))
 
 
 def _are_numbers(scale: Any) -> bool:
     return isinstance(scale, (tuple, list)) and all(isinstance(number, (int, float)) for number in scale)
 
 
-def _repeat(make: Any, batch: int) -> tuple[Tensor, Tensor]:
-    cos, sin = make()
+def _repeat(cos: Tensor, sin: Tensor, batch: int) -> tuple[Tensor, Tensor]:
     return cos.expand(batch, -1, -1), sin.expand(batch, -1, -1)
