@@ -158,7 +158,8 @@ def _attend_to_both(
     attended = _dispatch(block, query, key, heads_of(value, heads), mask)
     attended, attended_context = attended.split((x.shape[1], context.shape[1]), dim=1)
     to_out, dropout = attention.to_out
-    return dropout(to_out(attended)), attention.to_add_out(attended_context)
+    # A projection copies what is not contiguous, and then adds its bias in a kernel of its own.
+    return dropout(to_out(attended.contiguous())), attention.to_add_out(attended_context.contiguous())
 
 
 def _attend_to_joined(
