@@ -1,3 +1,12 @@
 """Replacements, by library and model. Importing this package registers them all."""
 
-from . import diffusers_ltx, library_norms, torch_norms  # noqa: F401
+from . import (  # noqa: F401
+    diffusers_attention,
+    diffusers_cogvideox,
+    diffusers_feed_forward,
+    diffusers_hunyuan_video,
+    diffusers_ltx,
+    diffusers_wan,
+    library_norms,
+    torch_norms,
+)

@@ -1,25 +1,29 @@
 """LTX-Video in diffusers."""
 
-from typing import Optional
+from typing import Any, Optional, Union
 
 from torch import Tensor, nn
 
-from ..kernel_set import adaln, takes
-from ..replacements import is_own, original_class, replaces
+from ..kernel_set import adaln, rope3d, takes
+from ..replacements import is_own, original_class, path_of, replaces
+from ..rotary_tables import halves, keep_tables, with_halves
+from .diffusers_attention import are_own_norms, diffusers_norms, heads_of, library_of, norms_mismatch
 
 
 def _block_mismatch(block: nn.Module) -> Optional[str]:
     for norm in (block.norm1, block.norm2):
-        if original_class(norm).__name__ != "RMSNorm" or norm.weight is not None:
+        if path_of(original_class(norm)) != "diffusers.models.normalization.RMSNorm" or norm.weight is not None:
             return "its norms are not RMSNorms without weight"
-    if tuple(block.scale_shift_table.shape[:1]) != (6,):
+        if len(norm.dim) != 1:
+            return "its norms normalize over several dimensions"
+    if block.scale_shift_table.dim() != 2 or block.scale_shift_table.shape[0] != 6:
         return "its modulation does not have six parts"
     return None
 
 
 @replaces(
     "diffusers.models.transformers.transformer_ltx.LTXVideoTransformerBlock",
-    does="RMSNorm with modulation, and residual sums with gates",
+    does="RMSNorm with modulation, and residual sums with gates and norms",
     mismatch=_block_mismatch,
 )
 class LTXBlock:
@@ -33,16 +37,125 @@ class LTXBlock:
     ) -> Tensor:
         x = hidden_states
         norm1, norm2 = self.norm1, self.norm2
-        if not (takes(x) and is_own(norm1, type(norm1)) and is_own(norm2, type(norm2))):
+        if not (takes(x) and temb.dtype == self.scale_shift_table.dtype == x.dtype and _are_own(norm1, norm2)):
             return super().forward(x, encoder_hidden_states, temb, image_rotary_emb, encoder_attention_mask)
-        table = self.scale_shift_table[None, None] + temb.unflatten(-1, (6, -1))
+        table = self.scale_shift_table.to(temb.device) + temb.unflatten(-1, (6, -1))
         shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(2)
         normed = adaln.ada_rms_norm(x, scale1, shift1, eps=norm1.eps, rounding="each")
         attended = self.attn1(hidden_states=normed, encoder_hidden_states=None, image_rotary_emb=image_rotary_emb)
         x = adaln.gate_residual(x, attended, gate1, rounding="each")
         attended = self.attn2(
-            x, encoder_hidden_states=encoder_hidden_states, attention_mask=encoder_attention_mask, image_rotary_emb=None
+            x, encoder_hidden_states=encoder_hidden_states, image_rotary_emb=None, attention_mask=encoder_attention_mask
         )
-        x = x + attended
-        normed = adaln.ada_rms_norm(x, scale2, shift2, eps=norm2.eps, rounding="each")
+        x, normed = adaln.add_ada_norm(x, attended, scale2, shift2, eps=norm2.eps, norm="rms", rounding="each")
         return adaln.gate_residual(x, self.ff(normed), gate2, rounding="each")
+
+
+def _are_own(*norms: nn.Module) -> bool:
+    cls = diffusers_norms().RMSNorm
+    return all(is_own(norm, cls) for norm in norms)
+
+
+def _attention_mismatch(attention: nn.Module) -> Optional[str]:
+    return norms_mismatch("torch.nn.modules.normalization.RMSNorm", attention.norm_q, attention.norm_k)
+
+
+@replaces(
+    "diffusers.models.transformers.transformer_ltx.LTXAttention",
+    does="q and k norms with rotary embedding",
+    mismatch=_attention_mismatch,
+)
+class LTXAttention:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        encoder_hidden_states: Optional[Tensor] = None,
+        attention_mask: Optional[Tensor] = None,
+        image_rotary_emb: Optional[Tensor] = None,
+        **kwargs: Any,
+    ) -> Tensor:
+        x, context, processor, library = hidden_states, encoder_hidden_states, self.processor, library_of(self)
+        norm_q, norm_k = self.norm_q, self.norm_k
+        if not (
+            takes(x)
+            and not kwargs
+            and type(processor) is library.LTXVideoAttnProcessor
+            and (context is None or image_rotary_emb is None)
+            and are_own_norms(nn.RMSNorm, x.dtype, norm_q, norm_k)
+        ):
+            return super().forward(x, context, attention_mask, image_rotary_emb, **kwargs)
+        source = x if context is None else context
+        query, key, value = self.to_q(x), self.to_k(source), self.to_v(source)
+        if image_rotary_emb is None:
+            query, key = norm_q(query), norm_k(key)
+        else:
+            tables = halves(*image_rotary_emb)
+            options = {"eps": norm_q.eps, "norm": "token", "layout": "bsc"}
+            query, key = rope3d.norm_rotary(query, key, norm_q.weight, norm_k.weight, *tables, **options)
+        heads = self.heads
+        attended = library.dispatch_attention_fn(
+            heads_of(query, heads),
+            heads_of(key, heads),
+            heads_of(value, heads),
+            attn_mask=_mask_of_heads(self, attention_mask, source),
+            dropout_p=0.0,
+            is_causal=False,
+            backend=processor._attention_backend,
+            parallel_config=processor._parallel_config,
+        )
+        to_out, dropout = self.to_out
+        return dropout(to_out(attended.flatten(2, 3).to(query.dtype)))
+
+
+def _mask_of_heads(attention: nn.Module, mask: Optional[Tensor], source: Tensor) -> Optional[Tensor]:
+    if mask is None:
+        return None
+    batch, tokens, _ = source.shape
+    if mask.dim() == 3 and mask.shape[0] == batch and mask.shape[2] == tokens:
+        return mask[:, None]  # broadcast to the heads
+    mask = attention.prepare_attention_mask(mask, tokens, batch)
+    return mask.view(batch, attention.heads, -1, mask.shape[-1])
+
+
+def _rotary_mismatch(rotary: nn.Module) -> Optional[str]:
+    sizes = (rotary.base_num_frames, rotary.base_height, rotary.base_width, rotary.patch_size, rotary.patch_size_t)
+    numbers = (rotary.dim, rotary.theta, *sizes)
+    return None if all(isinstance(number, (int, float)) for number in numbers) else "its sizes are not numbers"
+
+
+@replaces(
+    "diffusers.models.transformers.transformer_ltx.LTXVideoRotaryPosEmbed",
+    does="keeps tables between forwards",
+    mismatch=_rotary_mismatch,
+)
+class LTXRotary:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        num_frames: Optional[int] = None,
+        height: Optional[int] = None,
+        width: Optional[int] = None,
+        rope_interpolation_scale: Optional[tuple[Union[Tensor, float], float, float]] = None,
+        video_coords: Optional[Tensor] = None,
+    ) -> tuple[Tensor, Tensor]:
+        x, scale = hidden_states, rope_interpolation_scale
+        arguments = num_frames, height, width, scale, video_coords
+        if not takes(x):
+            return super().forward(x, *arguments)
+        # The values of tensors may change.
+        if video_coords is not None or not (scale is None or _are_numbers(scale)):
+            return with_halves(*super().forward(x, *arguments))
+        batch, one = x.shape[0], x[:1]
+        sizes = self.base_num_frames, self.base_height, self.base_width, self.patch_size, self.patch_size_t
+        axes = num_frames, height, width, None if scale is None else tuple(scale)
+        key = x.device, batch, axes, self.dim, self.theta, sizes
+        own = super().forward
+        return keep_tables(self, key, lambda: _repeat(*own(one, *arguments), batch))
+
+
+def _are_numbers(scale: Any) -> bool:
+    return isinstance(scale, (tuple, list)) and all(isinstance(number, (int, float)) for number in scale)
+
+
+def _repeat(cos: Tensor, sin: Tensor, batch: int) -> tuple[Tensor, Tensor]:
+    return cos.expand(batch, -1, -1), sin.expand(batch, -1, -1)

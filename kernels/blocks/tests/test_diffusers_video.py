@@ -1,0 +1,393 @@
+"""The video models of diffusers: as close to float32 as their own forwards, and unchanged where kernels may not run."""
+
+import copy
+import functools
+import statistics
+from collections import Counter
+
+import pytest
+import torch
+from diffusers.models import attention
+from diffusers.models.attention_processor import CogVideoXAttnProcessor2_0
+from diffusers.models.transformers.transformer_hunyuan_video import HunyuanVideoAttnProcessor2_0
+from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
+from diffusers.models.transformers.transformer_wan import WanAttnProcessor
+from small_video_models import CASES, TEXT, TOKENS, WIDE, Case, cogvideox, hunyuan_video, ltx, wan, wan_block, wan_vace
+from torch import nn
+
+SEEDS = range(2)
+GRADIENTS = ("LTX-Video", "Wan", "Wan, time per token", "HunyuanVideo", "CogVideoX")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Many threads make models of this size slower, by a factor of 50 on a machine with other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def error(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def case_of(name, seed=0):
+    torch.manual_seed(seed)
+    return CASES[name]()
+
+
+def accelerated(blocks, case):
+    blocks.accelerate(case.model)
+    return case
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_bfloat16_output_is_as_close_to_float32_as_the_models_own(blocks, name):
+    own, ours = 0.0, 0.0
+    for seed in SEEDS:
+        case = case_of(name, seed)
+        expected = case.run()
+        lower = case.in_dtype(torch.bfloat16)
+        own += error(lower.run(), expected) ** 2
+        ours += error(accelerated(blocks, lower).run(), expected) ** 2
+    assert 0 < ours <= 1.1**2 * own
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_float32_output_is_that_of_the_model(blocks, name):
+    case = case_of(name)
+    expected = case.run()
+    accelerated(blocks, case)
+    assert error(case.run(), expected) < 1e-5
+    assert error(case.run(), expected) < 1e-5  # with tables that were kept
+    blocks.restore(case.model)
+    assert torch.equal(case.run(), expected)
+
+
+def gradients(case):
+    """Return the gradients of the parameters, and of the inputs that have one."""
+    inputs = {}
+    for name in ("hidden_states", "encoder_hidden_states"):
+        inputs[name] = case.inputs[name].clone().requires_grad_()
+    outputs = Case(case.model, case.inputs | inputs).run()
+    torch.manual_seed(1)
+    tensors = [*case.model.parameters(), *inputs.values()]
+    return torch.autograd.grad(outputs, tensors, torch.randn_like(outputs), allow_unused=True)
+
+
+def error_ratio(ours, own, expected):
+    """Return the geometric mean over all gradients: some of them, as that of a bias of k, are little but rounding."""
+    ratios = [
+        error(found.float(), reference) / error(other.float(), reference)
+        for found, other, reference in zip(ours, own, expected)
+        if reference is not None and reference.norm() > 1e-6
+    ]
+    assert len(ratios) > 50
+    return statistics.geometric_mean(ratios)
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_bfloat16_gradients_are_as_close_to_float32_as_the_models_own(blocks, name):
+    case = case_of(name)
+    expected = gradients(case)
+    lower = case.in_dtype(torch.bfloat16)
+    own = gradients(lower)
+    ours = gradients(accelerated(blocks, lower))
+    assert error_ratio(ours, own, expected) <= 1.1
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_float32_gradients_are_those_of_the_model(blocks, name):
+    case = case_of(name)
+    expected = gradients(case)
+    found = gradients(accelerated(blocks, case))
+    for ours, own in zip(found, expected):
+        assert (ours is None) == (own is None)
+        if own is not None:
+            torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5 * own.abs().max().item() + 1e-7)
+
+
+def operations(case):
+    """Return how often each op is called, without the names of their libraries."""
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        case.run()
+    return Counter(event.name.split("::")[-1] for event in profile.events() if "::" in event.name)
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (ltx, {"norm_rotate": 2, "ada_norm": 2, "gate_residual": 4, "gate_residual_ada_norm": 2, "arange": 2}),
+        (wan, {"norm_rotate": 2, "gate_residual": 2, "gate_residual_ada_norm": 4}),
+        (lambda: wan(per_token=True), {"norm_rotate": 2, "gate_residual": 2, "gate_residual_ada_norm": 4}),
+        (wan_vace, {"norm_rotate": 4, "gate_residual": 4, "gate_residual_ada_norm": 8}),
+        (lambda: wan_block("chronoedit"), {"norm_rotate": 1, "gate_residual": 1, "gate_residual_ada_norm": 2}),
+        (hunyuan_video, {"norm_rotate": 4, "gate_residual": 6, "gate_residual_ada_norm": 4}),
+        (cogvideox, {"rotate_tokens": 2, "ada_norm": 9, "gate_residual": 4, "gate_residual_ada_norm": 4}),
+    ],
+)
+def test_kernels_compute_what_they_can(blocks, build, expected):
+    case = accelerated(blocks, build())
+    case.run()  # keeps the tables
+    found = operations(case)
+    assert {name: found[name] for name in expected} == expected
+    assert found["neg"] == 0  # of the model's own rotations
+
+
+@torch.no_grad()
+def test_parts_of_one_tensor_are_joined_without_a_copy(blocks):
+    join = blocks.models.diffusers_hunyuan_video._joined
+    both = torch.randn(2, 10, 8)
+    joined = join(both[:, :-3], both[:, -3:])
+    assert joined.data_ptr() == both.data_ptr()
+    assert torch.equal(joined, both)
+    for x, more in ((both[:, -3:], both[:, :-3]), (both[:, :5], both[:, 6:]), (both[:1, :-3], both[1:, -3:])):
+        assert torch.equal(join(x, more), torch.cat((x, more), 1))
+    with torch.enable_grad():
+        both.requires_grad_()
+        joined = join(both[:, :-3], both[:, -3:])
+        assert joined.data_ptr() != both.data_ptr()
+
+
+# --- what may not be accelerated -------------------------------------------------------------------------------------
+
+
+def counted(processor):
+    """Return a class derived from `processor` that counts its calls."""
+
+    class Counted(processor):
+        calls = 0
+
+        @functools.wraps(processor.__call__)  # the modules inspect its parameters
+        def __call__(self, *args, **kwargs):
+            Counted.calls += 1
+            return super().__call__(*args, **kwargs)
+
+    return Counted
+
+
+@pytest.mark.parametrize(
+    ("build", "processor", "calls"),
+    [
+        (ltx, LTXVideoAttnProcessor, 4),
+        (wan, WanAttnProcessor, 4),
+        (hunyuan_video, HunyuanVideoAttnProcessor2_0, 4),
+        (cogvideox, CogVideoXAttnProcessor2_0, 2),
+    ],
+)
+@torch.no_grad()
+def test_other_attention_processors_are_called(blocks, build, processor, calls):
+    case = build()
+    expected = case.run()
+    accelerated(blocks, case)
+    other = counted(processor)
+    for module in case.model.modules():
+        if type(getattr(module, "processor", None)) is processor:
+            module.set_processor(other())
+    assert error(case.run(), expected) < 1e-5
+    assert other.calls == calls
+
+
+@pytest.mark.parametrize(
+    ("build", "path"),
+    [
+        (ltx, "transformer_blocks.0.norm1"),
+        (ltx, "transformer_blocks.0.norm2"),
+        (ltx, "transformer_blocks.1.attn1.norm_q"),
+        (ltx, "transformer_blocks.1.attn2.norm_k"),
+        (wan, "blocks.0.norm1"),
+        (wan, "blocks.0.norm2"),
+        (wan, "blocks.1.norm3"),
+        (wan, "blocks.1.attn1.norm_k"),
+        (wan_vace, "vace_blocks.0.norm2"),
+        (hunyuan_video, "transformer_blocks.0.norm2"),
+        (hunyuan_video, "transformer_blocks.0.attn"),
+        (hunyuan_video, "transformer_blocks.1.attn.norm_added_k"),
+        (hunyuan_video, "single_transformer_blocks.0.attn.norm_q"),
+        (hunyuan_video, "single_transformer_blocks.1.act_mlp"),
+        (cogvideox, "transformer_blocks.0.norm1.norm"),
+        (cogvideox, "transformer_blocks.0.norm2"),
+        (cogvideox, "transformer_blocks.0.attn1"),
+        (cogvideox, "transformer_blocks.1.attn1.norm_q"),
+        (cogvideox, "transformer_blocks.1.norm2.linear"),
+        (cogvideox, "norm_out.norm"),
+    ],
+)
+@torch.no_grad()
+def test_modules_with_hooks_are_called(blocks, build, path):
+    case = build()
+    accelerated(blocks, case)
+    case.model.get_submodule(path).register_forward_hook(
+        lambda module, args, output: tuple(o * 2 for o in output) if isinstance(output, tuple) else output * 2
+    )
+    found = case.run()
+    blocks.restore(case.model)
+    assert error(found, case.run()) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: ltx(norm_elementwise_affine=True), lambda: hunyuan_video(image_condition_type="token_replace")]
+)
+@torch.no_grad()
+def test_blocks_of_another_structure_are_left(blocks, build):
+    case = build()
+    expected = case.run()
+    block = case.model.transformer_blocks[0]
+    accelerated(blocks, case)
+    assert error(case.run(), expected) < 1e-5
+    assert operations(Case(case.model, case.inputs))["gate_residual"] == 0
+    assert type(block).__name__.endswith("Block")
+
+
+def test_another_class_in_place_of_a_norm_is_left(blocks):
+    case = wan()
+    case.model.blocks[0].norm1 = nn.LayerNorm(WIDE, elementwise_affine=False)
+    case.model.blocks[0].attn1.norm_q = nn.Identity()
+    report = blocks.accelerate(case.model)
+    reasons = {(name, reason) for name, reason in report.left if name in ("WanTransformerBlock", "WanAttention")}
+    assert any("norms" in reason for name, reason in reasons if name == "WanAttention")
+    assert any("FP32LayerNorm" in reason for name, reason in reasons if name == "WanTransformerBlock")
+    case.run()
+
+
+@torch.no_grad()
+def test_modulation_of_another_dtype_keeps_the_models_own_result(blocks):
+    block = ltx().in_dtype(torch.bfloat16).model.transformer_blocks[0]
+    inputs = {
+        "hidden_states": torch.randn(1, TOKENS, WIDE, dtype=torch.bfloat16),
+        "encoder_hidden_states": torch.randn(1, TEXT, WIDE, dtype=torch.bfloat16),
+        "temb": torch.randn(1, 1, 6 * WIDE),
+    }
+    block.attn1.to_q = block.attn1.to_q.float()
+    with pytest.raises(RuntimeError, match="dtype"):  # the modulated float32 states meet bfloat16 weights
+        block(**inputs)
+    blocks.accelerate(block)
+    with pytest.raises(RuntimeError, match="dtype"):
+        block(**inputs)
+
+
+# --- tables of rotary embeddings -------------------------------------------------------------------------------------
+
+
+def tables(blocks, model):
+    return blocks.rotary_tables._kept.get(model.rope, {})
+
+
+@pytest.mark.parametrize("build", [ltx, wan, hunyuan_video])
+@torch.no_grad()
+def test_tables_are_kept_for_each_size(blocks, build):
+    case = accelerated(blocks, build())
+    model, inputs = case.model, case.inputs
+    case.run()
+    case.run()
+    assert len(tables(blocks, model)) == 1
+    if build is ltx:
+        inputs |= {"height": inputs["height"] // 2, "width": inputs["width"] * 2}
+    else:
+        inputs["hidden_states"] = inputs["hidden_states"].transpose(-1, -2)[..., :2].contiguous()
+    found = case.run()
+    assert len(tables(blocks, model)) == 2
+    blocks.restore(model)
+    assert error(found, case.run()) < 1e-5
+
+
+@torch.no_grad()
+def test_tables_of_coordinates_are_not_kept(blocks):
+    case = accelerated(blocks, ltx(coordinates=True))
+    case.run()
+    case.inputs["video_coords"] += 1.0
+    found = case.run()
+    assert len(tables(blocks, case.model)) == 0
+    blocks.restore(case.model)
+    assert error(found, case.run()) < 1e-5
+
+
+@torch.no_grad()
+def test_tables_follow_the_frequencies_of_the_module(blocks):
+    case = accelerated(blocks, wan())
+    case.run()
+    rope = case.model.rope
+    rope.freqs_cos.mul_(0.5)
+    changed = case.run()
+    rope.freqs_sin = rope.freqs_sin * 0.5
+    replaced = case.run()
+    assert len(tables(blocks, case.model)) == 1
+    blocks.restore(case.model)
+    assert error(replaced, case.run()) < 1e-5
+    rope.freqs_sin = rope.freqs_sin * 2
+    assert error(changed, case.run()) < 1e-5
+
+
+@torch.no_grad()
+def test_kept_tables_have_a_bound(blocks, monkeypatch):
+    case = accelerated(blocks, wan())
+    case.run()
+    (entry,) = tables(blocks, case.model).values()
+    monkeypatch.setattr(blocks.rotary_tables, "_MOST_BYTES", 2 * entry.bytes)
+    for width in (2, 4, 6, 8):
+        case.inputs["hidden_states"] = torch.randn(1, 4, 2, 8, width)
+        case.inputs["encoder_hidden_states"] = torch.randn(1, TEXT, 16)
+        case.inputs["timestep"] = torch.tensor([100.0])
+        case.run()
+    kept = tables(blocks, case.model)
+    assert sum(entry.bytes for entry in kept.values()) <= 2 * entry.bytes
+    assert [key[0][-1] for key in kept] == [6, 8]  # the ones used last
+
+
+def test_tables_made_in_inference_mode_serve_training(blocks):
+    case = accelerated(blocks, ltx())
+    with torch.inference_mode():
+        case.run()
+    case.run().sum().backward()
+    assert all(table.is_inference() is False for entry in tables(blocks, case.model).values() for table in entry.tables)
+
+
+@torch.no_grad()
+def test_copies_have_no_tables(blocks):
+    case = accelerated(blocks, hunyuan_video())
+    case.run()
+    copied = copy.deepcopy(case.model)
+    assert len(tables(blocks, copied)) == 0
+    assert torch.equal(Case(copied, case.inputs).run(), case.run())
+
+
+# --- feed-forwards ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("activation", ["geglu", "swiglu"])
+def test_gated_feed_forwards(blocks, activation):
+    module = attention.FeedForward(WIDE, activation_fn=activation)
+    x = torch.randn(2, TOKENS, WIDE, requires_grad=True)
+    expected = module(x)
+    (expected_grad,) = torch.autograd.grad(expected.sum(), x)
+    report = blocks.accelerate(module)
+    assert sum(report.replaced.values()) == 1
+    found = module(x)
+    (grad,) = torch.autograd.grad(found.sum(), x)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grad, expected_grad)
+
+
+@torch.no_grad()
+def test_gelu_in_the_epilogue_of_a_projection(blocks):
+    feed_forward = blocks.models.diffusers_feed_forward
+    projection = nn.Linear(WIDE, 96)
+    x = torch.randn(2, TOKENS, WIDE)
+    # The epilogue of the CPU has the exact GELU, that of CUDA the tanh approximation.
+    approximate = "tanh" if feed_forward.DEVICE == "cuda" else "none"
+    expected = nn.functional.gelu(projection(x), approximate=approximate)
+    torch.testing.assert_close(feed_forward.linear_gelu(projection, x), expected)
+
+
+def test_epilogues_take_plain_projections_only(blocks):
+    is_plain = blocks.models.diffusers_feed_forward.is_plain_linear
+    projection = nn.Linear(WIDE, 96)
+    assert is_plain(projection, torch.float32)
+    assert not is_plain(projection, torch.bfloat16)
+    assert not is_plain(nn.Linear(WIDE, 96, bias=False), torch.float32)
+    assert not is_plain(nn.modules.linear.NonDynamicallyQuantizableLinear(WIDE, 96), torch.float32)
+    projection.register_forward_hook(lambda module, args, output: None)
+    assert not is_plain(projection, torch.float32)

@@ -1,0 +1,127 @@
+"""Cosines and sines of rotary embeddings, kept between the forwards of a module that makes them anew each time."""
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .kernel_set import DEVICE
+
+Tables = tuple[Tensor, Tensor]
+
+_MOST_BYTES = 2**28  # for each module
+# An attribute of a table of cosines: the tables of half the width that were made of it.
+_HALVES = "_blocks_halves"
+
+
+@dataclass
+class _Kept:
+    tables: Tables
+    # The tensors that the tables were made of, and their versions.
+    sources: tuple[tuple["weakref.ref[Tensor]", int], ...]
+    bytes: int
+    # A CUDA graph reads the tables, now and at any later time.
+    captured: bool = False
+
+    def is_made_of(self, sources: tuple[Tensor, ...]) -> bool:
+        return all(
+            reference() is source and version == source._version
+            for (reference, version), source in zip(self.sources, sources)
+        )
+
+
+# By module, outside of it, so that neither its state nor its copies have them. The ones used last are at the end.
+_kept: "weakref.WeakKeyDictionary[nn.Module, OrderedDict[Hashable, _Kept]]" = weakref.WeakKeyDictionary()
+_changing = threading.Lock()
+
+
+def keep_tables(module: nn.Module, key: Hashable, make: Callable[[], Tables], *sources: Tensor) -> Tables:
+    """Return the tables that `make` returns, or those that it returned before for the same module, key and sources.
+
+    Args:
+        module: The module that makes the tables. At most 256 MiB are kept for it, the ones used last.
+        key: Everything else that the tables depend on but `sources`: sizes, frequencies, device.
+        make: Returns cosines and sines, both with the same value at both elements of a pair.
+        sources: Tensors that the tables are made of.
+    """
+    if any(source.is_inference() for source in sources):  # has no version
+        return with_halves(*make())
+    capturing = _is_capturing()
+    with _changing:
+        kept = _kept.setdefault(module, OrderedDict())
+        found = kept.get(key)
+        if found is not None and found.is_made_of(sources):
+            kept.move_to_end(key)
+            found.captured = found.captured or capturing
+            return found.tables
+    if capturing:  # the new tables are in the memory of the graph
+        return with_halves(*make())
+    # In inference mode the tables would be of no use to a later forward with gradients.
+    with torch.inference_mode(False), torch.no_grad():
+        tables = with_halves(*make())
+    cos = tables[0]
+    if type(cos) is Tensor:  # not a fake tensor
+        if cos.device.type == "cuda":
+            # Other streams may read the new tables, and may be reading those that go.
+            torch.cuda.synchronize(cos.device)
+        made_of = tuple((weakref.ref(source), source._version) for source in sources)
+        with _changing:
+            _keep(kept, key, _Kept(tables, made_of, 3 * cos.untyped_storage().nbytes()))
+    return tables
+
+
+def _keep(kept: "OrderedDict[Hashable, _Kept]", key: Hashable, new: _Kept) -> None:
+    if key in kept and not kept[key].captured:
+        del kept[key]
+    free = _MOST_BYTES - sum(entry.bytes for entry in kept.values())
+    removable = [other for other, entry in kept.items() if not entry.captured]
+    while new.bytes > free and removable:
+        free += kept.pop(removable.pop(0)).bytes
+    if new.bytes <= free and key not in kept:
+        kept[key] = new
+
+
+def _is_capturing() -> bool:
+    return DEVICE == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def with_halves(cos: Tensor, sin: Tensor) -> Tables:
+    """Return `cos, sin`, for which `halves` now finds tables of half the width, with one entry for each pair."""
+    setattr(cos, _HALVES, (sin, {0: (_half(cos), _half(sin))}))
+    return cos, sin
+
+
+def _half(table: Tensor) -> Tensor:
+    if table.stride(0) == 0:  # the same for all sequences
+        table = table[:1]
+    return _without_heads(table)[..., ::2].contiguous()
+
+
+def _without_heads(table: Tensor) -> Tensor:
+    return table.flatten(1, 2) if table.dim() == 4 else table
+
+
+def halves(cos: Tensor, sin: Tensor, more: int = 0) -> Tables:
+    """Return tables for the kernels, of half the width if there are such, followed by `more` tokens not to rotate.
+
+    Args:
+        cos: `[tokens, n]`, `[batch, tokens, n]` or `[1, tokens, 1, n]`.
+        sin: Of the shape of `cos`.
+    """
+    made_with, found = getattr(cos, _HALVES, (None, {}))
+    if made_with is not sin:
+        found = {0: (_without_heads(cos), _without_heads(sin))}
+    if more in found:
+        return found[more]
+    tables = tuple(_followed_by(more, table, value) for table, value in zip(found[0], (1.0, 0.0)))
+    if not _is_capturing():  # else the new tables are in the memory of the graph
+        found[more] = tables
+    return tables
+
+
+def _followed_by(more: int, table: Tensor, value: float) -> Tensor:
+    return torch.cat((table, table.new_full((*table.shape[:-2], more, table.shape[-1]), value)), -2)
