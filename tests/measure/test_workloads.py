@@ -14,7 +14,7 @@ from kernel_builder.measure.case import Case, tensors
 from kernel_builder.measure.workloads import load, make
 from tests.conftest import ROOT
 
-KERNELS = sorted(path.parent for path in (ROOT / "kernels").glob("*/build.toml"))
+KERNELS = sorted(path.parents[1] for path in (ROOT / "kernels").glob("*/benchmarks/benchmark.py"))
 
 
 def test_new_projects_get_the_same_workload_base() -> None:

@@ -146,7 +146,13 @@ def test_all_outputs_evaluate(nix: Nix, flake: Path, system: str) -> None:
     for outputs, needed in (
         (
             "packages",
-            {f"rmsnorm-{CPU}".replace("x86_64-linux", system), "rope3d", "kernel-builder", "build-and-upload"},
+            {
+                f"rmsnorm-{CPU}".replace("x86_64-linux", system),
+                "rope3d",
+                "blocks",
+                "kernel-builder",
+                "build-and-upload",
+            },
         ),
         ("devShells", {CUDA.replace("x86_64-linux", system), "default"}),
         ("checks", {"rmsnorm", "rmsnorm-cpu-tests"}),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli
 import yaml
 
 from kernel_builder.config.variant import this_platform
@@ -69,6 +70,22 @@ def test_the_ten_lines_of_the_documentation_call_the_workflow() -> None:
     assert set(release["with"]["projects"].split()) == kernels
     gpu = yaml.safe_load((ROOT / ".github/workflows/gpu.yml").read_text())[True]["workflow_dispatch"]["inputs"]
     assert set(gpu["kernels"]["default"].split()) == kernels
+
+
+def test_kernels_are_published_after_what_they_depend_on() -> None:
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]
+    published: set[str] = set()
+    for directory in release["with"]["projects"].split():
+        general = tomli.loads((ROOT / directory / "build.toml").read_text())["general"]
+        assert {one["repo-id"] for one in general.get("kernel-depends", [])} <= published
+        published.add(general["hub"]["repo-id"])
+
+
+def test_the_gpu_workflow_installs_what_the_tests_of_kernels_need() -> None:
+    """It may be called by other repositories, which have no dependency group of this name."""
+    ours = tomli.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]["test"]
+    needed = [line for file in ROOT.glob("kernels/*/tests/requirements.txt") for line in file.read_text().splitlines()]
+    assert needed and set(needed) <= set(ours)
 
 
 # The roots of trust are all that differs from signing on a runner.

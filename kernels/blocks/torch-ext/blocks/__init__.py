@@ -1,6 +1,7 @@
 """Makes models of diffusers and transformers faster: `accelerate` replaces what the kernels do better."""
 
 from .acceleration import accelerate, restore
+from .comparison import Comparison
 from .report import Report
 
-__all__ = ["Report", "accelerate", "restore"]
+__all__ = ["Comparison", "Report", "accelerate", "restore"]

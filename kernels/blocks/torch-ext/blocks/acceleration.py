@@ -1,31 +1,56 @@
 """The public functions: `accelerate` and `restore`."""
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Optional
 
 from torch import nn
 
 from . import models  # noqa: F401
-from .replacements import find, put, reason_to_keep, take_out
-from .report import Report
+from .comparison import Check, compare
+from .replacements import (
+    Replacement,
+    find,
+    original_class,
+    path_of,
+    put,
+    reason_to_keep,
+    replaced_base,
+    replacement_in,
+    take_out,
+)
+from .report import Report, notes_on
 
 
-def accelerate(model: Any) -> Report:
+def accelerate(model: Any, check: Optional[Check] = None) -> Report:
     """Replace what the kernels compute faster in a model, in place.
+
+    The model keeps its classes, parameters, hooks and `state_dict`; only the forwards of some of its modules change.
+    Modules that do not look as expected keep their own forward, and so does every module for an input that the kernels
+    do not take: on another device, in autocast, or while `torch.compile` traces. A second call changes nothing.
 
     Args:
         model: A `torch.nn.Module`, or a pipeline of diffusers, whose modules are all accelerated.
+        check: What to run the model on, to compare and to time it before and after: a dict of its keyword arguments,
+            a tuple of its positional arguments, or a function that gets the model and runs it. The model is restored
+            if it was faster as it was, or if its error, compared with a run in float32, is now more than 1.1 times as
+            large. Of a pipeline the denoiser (`transformer` or `unet`) is checked, and restored, alone.
 
     Returns:
-        What was replaced and what was left, and why.
+        What was replaced and what was left, and why, and the figures of the check.
 
     Raises:
-        TypeError: If `model` is neither.
+        TypeError: If `model` or `check` is of another type.
+        ValueError: If a pipeline without a denoiser should be checked.
     """
+    roots = _roots(model)
+    checked = None if check is None else _root_to_check(model, check)
     report = Report()
-    for root in _roots(model):
-        for module in root.modules():
-            _accelerate_module(module, report)
+    for root in roots:
+        if root is checked:
+            _accelerate_checked(root, check, report)
+        else:
+            _accelerate_root(root, report)
+    report.notes += notes_on(roots)
     return report
 
 
@@ -36,30 +61,89 @@ def restore(model: Any) -> None:
         TypeError: If `model` is neither a `torch.nn.Module` nor a pipeline.
     """
     for root in _roots(model):
-        for module in root.modules():
-            take_out(module)
+        _restore_root(root)
 
 
-def _accelerate_module(module: nn.Module, report: Report) -> None:
-    take_out(module)
+def _accelerate_root(root: nn.Module, report: Report) -> None:
+    inside: set[nn.Module] = set()  # modules whose computation a replaced module may have taken over
+    for module in root.modules():
+        replacement = replacement_in(module) or _put_if_possible(module, report, module in inside)
+        if replacement is not None:
+            name = original_class(module).__name__
+            report.replaced[name, replacement.does] += 1
+            report.kernels[name, replacement.does] = replacement.kernels
+            inside.update(module.children())
+
+
+def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optional[Replacement]:
+    """Replace a module and return by what, or report why it is left."""
     replacement = find(module)
-    name = type(module).__name__
-    if replacement is None:
-        if name.endswith("Norm"):
-            report.left[name, f"{type(module).__module__} is not a module that the kernels know"] += 1
-        return
-    reason = reason_to_keep(module, replacement)
-    if reason is not None:
-        report.left[name, reason] += 1
-        return
-    put(module, replacement)
-    report.replaced[name, replacement.does] += 1
+    if replacement is not None:
+        reason = reason_to_keep(module, replacement)
+        if reason is None:
+            put(module, replacement)
+            return replacement
+    else:
+        base = replaced_base(module)
+        if base is not None:
+            reason = f"its class is derived from {base.__name__} and may compute something else"
+        elif type(module).__name__.endswith("Norm") and not inside:
+            reason = f"there is no kernel for {path_of(type(module))}"
+        else:
+            return None
+    report.left[type(module).__name__, reason] += 1
+    return None
 
 
-def _roots(model: Any) -> Iterator[nn.Module]:
+def _accelerate_checked(root: nn.Module, check: Check, report: Report) -> None:
+    trial = Report()
+    _restore_root(root)
+    _accelerate_root(root, trial)
+    if not trial.replaced:
+        report.left += trial.left
+        return
+    _restore_root(root)
+    report.check = compare(root, check, lambda: _accelerate_root(root, Report()), lambda: _restore_root(root))
+    report.left += trial.left
+    if report.check.kept == "accelerated":
+        report.replaced += trial.replaced
+        report.kernels.update(trial.kernels)
+    else:
+        for (name, _), number in trial.replaced.items():
+            report.left[name, "the check kept the model as it was"] += number
+
+
+def _restore_root(root: nn.Module) -> None:
+    for module in root.modules():
+        take_out(module)
+
+
+def _roots(model: Any) -> list[nn.Module]:
     if isinstance(model, nn.Module):
-        return iter([model])
-    components = getattr(model, "components", None)
+        return [model]
+    return [part for part in _components(model).values() if isinstance(part, nn.Module)]
+
+
+def _components(pipeline: Any) -> Mapping[str, Any]:
+    components = getattr(pipeline, "components", None)
     if not isinstance(components, dict):
-        raise TypeError(f"blocks: model must be a torch.nn.Module or a pipeline, not {type(model).__name__}")
-    return (component for component in components.values() if isinstance(component, nn.Module))
+        raise TypeError(f"blocks: model must be a torch.nn.Module or a pipeline, not {type(pipeline).__name__}")
+    return components
+
+
+def _root_to_check(model: Any, check: Check) -> nn.Module:
+    if not (isinstance(check, (Mapping, tuple)) or callable(check)):
+        raise TypeError(
+            "blocks: check must be a dict of keyword arguments, a tuple of arguments or a function that runs the "
+            f"model, not {type(check).__name__}"
+        )
+    if isinstance(model, nn.Module):
+        return model
+    components = _components(model)
+    for name in ("transformer", "unet"):
+        if isinstance(components.get(name), nn.Module):
+            return components[name]
+    raise ValueError(
+        f"blocks: check needs a pipeline with a transformer or a unet, and this one has {', '.join(components)}; "
+        "accelerate and check its models one by one"
+    )

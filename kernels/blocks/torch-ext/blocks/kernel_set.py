@@ -2,6 +2,8 @@
 
 import json
 from pathlib import Path
+from types import CodeType, FunctionType
+from typing import Any
 
 import torch
 from kernels import get_kernel_dep
@@ -13,14 +15,20 @@ geglu = get_kernel_dep("kernels-community/geglu")
 rmsnorm = get_kernel_dep("kernels-community/rmsnorm")
 rope3d = get_kernel_dep("kernels-community/rope3d")
 
+KERNELS = {"adaln": adaln, "geglu": geglu, "rmsnorm": rmsnorm, "rope3d": rope3d}
 
-def _read_device() -> str:
-    metadata = json.loads((Path(adaln.__file__).parent / "metadata.json").read_text())
-    return metadata["backend"]["type"]
+
+def _metadata(package: Path) -> dict[str, Any]:
+    return json.loads((package / "metadata.json").read_text())
 
 
 # The type of the devices whose tensors the loaded kernels take: a package for CUDA has no CPU kernels.
-DEVICE = _read_device()
+DEVICE = _metadata(Path(adaln.__file__).parent)["backend"]["type"]
+
+VERSIONS = {
+    "blocks": _metadata(Path(__file__).parent)["version"],
+    **{name: _metadata(Path(kernel.__file__).parent)["version"] for name, kernel in KERNELS.items()},
+}
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -34,9 +42,32 @@ def takes(x: Tensor) -> bool:
     Tensor, such as DTensor or quantized weights.
     """
     return (
-        type(x) in _PLAIN
+        not is_compiling()
+        and type(x) in _PLAIN
         and x.device.type == DEVICE
         and x.dtype in _DTYPES
-        and not is_compiling()
         and not torch.is_autocast_enabled(DEVICE)
     )
+
+
+def kernels_used(function: FunctionType) -> list[str]:
+    """Return the names of the kernels that a function of this package and the functions that it calls refer to."""
+    found: set[str] = set()
+    visited: set[CodeType] = set()
+
+    def visit(code: CodeType, names: dict[str, Any]) -> None:
+        if code in visited:
+            return
+        visited.add(code)
+        for constant in code.co_consts:
+            if isinstance(constant, CodeType):
+                visit(constant, names)
+        for name in code.co_names:
+            value = names.get(name)
+            if name in KERNELS and value is KERNELS[name]:
+                found.add(name)
+            elif isinstance(value, FunctionType) and value.__module__.startswith(__package__):
+                visit(value.__code__, value.__globals__)
+
+    visit(function.__code__, function.__globals__)
+    return sorted(found)

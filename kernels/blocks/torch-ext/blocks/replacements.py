@@ -6,14 +6,16 @@ own forward.
 """
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from types import MethodType
 from typing import Any, Optional
 
 from torch import nn
+
+from .kernel_set import kernels_used
 
 Mismatch = Callable[[nn.Module], Optional[str]]
 
@@ -31,6 +33,11 @@ class Replacement:
     mixin: type
     does: str
     mismatch: Mismatch
+
+    @property
+    def kernels(self) -> list[str]:
+        """The names of the kernels that the forward calls."""
+        return kernels_used(self.mixin.forward)
 
 
 _by_path: dict[str, Replacement] = {}
@@ -59,9 +66,14 @@ def find(module: nn.Module) -> Optional[Replacement]:
     return _by_path.get(path_of(type(module)))
 
 
+def replaced_base(module: nn.Module) -> Optional[type]:
+    """Return the class that a module's class is derived from and that has a replacement, if there is one."""
+    return next((cls for cls in type(module).__mro__[1:] if path_of(cls) in _by_path), None)
+
+
 def reason_to_keep(module: nn.Module, replacement: Replacement) -> Optional[str]:
     """Return why `module` must keep its own forward, or None."""
-    if "forward" in module.__dict__ and not hasattr(module, "_hf_hook"):
+    if _is_rewritten(module) and not hasattr(module, "_hf_hook"):
         return "its forward was replaced by other code"
     if has_hooks(module):
         return "it has hooks"
@@ -77,29 +89,43 @@ def reason_to_keep(module: nn.Module, replacement: Replacement) -> Optional[str]
 
 def put(module: nn.Module, replacement: Replacement) -> None:
     """Give `module` the faster forward."""
-    _set_class(module, _join(replacement.mixin, type(module)))
+    _set_class(module, _join(replacement, type(module)))
 
 
 def take_out(module: nn.Module) -> None:
     """Give `module` its own class back, if it has a faster forward."""
-    if is_replaced(module):
-        _set_class(module, original_class(module))
+    if replacement_in(module) is not None:
+        _set_class(module, _own_class(type(module)))
 
 
-def is_replaced(module: nn.Module) -> bool:
-    return type(module) in _originals
+def replacement_in(module: nn.Module) -> Optional[Replacement]:
+    """Return the replacement that was put into `module`, or None."""
+    joined = _joined_in(type(module))
+    return None if joined is None else _joined[joined][1]
 
 
 def original_class(module: nn.Module) -> type:
-    """Return the class that `module` has without a replacement."""
-    return _originals.get(type(module), type(module))
+    """Return the class that `module` had before its replacement, and before what wrapped its class since then."""
+    joined = _joined_in(type(module))
+    return type(module) if joined is None else _joined[joined][0]
+
+
+def _is_bound(module: nn.Module, forward: Any) -> bool:
+    """Return whether `forward` is the method of the class of `module`, bound to it."""
+    return isinstance(forward, MethodType) and forward.__self__ is module and forward.__func__ is type(module).forward
+
+
+def _is_rewritten(module: nn.Module) -> bool:
+    return "forward" in module.__dict__ and not _is_bound(module, module.__dict__["forward"])
 
 
 def _set_class(module: nn.Module, cls: type) -> None:
+    # The hooks of accelerate, which move weights between devices, keep the bound forward that they found, and leave it
+    # in the module when they are removed.
+    bound = [name for name in ("forward", "_old_forward") if _is_bound(module, module.__dict__.get(name))]
     module.__class__ = cls
-    # The hooks of accelerate, which move weights between devices, call the forward that they found.
-    if "_old_forward" in module.__dict__:
-        module._old_forward = MethodType(cls.forward, module)
+    for name in bound:
+        module.__dict__[name] = MethodType(cls.forward, module)
 
 
 class _Copied:
@@ -108,7 +134,7 @@ class _Copied:
     def __reduce_ex__(self, protocol: int) -> Any:
         # Pickled as a module of its own class, so that whoever loads it needs no kernels.
         _, _, *state = super().__reduce_ex__(protocol)
-        return object.__new__, (original_class(self),), *state
+        return object.__new__, (_own_class(type(self)),), *state
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "_Copied":
         copied = type(self).__new__(type(self))
@@ -117,16 +143,38 @@ class _Copied:
         return copied
 
 
-_originals: dict[type, type] = {}  # by joined class
+_joined: dict[type, tuple[type, Replacement]] = {}  # by joined class: the original class and what was put before it
 
 
-@cache
-def _join(mixin: type, original: type) -> type:
+@functools.cache
+def _join(replacement: Replacement, original: type) -> type:
+    @functools.wraps(replacement.mixin.forward)
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        # Wrappers keep the bound forward that they found, and call it after the module was restored, too.
+        faster = isinstance(self, joined)
+        return (replacement.mixin if faster else original).forward(self, *args, **kwargs)
+
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    joined = type(original.__name__, (_Copied, mixin, original), names)
-    _originals[joined] = original
+    joined = type(original.__name__, (_Copied, replacement.mixin, original), {**names, "forward": forward})
+    _joined[joined] = original, replacement
     return joined
+
+
+@functools.cache
+def _joined_in(cls: type) -> Optional[type]:
+    """Return the joined class that `cls` is or is derived from: `fully_shard` derives a class from that of a module."""
+    return next((base for base in cls.__mro__ if base in _joined), None)
+
+
+def _own_class(cls: type) -> type:
+    """Return `cls` with the original class in place of the joined one."""
+    if cls in _joined:
+        return _joined[cls][0]
+    if _joined_in(cls) is None:
+        return cls
+    namespace = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    return type(cls)(cls.__name__, tuple(_own_class(base) for base in cls.__bases__), namespace)
 
 
 # --- what forwards ask of the modules inside -------------------------------------------------------------------------
@@ -144,4 +192,4 @@ def is_own(module: nn.Module, *classes: type) -> bool:
     A forward must ask this at every call before it computes in place of a module inside: hooks, adapters and
     offloading may have been added since the replacement.
     """
-    return isinstance(module, classes) and "forward" not in module.__dict__ and not has_hooks(module)
+    return isinstance(module, classes) and not _is_rewritten(module) and not has_hooks(module)

@@ -1,7 +1,41 @@
 """What `accelerate` did to a model."""
 
+import sys
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Optional
+
+import torch
+from torch import nn
+
+from . import kernel_set
+from .comparison import Comparison
+from .tested_versions import TESTED
+
+
+def _modules(number: int) -> str:
+    return f"{number} module" if number == 1 else f"{number} modules"
+
+
+def _versions() -> dict[str, str]:
+    versions = {name: str(version) for name, version in kernel_set.VERSIONS.items()}
+    versions["torch"] = torch.__version__
+    for library in (*TESTED, "peft", "accelerate"):
+        version = _version_of(library)
+        if version is not None:
+            versions[library] = version
+    return versions
+
+
+def _version_of(library: str) -> Optional[str]:
+    # A library that is not loaded has no modules in the model.
+    return getattr(sys.modules.get(library), "__version__", None)
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
 
 
 @dataclass
@@ -11,15 +45,69 @@ class Report:
     Attributes:
         replaced: By class of module and what its replacement does: how many modules.
         left: By class of module and the reason: how many modules.
+        kernels: By class of module and what its replacement does: the names of the kernels that it calls.
+        notes: What else one should know, a sentence each.
+        versions: Of this package, its kernels, Torch, and the libraries that are loaded.
+        check: Both models' times and errors, if `accelerate` was asked to check.
     """
 
     replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
+    kernels: dict[tuple[str, str], list[str]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=_versions)
+    check: Optional[Comparison] = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as data that `json.dumps` takes."""
+        return {
+            "replaced": [
+                {"class": name, "count": number, "does": does, "kernels": self.kernels.get((name, does), [])}
+                for (name, does), number in self.replaced.items()
+            ],
+            "left": [
+                {"class": name, "count": number, "reason": reason} for (name, reason), number in self.left.items()
+            ],
+            "notes": list(self.notes),
+            "device": kernel_set.DEVICE,
+            "versions": dict(self.versions),
+            "check": None if self.check is None else asdict(self.check),
+        }
 
     def __str__(self) -> str:
-        if not self.replaced and not self.left:
-            return "nothing replaced: the model has no module that the kernels know"
-        lines = [f"{sum(self.replaced.values())} modules replaced, {sum(self.left.values())} left"]
+        replaced, left = sum(self.replaced.values()), sum(self.left.values())
+        if replaced or left:
+            lines = [f"{_modules(replaced)} replaced, {left} left as before; kernels for {kernel_set.DEVICE}"]
+        else:
+            lines = ["nothing replaced: the model has no module that the kernels know"]
+        width = max((len(name) for name, _ in [*self.replaced, *self.left]), default=0)
         for title, counts in (("replaced", self.replaced), ("left", self.left)):
-            lines += [f"  {title:8}  {number:4} x {name}: {words}" for (name, words), number in counts.items()]
+            if counts:
+                lines.append(f"{title}:")
+            for (name, words), number in counts.items():
+                kernels = self.kernels.get((name, words)) if counts is self.replaced else None
+                by = f" ({', '.join(kernels)})" if kernels else ""
+                lines.append(f"  {number:4} x {name:{width}}  {words}{by}")
+        if self.check is not None:
+            lines += ["check:", *(f"  {line}" for line in str(self.check).splitlines())]
+        lines += [f"note: {note}" for note in self.notes]
+        lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         return "\n".join(lines)
+
+
+def notes_on(roots: Iterable[nn.Module]) -> list[str]:
+    """Return what one should know about models that were accelerated: their device, untested libraries."""
+    notes = []
+    devices = {tensor.device.type for root in roots for tensor in (*root.parameters(), *root.buffers())} - {"meta"}
+    if devices and kernel_set.DEVICE not in devices:
+        notes.append(
+            f"the kernels are for {kernel_set.DEVICE}, and the model is on {', '.join(sorted(devices))}: "
+            "there it runs as before"
+        )
+    for library, (oldest, newest) in TESTED.items():
+        version = _version_of(library)
+        if version is not None and _minor(version) > _minor(newest):
+            notes.append(f"{library} {version} is newer than {newest}, the newest release that was tested")
+        if version is not None and _minor(version) < _minor(oldest):
+            notes.append(f"{library} {version} is older than {oldest}, the oldest release that was tested")
+    return notes

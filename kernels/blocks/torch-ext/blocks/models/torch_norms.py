@@ -5,12 +5,21 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from ..kernel_set import rmsnorm, takes
+from ..kernel_set import adaln, rmsnorm, takes
 from ..replacements import replaces
 
 
 def _one_dimension(norm: nn.Module) -> Optional[str]:
     return None if len(norm.normalized_shape) == 1 else "it normalizes over several dimensions"
+
+
+def takes_rows(x: Tensor, width: int) -> bool:
+    """Return whether the kernels should normalize `x` over its last dimension, of `width` elements, now.
+
+    Not if the elements of a row are apart, as in VAEs, which normalize a transposed tensor: the kernels copy it, and
+    change the memory format for the convolution that follows.
+    """
+    return takes(x) and x.shape[-1] == width and x.stride(-1) == 1
 
 
 def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
@@ -21,7 +30,19 @@ def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
 @replaces("torch.nn.modules.normalization.RMSNorm", does="RMSNorm", mismatch=_one_dimension)
 class TorchRMSNorm:
     def forward(self, x: Tensor) -> Tensor:
-        if not takes(x) or x.shape[-1] != self.normalized_shape[0]:
+        if not takes_rows(x, self.normalized_shape[0]):
             return super().forward(x)
-        eps = torch.finfo(x.dtype).eps if self.eps is None else self.eps
-        return rmsnorm.rms_norm(x, weight_for(self.weight, x), eps)
+        # Releases of Torch differ in the eps that stands for None: that of x's dtype, or float32's.
+        if self.eps is None and x.dtype != torch.float32:
+            return super().forward(x)
+        if self.weight is not None and self.weight.dtype not in (x.dtype, torch.float32):
+            return super().forward(x)
+        return rmsnorm.layers.RMSNorm.forward(self, x)
+
+
+@replaces("torch.nn.modules.normalization.LayerNorm", does="LayerNorm", mismatch=_one_dimension)
+class TorchLayerNorm:
+    def forward(self, input: Tensor) -> Tensor:
+        if not takes_rows(input, self.normalized_shape[0]):
+            return super().forward(input)
+        return adaln.layers.LayerNorm.forward(self, input)

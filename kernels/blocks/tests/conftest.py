@@ -1,0 +1,59 @@
+"""The package as built, for the tests of blocks, and what keeps them from being run."""
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+PROJECT = Path(__file__).parents[1]
+DEPENDENCIES = ("adaln", "geglu", "rmsnorm", "rope3d")
+
+
+def _reason_to_skip():
+    if sys.version_info < (3, 11):
+        return "diffusers and transformers need Python 3.11"
+    libraries = ("accelerate", "diffusers", "peft", "transformers")
+    missing = [name for name in libraries if importlib.util.find_spec(name) is None]
+    if missing:
+        return f"needs {', '.join(missing)}: pip install -r kernels/blocks/tests/requirements.txt"
+    given = os.environ.get("LOCAL_KERNELS", "")
+    unbuilt = [
+        name
+        for name in DEPENDENCIES
+        if not (PROJECT.parent / name / "build").is_dir() and f"kernels-community/{name}=" not in given
+    ]
+    if unbuilt:
+        return f"needs {', '.join(unbuilt)} beside blocks: kernel-builder build kernels/*"
+    return None
+
+
+SKIPPED = _reason_to_skip()
+
+
+class SkippedModule(pytest.Module):
+    """Stands for a test module that cannot even be imported."""
+
+    def collect(self):
+        pytest.skip(SKIPPED)
+
+
+def pytest_pycollect_makemodule(module_path, parent):
+    return SkippedModule.from_parent(parent, path=module_path) if SKIPPED else None
+
+
+@pytest.fixture(scope="session")
+def blocks():
+    """The package as built, with the kernels as built in this checkout, or as LOCAL_KERNELS has them."""
+    paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in DEPENDENCIES]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_KERNELS", os.pathsep.join([*paths, *filter(None, [os.environ.get("LOCAL_KERNELS")])]))
+        return get_local_kernel(PROJECT)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
