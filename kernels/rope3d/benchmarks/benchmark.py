@@ -3,8 +3,10 @@
 import math
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import torch
+import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
 from workload import Workload
@@ -81,3 +83,77 @@ class ApplyRotary(Workload):
 
     def saved(self, q, k, cos, sin):
         return cos, sin
+
+
+EPS = 1e-6
+# What models do, by their heads of q and of k and the elements of a head: what is normalized together, how elements
+# pair up, and whether values are rounded before the weight.
+LTX, WAN, FLUX, QWEN3 = (1, 1, 2048), (12, 12, 128), (24, 24, 128), (32, 8, 128)
+NORMS = {
+    LTX: {"norm": "token", "pairs": "interleaved", "rounding": "last"},
+    WAN: {"norm": "token", "pairs": "interleaved", "rounding": "last"},
+    FLUX: {"norm": "head", "pairs": "interleaved", "rounding": "last"},
+    QWEN3: {"norm": "head", "pairs": "half", "rounding": "before_weight"},
+}
+# Batch, tokens, heads of q, heads of k, elements of a head.
+NORM_MODELS = [
+    (1, 2464, *LTX),
+    (1, 7056, *LTX),
+    (1, 7800, *WAN),
+    (1, 32760, *WAN),
+    (1, 4608, *FLUX),
+    (1, 8192, *QWEN3),
+]
+NORM_CPU = [(1, 128, *LTX), (1, 256, *WAN), (1, 128, *FLUX), (1, 128, *QWEN3)]
+
+
+def normed(x, weight, norm, rounding):
+    """Normalize x [batch, tokens, heads, dim]."""
+    if rounding == "last":
+        rows = x.flatten(2) if norm == "token" else x
+        return F.rms_norm(rows, rows.shape[-1:], weight, EPS).view(x.shape)
+    wide = x.float() if x.dtype != torch.float64 else x
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + EPS)).to(x.dtype)
+
+
+def turned(x, cos, sin, pairs):
+    """Rotate x [batch, tokens, heads, dim] by cos and sin [tokens, dim], in the dtype of their product."""
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
+    if pairs == "half":
+        half = x.shape[-1] // 2
+        other = torch.cat((-x[..., half:], x[..., :half]), -1)
+    else:
+        a, b = x.unflatten(-1, (-1, 2)).unbind(-1)
+        other = torch.stack([-b, a], -1).flatten(-2)
+    return (x * cos + other * sin).to(x.dtype)
+
+
+class NormRotary(Workload):
+    title = "norm_rotary"
+    shapes: ClassVar = {name: {"cuda": NORM_MODELS, "cpu": NORM_CPU} for name in ("forward", "backward")}
+    small = (1, 8, *FLUX)
+
+    def inputs(self, batch, tokens, q_heads, k_heads, dim):
+        self.form = NORMS[q_heads, k_heads, dim]
+        half = self.form["pairs"] == "half"
+        angles = torch.arange(tokens)[:, None] * 1e4 ** (torch.arange(0, dim, 2, dtype=torch.float64) / -dim)
+        angles = torch.cat([angles, angles], -1) if half else angles.repeat_interleave(2, -1)
+        # Qwen3 has tables of its own dtype, the others float32.
+        cos, sin = (t.to(self.device, self.dtype if half else torch.float32) for t in (angles.cos(), angles.sin()))
+        q, k = (torch.randn(batch, tokens, heads, dim, device=self.device) for heads in (q_heads, k_heads))
+        rows = [x.shape[-1] * (x.shape[-2] if self.form["norm"] == "token" else 1) for x in (q, k)]
+        weights = (torch.rand(row, device=self.device) * 0.25 for row in rows)
+        return *(t.to(self.dtype) for t in (q, k, *weights)), cos, sin
+
+    def ours(self, q, k, q_weight, k_weight, cos, sin):
+        return self.kernel.norm_rotary(q, k, q_weight, k_weight, cos, sin, eps=EPS, **self.form)
+
+    def eager(self, q, k, q_weight, k_weight, cos, sin):
+        norm, pairs, rounding = self.form["norm"], self.form["pairs"], self.form["rounding"]
+        return (
+            turned(normed(q, q_weight, norm, rounding), cos, sin, pairs),
+            turned(normed(k, k_weight, norm, rounding), cos, sin, pairs),
+        )
+
+    def trained(self, q, k, q_weight, k_weight, cos, sin):
+        return q, k, q_weight, k_weight

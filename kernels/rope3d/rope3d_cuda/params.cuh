@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "kit/elements.cuh"
 #include "rope3d/problem.h"
 #include "rope3d_cuda/launch_plan.h"
 
@@ -84,5 +85,23 @@ struct Params {
   // short launches, which do not prefetch, read fewer cache lines of parameters.
   uint32_t prefetch_bytes[kMaxSides];
 };
+
+// Whether load_vectors may be used: every table row is 16-byte aligned, and only whole columns are rotated.
+inline bool is_table_vectorizable(const Tokens& table, int64_t pairs, int64_t pairs_per_column) {
+  const int64_t element = table.type == Type::float32 ? 4 : 2;
+  const auto whole = [=](int64_t stride) { return stride * element % kit::kVectorBytes == 0; };
+  return (table.pair_stride == 1 || table.pair_stride == 2) && pairs % pairs_per_column == 0 &&
+         kit::aligned(table.cos) && kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
+}
+
+// Whether every vector of every head is aligned and a 32-bit index reaches the last one.
+inline bool is_vectorizable(const Rotation& problem, const void* data, const Strides& strides, int64_t heads,
+                            int64_t element_bytes, int64_t vector_bytes = kit::kVectorBytes) {
+  const auto whole = [=](int64_t stride) { return stride * element_bytes % vector_bytes == 0; };
+  const int64_t last = (problem.batch - 1) * strides.batch + (problem.tokens - 1) * strides.token +
+                       (heads - 1) * strides.head + problem.width;
+  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(vector_bytes) == 0 && whole(strides.batch) &&
+         whole(strides.token) && whole(strides.head) && last * element_bytes / vector_bytes <= UINT32_MAX;
+}
 
 }  // namespace rope3d

@@ -20,14 +20,6 @@ namespace {
 // Elements per vector of the general kernel, which takes heads at any alignment: one.
 constexpr int kGeneralWidth = 1;
 
-// Whether load_vectors may be used: every table row is 16-byte aligned, and only whole columns are rotated.
-bool is_table_vectorizable(const Tokens& table, int64_t pairs, int64_t pairs_per_column) {
-  const int64_t element = table.type == Type::float32 ? 4 : 2;
-  const auto whole = [=](int64_t stride) { return stride * element % kVectorBytes == 0; };
-  return (table.pair_stride == 1 || table.pair_stride == 2) && pairs % pairs_per_column == 0 &&
-         kit::aligned(table.cos) && kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
-}
-
 bool exceeds_l2_cache(int64_t bytes) {
   int device, cache;
   return cudaGetDevice(&device) == cudaSuccess &&
@@ -145,16 +137,6 @@ void dispatch_source(const Rotation& problem, cudaStream_t stream) {
       return launch<T, kWidth, row(), Source::interleaved_axes, Index>(problem, stream);
     return launch<T, kWidth, row(), Source::contiguous_axes, Index>(problem, stream);
   });
-}
-
-// Whether every head is 16-byte aligned and a 32-bit index reaches the last vector.
-bool is_vectorizable(const Rotation& problem, const void* data, const Strides& strides, int64_t heads,
-                     int64_t element_bytes) {
-  const auto whole = [=](int64_t stride) { return stride * element_bytes % kVectorBytes == 0; };
-  const int64_t last = (problem.batch - 1) * strides.batch + (problem.tokens - 1) * strides.token +
-                       (heads - 1) * strides.head + problem.width;
-  return kit::aligned(data) && whole(strides.batch) && whole(strides.token) && whole(strides.head) &&
-         last * element_bytes / kVectorBytes <= UINT32_MAX;
 }
 
 template <typename T>

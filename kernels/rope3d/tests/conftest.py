@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-pytest.register_assert_rewrite("reference_rope3d")
+pytest.register_assert_rewrite("reference_rope3d", "reference_norm_rotary")
 
 
 def pytest_configure(config):

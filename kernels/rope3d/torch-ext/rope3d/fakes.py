@@ -135,3 +135,83 @@ def _rotate_tokens_in_place_fake(q, k, *arguments, **inverse):
 def _grid_table_fake(f, h, w, f_pairs, h_pairs, w_pairs, order, theta, scale, offset, device):
     _, entries = rows_of((f_pairs, h_pairs, w_pairs), order == "in_turn")
     return torch.empty(f + h + w, entries, 2, device=device)
+
+
+def _check_weight(weight, name, elements, q):
+    if weight is None:
+        return
+    _require(weight.device == q.device, f"{name} must be on the device of q")
+    _require(
+        weight.dim() == 1 and weight.shape[0] == elements,
+        f"{name} must have shape [{elements}], not {list(weight.shape)}",
+    )
+    _require(weight.dtype in _TYPES, f"{name} must be float32, float16 or bfloat16")
+    _require(weight.dtype in (q.dtype, torch.float32), f"{name} must have the dtype of q, or float32")
+
+
+def _check_norm(
+    q,
+    k,
+    q_weight,
+    k_weight,
+    cos,
+    sin,
+    eps,
+    per_token=False,
+    offset=0.0,
+    rounded_before_weight=False,
+    rotary_dim=0,
+    prefix=0,
+    head_dim=0,
+    half=False,
+    heads_first=False,
+):
+    _check_tokens(q, k, cos, sin, rotary_dim, prefix, head_dim, half, heads_first)
+    _require(k is not None or k_weight is None, "k_weight must be None without k")
+    for name, x, weight in (("q_weight", q, q_weight), ("k_weight", k, k_weight)):
+        if x is None:
+            continue
+        _, _, elements = _shape(name, x, head_dim, heads_first)
+        if per_token:
+            elements = x.shape[-1] * (1 if head_dim != 0 else x.shape[1 if heads_first else 2])
+        _check_weight(weight, name, elements, q)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("norm_rotate"))
+def _norm_rotate_fake(q, k, *arguments, **options):
+    _check_norm(q, k, *arguments, **options)
+    return _fake(q, k)
+
+
+def _check_gradient(grad, name, x, x_name):
+    if grad is None:
+        return
+    _require(x is not None, f"{name} must be None without {x_name}")
+    _require(grad.device == x.device, f"{name} must be on the device of {x_name}")
+    _require(grad.dtype == x.dtype, f"{name} must have the dtype of {x_name}")
+    _require(grad.shape == x.shape, f"{name} must have shape {list(x.shape)}, not {list(grad.shape)}")
+
+
+def _weight_gradient(wanted, weight, name, grad):
+    if not wanted:
+        return None
+    _require(weight is not None, f"{name} must be given for its gradient")
+    _require(grad is not None, f"{name} has a gradient only with that of the result")
+    return weight.new_empty(weight.shape)
+
+
+@torch.library.register_fake(add_op_namespace_prefix("norm_rotate_backward"))
+def _norm_rotate_backward_fake(
+    grad_q, grad_k, of_q_weight, of_k_weight, q, k, q_weight, k_weight, *arguments, **options
+):
+    _check_norm(q, k, q_weight, k_weight, *arguments, **options)
+    _check_gradient(grad_k, "grad_k", k, "k")
+    _check_gradient(grad_q, "grad_q", q, "q")
+    of_q = _weight_gradient(of_q_weight, q_weight, "q_weight", grad_q)
+    of_k = _weight_gradient(of_k_weight, k_weight, "k_weight", grad_k)
+    return (
+        None if grad_q is None else q.new_empty(q.shape),
+        None if grad_k is None else k.new_empty(k.shape),
+        of_q,
+        of_k,
+    )

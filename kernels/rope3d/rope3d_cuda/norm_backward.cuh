@@ -1,0 +1,192 @@
+// RMSNorm with rotary embedding, backward: aligned rows that registers hold.
+//
+// Reads:    the gradients of the results, q and k, and the tables, each once from memory; and the weights.
+// Writes:   the gradients of q and k, and, if requested, partial sums of the weights' gradients for each block.
+// Must not: use atomics: equal inputs give equal bits.
+//
+// With g = the gradient rotated by the negative angles and f = the factors, the gradient of x is
+// rstd * (g * f - x * rstd^2 * mean(g * f * x)), and that of the weight the sum of g * x * rstd over the rows.
+#pragma once
+
+#include "kit/two_stage_reduction.cuh"
+#include "rope3d_cuda/norm_rows.cuh"
+
+namespace rope3d {
+
+// Adds up the sums of the threads of a block that have the same column, and writes the block's part. For rows of lanes
+// of a warp, whose columns are those of one head.
+template <typename Tile>
+__device__ __forceinline__ void store_sums_of_lanes(const NormParams& params, const NormSide& side,
+                                                    float (&sums)[Tile::kElements]) {
+  constexpr int kWarps = Tile::kLaunch.backward_threads / kWarp;
+  __shared__ float of_warps[kWarps][kWarp][Tile::kElements];
+  const int lanes = 1 << params.log2_lanes;
+  for (int distance = lanes; distance < kWarp; distance *= 2) {
+#pragma unroll
+    for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+  }
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  __syncthreads();  // the sums of the other side have been read
+  if (lane < lanes) store_floats(of_warps[warp][lane], sums);
+  __syncthreads();
+  for (int i = threadIdx.x; i < lanes * Tile::kElements; i += blockDim.x) {
+    const NormColumn column = norm_column<Tile>(params, i / Tile::kElements);
+    if (!column.in_row) continue;
+    const int element = i % Tile::kElements;
+    float sum = 0.0f;
+    for (int other = 0; other < kWarps; ++other) sum += of_warps[other][i / Tile::kElements][element];
+    const uint32_t index = column.template weight_index<Tile::kWidth>(params, element / Tile::kWidth);
+    side.partial[blockIdx.x * static_cast<int64_t>(side.row_elements) + index + element % Tile::kWidth] = sum;
+  }
+}
+
+// For rows of a block: a thread has the only sums of its columns.
+template <typename Tile>
+__device__ __forceinline__ void store_sums_of_block(const NormParams& params, const NormSide& side,
+                                                    const NormColumn (&columns)[Tile::kColumns],
+                                                    const float (&sums)[Tile::kColumns][Tile::kElements]) {
+  float* part = side.partial + blockIdx.x * static_cast<int64_t>(side.row_elements);
+#pragma unroll
+  for (int i = 0; i < Tile::kColumns; ++i) {
+    if (!columns[i].in_row || columns[i].head >= side.heads) continue;
+#pragma unroll
+    for (int vector = 0; vector < Tile::kVectors; ++vector) {
+      float values[Tile::kWidth];
+#pragma unroll
+      for (int j = 0; j < Tile::kWidth; ++j) values[j] = sums[i][vector * Tile::kWidth + j];
+      store_floats(part + columns[i].template weight_index<Tile::kWidth>(params, vector), values);
+    }
+  }
+}
+
+template <typename T, int kRow>
+__global__ void __launch_bounds__(kNormLaunches[kRow].backward_threads, 512 / kNormLaunches[kRow].backward_threads)
+    norm_rotate_backward_kernel(const __grid_constant__ NormParams params) {
+  using Tile = NormTile<T, kRow>;
+  constexpr int kSums = 2 * Tile::kRows;  // of squares, and of products with the gradient
+  // Rows take turns with two buffers: a thread may still read the sums of one row while others write those of the next.
+  __shared__ float scratch[2][Tile::kLaunch.threads / kWarp][kSums];
+  NormColumn columns[Tile::kColumns];
+#pragma unroll
+  for (int i = 0; i < Tile::kColumns; ++i) {
+    columns[i] = norm_column<Tile>(params, lane_of_row<Tile>(params) + i * blockDim.x);
+  }
+  const uint32_t step = gridDim.x * units_per_block<Tile>(params);
+  float weight_sums[kMaxSides][Tile::kColumns][Tile::kElements] = {};
+  grid_wait();
+  ColumnData<Tile, T> weights;
+  uint32_t buffer = 0;
+#pragma unroll 1
+  for (uint32_t first = blockIdx.x * units_per_block<Tile>(params); first < params.units; first += step) {
+    const NormUnit unit = norm_unit(params, first + unit_in_block<Tile>(params));
+    ColumnData<Tile, T> x[Tile::kRows][Tile::kColumns], grad[Tile::kRows][Tile::kColumns];
+    for_each_column<Tile>([&](auto row, auto i) {
+      const NormSide& side = params.sides[row() % kMaxSides];
+      load_column<Tile, T, row()>(params, side.x, unit, columns[i()], x[row()][i()]);
+      load_column<Tile, T, row()>(params, side.from, unit, columns[i()], grad[row()][i()]);
+    });
+    Angles<Tile::kPairs> angles[Tile::kColumns];
+#pragma unroll
+    for (int i = 0; i < Tile::kColumns; ++i) load_column_angles<Tile, T>(params, unit, columns[i], angles[i]);
+    float sums[kSums] = {};
+    for_each_column<Tile>([&](auto row, auto i) {
+      if (!has_column<row()>(params, unit, columns[i()])) return;
+      float values[Tile::kElements], grads[Tile::kElements], factors[Tile::kElements];
+      x[row()][i()].decode_all(values);
+      grad[row()][i()].decode_all(grads);
+      rotate_column<Tile, true>(angles[i()], grads);
+      get_factors<Tile, T, false>(params, params.sides[row() % kMaxSides], columns[i()], weights, factors);
+#pragma unroll
+      for (int j = 0; j < Tile::kElements; ++j) {
+        sums[2 * row()] += values[j] * values[j];
+        sums[2 * row() + 1] += values[j] * (grads[j] * factors[j]);
+      }
+    });
+    sum_over_row<Tile>(params, sums, scratch[buffer]);
+    buffer ^= 1;
+    for_each_column<Tile>([&](auto row, auto i) {
+      if (!has_column<row()>(params, unit, columns[i()])) return;
+      constexpr int kSide = row() % kMaxSides;
+      const NormSide& side = params.sides[kSide];
+      const float rstd = rsqrtf(sums[2 * row()] * side.inverse_of_elements + params.eps);
+      const float projection = rstd * rstd * (sums[2 * row() + 1] * side.inverse_of_elements);
+      ColumnData<Tile, T>& column = x[row()][i()];
+      column.make_opaque();
+      grad[row()][i()].make_opaque();
+      float values[Tile::kElements], grads[Tile::kElements], factors[Tile::kElements];
+      column.decode_all(values);
+      grad[row()][i()].decode_all(grads);
+      rotate_column<Tile, true>(angles[i()], grads);
+      get_factors<Tile, T, false>(params, side, columns[i()], weights, factors);
+#pragma unroll
+      for (int j = 0; j < Tile::kElements; ++j) {
+        weight_sums[kSide][i()][j] += grads[j] * (values[j] * rstd);
+        values[j] = rstd * (grads[j] * factors[j] - values[j] * projection);
+      }
+      column.encode_all(values);
+      store_column<Tile, T, row()>(params, side.to, unit, columns[i()], column);
+    });
+  }
+  trigger_next_grid();
+#pragma unroll
+  for (int side = 0; side < kMaxSides; ++side) {
+    if (params.sides[side].partial == nullptr) continue;
+    if constexpr (Tile::kBlock) {
+      store_sums_of_block<Tile>(params, params.sides[side], columns, weight_sums[side]);
+    } else {
+      store_sums_of_lanes<Tile>(params, params.sides[side], weight_sums[side][0]);
+    }
+  }
+}
+
+// One of the weights' gradients: partial sums [parts, elements], and what they add up to.
+struct WeightSums {
+  const float* partial;  // null: not requested
+  int64_t elements;
+  void* to;
+  Type type;
+};
+struct WeightSumsOfSides {
+  WeightSums sides[kMaxSides];
+  int parts;
+};
+
+// The second stage of the reduction. blockIdx.y: the side. A block has kReduceDown rows of kReduceAcross threads: each
+// row adds some of the parts, then one thread per column adds the sums of the rows.
+static __global__ void __launch_bounds__(kReduceAcross* kReduceDown)
+    norm_reduce_kernel(const __grid_constant__ WeightSumsOfSides of_sides) {
+  constexpr int kColumns = kReduceAcross * kPartialWidth;
+  __shared__ float of_rows[kReduceDown][kColumns];
+  const WeightSums& weight = of_sides.sides[blockIdx.y];
+  const int across = threadIdx.x % kReduceAcross * kPartialWidth, row = threadIdx.x / kReduceAcross;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kColumns;
+  trigger_next_grid();
+  grid_wait();
+  if (weight.partial == nullptr || first >= weight.elements) return;
+  float sums[kPartialWidth] = {};
+  if (first + across < weight.elements) {
+    add_partials<kReduceBatch>(weight.partial + row * weight.elements + first + across, kReduceDown * weight.elements,
+                               row, kReduceDown, of_sides.parts, weight.elements, weight.elements - first - across,
+                               sums);
+  }
+#pragma unroll
+  for (int i = 0; i < kPartialWidth; ++i) of_rows[row][across + i] = sums[i];
+  __syncthreads();
+  const int64_t column = first + threadIdx.x;
+  if (threadIdx.x >= kColumns || column >= weight.elements) return;
+  float sum = 0.0f;
+  for (int other = 0; other < kReduceDown; ++other) sum += of_rows[other][threadIdx.x];
+  switch (weight.type) {
+    case Type::float32:
+      static_cast<float*>(weight.to)[column] = sum;
+      break;
+    case Type::float16:
+      static_cast<__half*>(weight.to)[column] = encode<__half>(sum);
+      break;
+    case Type::bfloat16:
+      static_cast<__nv_bfloat16*>(weight.to)[column] = encode<__nv_bfloat16>(sum);
+      break;
+  }
+}
+
+}  // namespace rope3d

@@ -1,0 +1,220 @@
+// RMSNorm with rotary embedding on CUDA: chooses kernels and their launch configuration.
+//
+// Reads:    device attributes.
+// Must not: allocate, synchronize, or use another stream than the one given.
+//
+// Bytes: q and k are read once and written once, and the tables are read once; backward, the gradients are read as
+// well. With one float32 entry per element, as LTX-Video has them, the tables are as many bytes as q and k together.
+#include <algorithm>
+#include <iterator>
+#include <utility>
+
+#include "kit/launch.cuh"
+#include "rope3d_cuda/norm_backward.cuh"
+#include "rope3d_cuda/norm_forward.cuh"
+#include "rope3d_cuda/norm_general.cuh"
+#include "rope3d_cuda/norm_launch_table.h"
+#include "rope3d_cuda/norm_rotary.h"
+
+namespace rope3d {
+namespace {
+
+// The mapping of rows to threads.
+struct NormPlan {
+  int row = -1;  // of kNormLaunches; -1: the general kernel
+  int log2_lanes = 0;
+  int64_t groups, columns;  // of a token, and of a row
+  int64_t units = 0;
+  int64_t threads, blocks;
+};
+
+bool is_weight_aligned(const SideNorm& norm) { return norm.weight == nullptr || kit::aligned(norm.weight); }
+
+// Whether the fast kernels can read all tensors in vectors.
+bool is_norm_vectorizable(const NormRotation& problem, int64_t element_bytes) {
+  const Rotation& rotation = problem.rotation;
+  const int64_t width = norm_width(rotation.half, static_cast<int>(element_bytes));
+  const bool whole = rotation.half ? rotation.pairs % width == 0 && rotation.passthrough() % (2 * width) == 0
+                                   : rotation.width % width == 0 && 2 * rotation.pairs % width == 0;
+  const Type table = rotation.table.type;
+  if (!whole || (table != Type::float32 && table != rotation.type) ||
+      !is_table_vectorizable(rotation.table, rotation.pairs, rotation.half ? width : width / 2)) {
+    return false;
+  }
+  for (int i = 0; i < kMaxSides; ++i) {
+    const Side& side = rotation.sides[i];
+    const SideNorm& norm = problem.norms[i];
+    const auto fits = [&](const void* data, const Strides& strides) {
+      return is_vectorizable(rotation, data, strides, side.heads, element_bytes, width * element_bytes);
+    };
+    if (side.heads == 0) continue;
+    if (!fits(side.from, side.from_strides) || !fits(side.to, side.to_strides) || !is_weight_aligned(norm) ||
+        (norm.x != nullptr && !fits(norm.x, norm.x_strides))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+int64_t element_size(const Rotation& rotation) { return rotation.type == Type::float32 ? 4 : 2; }
+
+int64_t columns_of_head(const Rotation& rotation) {
+  const int width = norm_width(rotation.half, static_cast<int>(element_size(rotation)));
+  return rotation.width / (rotation.half ? 2 * width : width);
+}
+
+NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
+  const Rotation& rotation = problem.rotation;
+  const int64_t heads = std::max(rotation.sides[0].heads, rotation.sides[1].heads);
+  const int64_t all_tokens = rotation.batch * rotation.tokens;
+  NormPlan plan;
+  if (is_norm_vectorizable(problem, element_size(rotation))) {
+    plan.columns = (problem.per_token ? heads : 1) * columns_of_head(rotation);
+    for (int row = 0; row < static_cast<int>(std::size(kNormLaunches)) && plan.row < 0; ++row) {
+      const NormLaunch& launch = kNormLaunches[row];
+      if (launch.split != rotation.half || (problem.per_token && !launch.row_per_block)) continue;
+      const int threads = backward ? launch.backward_threads : launch.threads;
+      const int64_t most = launch.row_per_block ? threads * launch.columns : kWarp;
+      if (plan.columns > most) continue;
+      plan.groups = problem.per_token ? 1 : ceil_div(heads, launch.heads);
+      plan.units = all_tokens * plan.groups;
+      if (plan.units > INT32_MAX) break;
+      plan.row = row;
+      plan.threads = threads;
+      if (launch.row_per_block) {
+        plan.threads = ceil_div(ceil_div(plan.columns, launch.columns), kWarp) * kWarp;
+        plan.blocks = plan.units;
+      } else {
+        while ((1 << plan.log2_lanes) < plan.columns) ++plan.log2_lanes;
+        plan.blocks = ceil_div(plan.units, plan.threads >> plan.log2_lanes);
+      }
+      if (backward) {
+        plan.blocks = std::min(plan.blocks, sms * std::max<int64_t>(1, launch.backward_threads_per_sm / plan.threads));
+      }
+    }
+  }
+  if (plan.row < 0) {
+    const int64_t elements = std::max(problem.row_elements(0), problem.row_elements(1));
+    const int64_t rows = all_tokens * (problem.per_token ? 1 : heads);
+    plan.threads = std::min<int64_t>(ceil_div(elements / 2, kWarp) * kWarp, kGeneralThreads);
+    plan.blocks = std::min<int64_t>(rows, backward ? sms * kGeneralBlocksPerSm : INT32_MAX);
+  }
+  return plan;
+}
+
+NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
+  const Rotation& rotation = problem.rotation;
+  const int64_t width = norm_width(rotation.half, static_cast<int>(element_size(rotation)));
+  const auto layout = [&](const void* data, const Strides& strides) {
+    const auto vectors = [&](int64_t stride) { return static_cast<uint32_t>(stride / width); };
+    return NormLayout{data, vectors(strides.batch), vectors(strides.token), vectors(strides.head)};
+  };
+  NormParams params{};
+  for (int i = 0; i < kMaxSides; ++i) {
+    const Side& side = rotation.sides[i];
+    const SideNorm& norm = problem.norms[i];
+    params.sides[i] = {layout(side.from, side.from_strides),
+                       layout(norm.x, norm.x_strides),
+                       layout(side.to, side.to_strides),
+                       norm.weight,
+                       norm.weight != nullptr && norm.weight_type != rotation.type,
+                       norm.weight != nullptr ? problem.offset : 0.0f,
+                       static_cast<uint32_t>(side.heads),
+                       static_cast<float>(1.0 / static_cast<double>(std::max<int64_t>(problem.row_elements(i), 1))),
+                       static_cast<uint32_t>(problem.row_elements(i)),
+                       norm.partial};
+  }
+  const int64_t all_tokens = rotation.batch * rotation.tokens;
+  const Strides& strides = rotation.sides[rotation.sides[0].heads == 0].from_strides;
+  params.units = static_cast<uint32_t>(plan.units);
+  params.groups = static_cast<uint32_t>(plan.groups);
+  params.tokens_fastest = plan.groups > 1 && strides.token < strides.head;
+  params.by_inner = fast_divisor(params.tokens_fastest ? all_tokens : plan.groups);
+  params.by_tokens = fast_divisor(rotation.tokens);
+  params.by_columns = fast_divisor(problem.per_token ? columns_of_head(rotation) : INT32_MAX);
+  params.row_columns = static_cast<uint32_t>(plan.columns);
+  params.log2_lanes = plan.log2_lanes;
+  params.prefix = static_cast<uint32_t>(std::min(rotation.prefix, rotation.tokens));
+  params.width = static_cast<int>(rotation.width);
+  params.pairs = static_cast<int>(rotation.pairs);
+  params.passthrough = static_cast<int>(rotation.passthrough());
+  params.half = rotation.half;
+  params.per_token = problem.per_token;
+  params.rounded_before_weight = problem.rounded_before_weight;
+  params.eps = problem.eps;
+  params.cos = rotation.table.cos;
+  params.sin = rotation.table.sin;
+  params.table_batch = rotation.table.batch_stride;
+  params.table_row = rotation.table.row_stride;
+  params.doubled_table = rotation.table.pair_stride == 2;
+  params.float32_table = rotation.table.type != rotation.type;
+  return params;
+}
+
+template <typename T, bool kBackward, int... kRows>
+void launch_norm(std::integer_sequence<int, kRows...>, const NormRotation& problem, const NormPlan& plan,
+                 cudaStream_t stream) {
+  const auto blocks = static_cast<unsigned>(plan.blocks), threads = static_cast<unsigned>(plan.threads);
+  if (plan.row < 0) {
+    launch_with_pdl(norm_rotate_general_kernel<T, kBackward>, dim3(blocks, kMaxSides), threads, 0, stream, problem);
+    return;
+  }
+  const NormParams params = norm_params(problem, plan);
+  const auto launch = [&](auto row) {
+    if constexpr (kBackward) {
+      launch_with_pdl(norm_rotate_backward_kernel<T, row()>, blocks, threads, 0, stream, params);
+    } else {
+      launch_with_pdl(norm_rotate_kernel<T, row()>, blocks, threads, 0, stream, params);
+    }
+  };
+  ((plan.row == kRows ? launch(std::integral_constant<int, kRows>{}) : void()), ...);
+}
+
+void launch_reduction(const NormRotation& problem, cudaStream_t stream) {
+  WeightSumsOfSides of_sides{};
+  of_sides.parts = static_cast<int>(problem.parts);
+  int64_t most = 0;
+  for (int i = 0; i < kMaxSides; ++i) {
+    const SideNorm& norm = problem.norms[i];
+    if (norm.partial == nullptr) continue;
+    of_sides.sides[i] = {norm.partial, problem.row_elements(i), norm.grad_weight, norm.weight_type};
+    most = std::max(most, problem.row_elements(i));
+  }
+  const int64_t blocks = ceil_div(most, kReduceAcross * kPartialWidth);
+  if (blocks == 0) return;
+  launch_with_pdl(norm_reduce_kernel, dim3(static_cast<unsigned>(blocks), kMaxSides), kReduceAcross * kReduceDown, 0,
+                  stream, of_sides);
+}
+
+constexpr auto kNormRows = std::make_integer_sequence<int, static_cast<int>(std::size(kNormLaunches))>{};
+
+}  // namespace
+
+int norm_rotate(const NormRotation& problem, void* stream) {
+  const NormPlan plan = plan_norm(problem, false, 0);
+  return dispatch_dtype(problem.rotation.type, [&](auto tag) {
+    using T = typename decltype(tag)::Element;
+    launch_norm<T, false>(kNormRows, problem, plan, static_cast<cudaStream_t>(stream));
+  });
+}
+
+int norm_partial_sums(const NormRotation& problem, int64_t* parts) {
+  DeviceProperties device;
+  const cudaError_t error = current_device_properties(&device);
+  if (error == cudaSuccess) *parts = plan_norm(problem, true, device.sms).blocks;
+  return error;
+}
+
+int norm_rotate_backward(const NormRotation& problem, void* stream) {
+  DeviceProperties device;
+  const cudaError_t error = current_device_properties(&device);
+  if (error != cudaSuccess) return error;
+  const NormPlan plan = plan_norm(problem, true, device.sms);
+  return dispatch_dtype(problem.rotation.type, [&](auto tag) {
+    using T = typename decltype(tag)::Element;
+    launch_norm<T, true>(kNormRows, problem, plan, static_cast<cudaStream_t>(stream));
+    launch_reduction(problem, static_cast<cudaStream_t>(stream));
+  });
+}
+
+}  // namespace rope3d

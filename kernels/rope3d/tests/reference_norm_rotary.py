@@ -1,0 +1,71 @@
+"""The reference of norm_rotary, and assertions, for its tests."""
+
+import itertools
+
+import torch
+from reference_rope3d import DEVICE, random, rotated
+
+EPS = 1e-6
+# Heads of q and of k, elements of a head. Of one vector, of a whole warp and of more, odd multiples of a pair; equal
+# and fewer heads of k.
+HEADS = [(3, 3, 64), (4, 2, 128), (5, 1, 80), (2, 2, 10), (1, 1, 130), (2, 1, 512), (3, 2, 256), (1, 1, 2)]
+FORMS = list(itertools.product(("head", "token"), (False, True)))  # norm, half
+
+
+def angles(*shape):
+    return torch.rand(*shape, dtype=torch.float64) * 7
+
+
+def tables(turns, dtype=torch.float32, doubled=False, half=False):
+    """Return cosines and sines of `turns` [..., pairs] on the device."""
+    if doubled:
+        turns = torch.cat([turns, turns], -1) if half else turns.repeat_interleave(2, -1)
+    return turns.cos().to(DEVICE, dtype), turns.sin().to(DEVICE, dtype)
+
+
+def normed(x, weight, norm="head", offset=0.0, rounding="last", dtype=torch.float64):
+    """Normalize x [B, S, H, D] in `dtype`; round to the dtype of x unless it is float64."""
+    target = x.dtype if dtype != torch.float64 else torch.float64
+    wide = x.to(dtype)
+    dims = (-1,) if norm == "head" else (-2, -1)
+    result = wide * torch.rsqrt(wide.square().mean(dims, keepdim=True) + EPS)
+    if weight is not None:
+        if rounding == "before_weight":
+            result = result.to(target).to(dtype)
+        factor = weight.to(dtype) + offset
+        result = result * (factor if norm == "head" else factor.view(x.shape[-2:]))
+    return result.to(target)
+
+
+def reference(x, weight, turns, half=False, dtype=torch.float64, prefix=0, **options):
+    """Normalize and rotate x [B, S, H, D]; `turns` are the angles, or (cos, sin), of the tokens after the prefix."""
+    result = normed(x, weight, dtype=dtype, **options)
+    return torch.cat([result[:, :prefix], rotated(result[:, prefix:], turns, half, dtype)], 1)
+
+
+def assert_as_good(actual, exact, eager, rounded=None):
+    """Assert that the error of `actual` is at most 1.1 times that of float32 arithmetic with the same roundings."""
+    scale = torch.finfo(rounded or actual.dtype).eps
+    assert actual.dtype == eager.dtype and actual.shape == exact.shape
+    bound = 4 * scale * (exact.abs().amax().item() if exact.numel() else 0)
+    torch.testing.assert_close(actual.double(), exact, rtol=2 * scale, atol=bound)
+    if exact.numel() >= 1000:
+        own, other = (actual.double() - exact).norm(), (eager.double() - exact).norm()
+        assert own <= 1.1 * other + 1e-6 * exact.norm()
+
+
+def assert_normed_and_rotated(outs, inputs, weights, turns, half=False, **options):
+    """Compare results, of the dimensions [B, S, H, D], with the reference."""
+    for out, x, weight in zip(outs, inputs, weights):
+        exact = reference(x, weight, turns, half, **options)
+        eager = reference(x, weight, turns, half, torch.float32, **options)
+        assert_as_good(out, exact, eager)
+
+
+def heads_of(q_heads, k_heads, dim, dtype, batch=2, tokens=7, weight_dtype=None, norm="head"):
+    """Return q and k, and their weights."""
+    inputs = [random(batch, tokens, heads, dim, dtype=dtype) for heads in (q_heads, k_heads)]
+    weights = [
+        random(dim if norm == "head" else heads * dim, dtype=weight_dtype or dtype) for heads in (q_heads, k_heads)
+    ]
+    return inputs, weights

@@ -1,0 +1,216 @@
+"""Compare norm_rotary with float64."""
+
+import pytest
+import torch
+from reference_norm_rotary import FORMS, HEADS, angles, assert_normed_and_rotated, heads_of, reference, tables
+from reference_rope3d import DTYPES, kernel, random
+
+
+def options_of(norm, half):
+    return {"norm": norm, "pairs": "half" if half else "interleaved"}
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("norm", "half"), FORMS)
+@pytest.mark.parametrize(("q_heads", "k_heads", "dim"), HEADS)
+def test_forward(q_heads, k_heads, dim, norm, half, dtype):
+    inputs, weights = heads_of(q_heads, k_heads, dim, dtype, norm=norm)
+    cos, sin = tables(angles(7, dim // 2), doubled=True, half=half)
+    outs = kernel.norm_rotary(*inputs, *weights, cos, sin, **options_of(norm, half))
+    turns = tuple(t[..., : dim // 2] if half else t[..., ::2] for t in (cos, sin))
+    assert_normed_and_rotated(outs, inputs, weights, turns, half, norm=norm)
+
+
+@pytest.mark.parametrize("norm", ["head", "token"])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("elements", [1536, 2048, 5120, 8192, 12000, 20000])
+def test_long_rows(elements, half, norm):
+    """Rows of one head, and of heads of 128 elements where they divide the row."""
+    for dim in (elements, 128):
+        if elements % dim != 0 or (norm == "head" and dim == 128):
+            continue
+        inputs, weights = heads_of(elements // dim, elements // dim, dim, torch.bfloat16, 1, 3, norm=norm)
+        cos, sin = tables(angles(3, dim // 2))
+        outs = kernel.norm_rotary(*inputs, *weights, cos, sin, **options_of(norm, half))
+        assert_normed_and_rotated(outs, inputs, weights, (cos, sin), half, norm=norm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rounding", ["last", "before_weight"])
+@pytest.mark.parametrize("weight", ["own", "float32", "none"])
+@pytest.mark.parametrize("norm", ["head", "token"])
+def test_weights(norm, weight, rounding, dtype):
+    weight_dtype = torch.float32 if weight == "float32" else dtype
+    inputs, weights = heads_of(4, 2, 64, dtype, weight_dtype=weight_dtype, norm=norm)
+    weights = [None, None] if weight == "none" else weights
+    cos, sin = tables(angles(7, 32))
+    for offset in (0.0, 1.0):
+        options = {"norm": norm, "rounding": rounding, "offset": offset}
+        outs = kernel.norm_rotary(*inputs, *weights, cos, sin, **options)
+        assert_normed_and_rotated(outs, inputs, weights, (cos, sin), **options)
+
+
+def test_weight_of_one_side():
+    inputs, (weight, _) = heads_of(4, 2, 64, torch.bfloat16)
+    cos, sin = tables(angles(7, 32))
+    for weights in ((weight, None), (None, weight)):
+        outs = kernel.norm_rotary(*inputs, *weights, cos, sin)
+        assert_normed_and_rotated(outs, inputs, weights, (cos, sin))
+
+
+def test_eps():
+    q = random(1, 5, 2, 64, dtype=torch.float32) * 1e-3
+    cos, sin = tables(angles(5, 32))
+    small, large = (kernel.norm_rotary(q, None, None, None, cos, sin, eps=eps)[0] for eps in (1e-12, 1.0))
+    torch.testing.assert_close(small.square().mean(-1), torch.ones_like(q[..., 0]))
+    torch.testing.assert_close(large.norm(), q.norm(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("table_dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(30,), (1, 30), (2, 30)])
+@pytest.mark.parametrize("half", [False, True])
+@pytest.mark.parametrize("doubled", [False, True])
+@pytest.mark.parametrize("rotary_dim", [None, 32, 40, 12])
+def test_tables(rotary_dim, doubled, half, shape, table_dtype):
+    inputs, weights = heads_of(4, 2, 64, torch.bfloat16, tokens=30)
+    pairs = (rotary_dim or 64) // 2
+    turns = tuple(tables(angles(*shape, pairs), table_dtype))
+    given = [torch.cat([t, t], -1) if half else t.repeat_interleave(2, -1) for t in turns] if doubled else turns
+    outs = kernel.norm_rotary(*inputs, *weights, *given, rotary_dim=rotary_dim, **options_of("head", half))
+    assert_normed_and_rotated(outs, inputs, weights, turns, half)
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_tables_apart(half):
+    """cos and sin with different strides, and entries that are neither one nor two apart."""
+    inputs, weights = heads_of(4, 2, 64, torch.bfloat16, tokens=30)
+    cos, sin = random(32, 30, dtype=torch.float32).t(), random(30, 64, dtype=torch.float32)[:, 1::2]
+    for turns in ((cos, sin), (random(30, 96, dtype=torch.float32)[:, ::3],) * 2):
+        outs = kernel.norm_rotary(*inputs, *weights, *turns, **options_of("head", half))
+        assert_normed_and_rotated(outs, inputs, weights, turns, half)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [10, 64])
+@pytest.mark.parametrize(("norm", "half"), FORMS)
+@pytest.mark.parametrize("prefix", [0, 3])
+def test_layouts(prefix, norm, half, dim, dtype):
+    """Every layout and stride gives the result of the contiguous layout."""
+    (q, k), weights = heads_of(5, 2, dim, dtype, tokens=11, norm=norm)
+    cos, sin = tables(angles(2, 11 - prefix, dim // 2))
+    options = {"prefix": prefix, **options_of(norm, half)}
+    wanted = kernel.norm_rotary(q, k, *weights, cos, sin, **options)
+    assert_normed_and_rotated(wanted, (q, k), weights, (cos, sin), half, norm=norm, prefix=prefix)
+
+    def strided(x, lead):
+        """Return the same values as a view: `lead` elements into longer rows."""
+        storage = x.new_zeros(*x.shape[:-1], x.shape[-1] + 16)
+        view = storage[..., lead : lead + x.shape[-1]]
+        return view.copy_(x)
+
+    joined = torch.cat([q, k, k], 2)
+    cases = {
+        "heads first": ("bhsd", q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()),
+        "heads first, transposed": ("bhsd", q.clone().transpose(1, 2), k.clone().transpose(1, 2)),
+        "heads last, transposed": ("bshd", *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))),
+        "heads in one dimension": ("bsc", q.flatten(2).clone(), k.flatten(2).clone()),
+        "slices of one projection": ("bshd", *joined.clone().split([5, 2, 2], 2)[:2]),
+        "slices in one dimension": ("bsc", *joined.flatten(2).split([5 * dim, 2 * dim, 2 * dim], 2)[:2]),
+        "longer rows": ("bshd", strided(q, 8), strided(k, 8)),
+        "odd offset": ("bshd", strided(q, 1), strided(k, 3)),
+        "elements apart": ("bshd", *(x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k))),
+    }
+    for name, (layout, a, b) in cases.items():
+        form = {"layout": layout, "head_dim": dim if layout == "bsc" else None}
+        outs = kernel.norm_rotary(a, b, *weights, cos, sin, **form, **options)
+        for out, x, want in zip(outs, (a, b), wanted):
+            assert out.is_contiguous() and out.shape == x.shape, name
+            back = out.transpose(1, 2) if layout == "bhsd" else out.view(want.shape)
+            # Sums are added in another order where rows are read element by element.
+            torch.testing.assert_close(back, want, msg=name)
+
+
+def test_bsc_without_head_dim():
+    """One head is the whole token, so both norms agree."""
+    q, k = random(2, 7, 256, dtype=torch.bfloat16), random(2, 7, 256, dtype=torch.bfloat16)
+    weights = random(256, dtype=torch.bfloat16), random(256, dtype=torch.bfloat16)
+    cos, sin = tables(angles(2, 7, 128))
+    outs = {n: kernel.norm_rotary(q, k, *weights, cos, sin, norm=n, layout="bsc") for n in ("head", "token")}
+    for norm, (out_q, out_k) in outs.items():
+        assert_normed_and_rotated(
+            [out_q.unsqueeze(2), out_k.unsqueeze(2)], [q.unsqueeze(2), k.unsqueeze(2)], weights, (cos, sin), norm=norm
+        )
+    assert all(map(torch.equal, *outs.values()))
+
+
+@pytest.mark.parametrize(("norm", "half"), FORMS)
+def test_without_k(norm, half):
+    (q, k), (weight, _) = heads_of(4, 4, 64, torch.float16, norm=norm)
+    cos, sin = tables(angles(7, 32))
+    both = kernel.norm_rotary(q, k, weight, weight, cos, sin, **options_of(norm, half))
+    alone, none = kernel.norm_rotary(q, None, weight, None, cos, sin, **options_of(norm, half))
+    assert none is None and torch.equal(alone, both[0])
+
+
+@pytest.mark.parametrize(("norm", "half"), FORMS)
+def test_many_tokens(norm, half):
+    """More sequences, tokens and heads than a block has, with one table and with one for each sequence."""
+    for shape in ((405,), (3, 405)):
+        inputs, weights = heads_of(17, 5, 64, torch.bfloat16, 3, 405, norm=norm)
+        cos, sin = tables(angles(*shape, 32))
+        outs = kernel.norm_rotary(*inputs, *weights, cos, sin, **options_of(norm, half))
+        assert_normed_and_rotated(outs, inputs, weights, (cos, sin), half, norm=norm)
+
+
+@pytest.mark.parametrize("shape", [(0, 7, 2, 64), (2, 7, 0, 64), (2, 7, 2, 0), (2, 0, 2, 64)])
+@pytest.mark.parametrize("norm", ["head", "token"])
+def test_empty(norm, shape):
+    q = random(*shape, dtype=torch.float16, requires_grad=True)
+    k = random(2, 7, 2, 64, dtype=torch.float16) if shape[2] == 0 else random(*shape, dtype=torch.float16)
+    elements = shape[-1] * (1 if norm == "head" else shape[2])
+    weight = random(elements, dtype=torch.float16, requires_grad=True)
+    cos, sin = tables(angles(shape[1], shape[3] // 2))
+    out_q, out_k = kernel.norm_rotary(q, k, weight, None, cos, sin, norm=norm)
+    assert out_q.shape == shape and out_k.shape == k.shape
+    out_q.sum().backward()
+    assert q.grad.shape == shape and torch.equal(weight.grad, torch.zeros_like(weight))
+
+
+def test_only_prefix():
+    """Tokens of the prefix are normalized."""
+    (q, k), weights = heads_of(4, 2, 64, torch.bfloat16)
+    cos, sin = tables(angles(0, 32))
+    outs = kernel.norm_rotary(q, k, *weights, cos, sin, prefix=7)
+    assert_normed_and_rotated(outs, (q, k), weights, (cos, sin), prefix=7)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_not_finite(value, dtype):
+    """A value that is not finite changes only what is normalized with it."""
+    q = random(1, 7, 3, 64, dtype=dtype)
+    cos, sin = tables(angles(7, 32))
+    want, _ = kernel.norm_rotary(q, None, None, None, cos, sin)
+    q[0, 4, 1, 10] = value
+    out, _ = kernel.norm_rotary(q, None, None, None, cos, sin)
+    assert not out[0, 4, 1, 10:12].isfinite().any()
+    out[0, 4, 1] = want[0, 4, 1]
+    assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_agrees_with_two_steps(dtype):
+    """The normalized values are rounded before they are rotated: apply_rotary gives the same."""
+    (q, k), weights = heads_of(4, 2, 64, dtype)
+    cos, sin = tables(angles(7, 32))
+    outs = kernel.norm_rotary(q, k, *weights, cos, sin)
+    steps = [
+        reference(x, w, (torch.ones_like(cos), torch.zeros_like(sin)), dtype=torch.float32)
+        for x, w in zip((q, k), weights)
+    ]
+    for out, want in zip(outs, kernel.apply_rotary(*steps, cos, sin)):
+        differing = (out != want).float().mean().item()
+        # The statistics may differ in the last bit of float32, which moves few results of a coarse dtype.
+        assert dtype == torch.float32 or differing < 0.02
+        torch.testing.assert_close(out, want, rtol=4 * torch.finfo(dtype).eps, atol=4 * torch.finfo(dtype).eps)

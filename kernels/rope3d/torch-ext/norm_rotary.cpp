@@ -1,0 +1,191 @@
+// Binds RMSNorm with rotary embedding to Torch through its stable ABI, as of Torch 2.10.
+//
+// Reads:    sizes, strides, dtypes and devices of the arguments.
+// Writes:   only tensors that it allocates.
+// Must not: compute; call anything of Torch newer than 2.10.
+#include "torch-ext/norm_rotary.h"
+
+#include <string>
+#include <tuple>
+
+#include "kit/tensors.h"
+#include "rope3d/norm_problem.h"
+#if defined(CUDA_KERNEL)
+#include "rope3d_cuda/norm_rotary.h"
+#else
+#include "rope3d_cpu/norm_rotary.h"
+#endif
+
+using namespace rope3d;
+
+namespace {
+
+// How q and k are normalized and laid out.
+struct NormForm {
+  double eps;
+  bool per_token;
+  double offset;
+  bool rounded_before_weight;
+  int64_t rotary_dim;
+  Form form;
+};
+
+// Checks a weight and adds it to the problem. Replaces it by a contiguous copy if its elements are not adjacent.
+void set_weight(MaybeTensor& weight, const char* argument, NormRotation& problem, int side, const Tensor& q) {
+  if (!weight.has_value()) return;
+  check_device(*weight, argument, q, "q");
+  const int64_t elements = problem.row_elements(side);
+  if (weight->dim() != 1 || weight->size(0) != elements) {
+    fail(argument, "must have shape [" + to_string(elements) + "], not " + text(weight->sizes()));
+  }
+  SideNorm& norm = problem.norms[side];
+  norm.weight_type = element_type(*weight, argument);
+  if (norm.weight_type != Type::float32 && dtype(*weight) != dtype(q)) {
+    fail(argument, "must have the dtype of q, or float32");
+  }
+  if (!weight->is_contiguous()) weight = torch::stable::contiguous(*weight);
+  norm.weight = weight->const_data_ptr();
+}
+
+// Checks all arguments but the gradients. The caller adds the tensors that are read and written.
+NormRotation norm_problem(const Tensor& q, const MaybeTensor& k, MaybeTensor& q_weight, MaybeTensor& k_weight,
+                          Tensor& cos, Tensor& sin, const NormForm& form, bool inverse) {
+  NormRotation problem{};
+  problem.rotation = by_tokens(q, k, cos, sin, form.rotary_dim, form.form, inverse);
+  problem.per_token = form.per_token;
+  problem.rounded_before_weight = form.rounded_before_weight;
+  problem.eps = static_cast<float>(form.eps);
+  problem.offset = static_cast<float>(form.offset);
+  if (k_weight.has_value() && !k.has_value()) fail("k_weight", "must be None without k");
+  set_weight(q_weight, "q_weight", problem, 0, q);
+  set_weight(k_weight, "k_weight", problem, 1, q);
+  return problem;
+}
+
+bool is_empty(const NormRotation& problem) {
+  const Rotation& rotation = problem.rotation;
+  return rotation.batch * rotation.tokens * rotation.width * (rotation.sides[0].heads + rotation.sides[1].heads) == 0;
+}
+
+#if defined(CUDA_KERNEL)
+
+void launch_forward(const NormRotation& problem, const Tensor& q) {
+  check(rope3d::norm_rotate(problem, current_stream(q)));
+}
+
+int64_t partial_sums(const NormRotation& problem) {
+  int64_t parts;
+  check(norm_partial_sums(problem, &parts));
+  return parts;
+}
+
+void launch_backward(const NormRotation& problem, const Tensor& q) {
+  check(rope3d::norm_rotate_backward(problem, current_stream(q)));
+}
+
+#else
+
+int64_t token_elements(const NormRotation& problem) {
+  const Rotation& rotation = problem.rotation;
+  return (rotation.sides[0].heads + rotation.sides[1].heads) * rotation.width;
+}
+
+void launch_forward(const NormRotation& problem, const Tensor&) {
+  torch::stable::parallel_for(0, problem.rotation.batch * problem.rotation.tokens, grain(token_elements(problem)),
+                              [&](int64_t begin, int64_t end) { rope3d::norm_rotate(problem, begin, end); });
+}
+
+int64_t partial_sums(const NormRotation& problem) { return norm_partial_sums(problem); }
+
+void launch_backward(const NormRotation& problem, const Tensor&) {
+  const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
+  torch::stable::parallel_for(0, problem.parts, grain(tokens / problem.parts * token_elements(problem)),
+                              [&](int64_t begin, int64_t end) { rope3d::norm_rotate_backward(problem, begin, end); });
+  for (int side = 0; side < kMaxSides; ++side) {
+    if (problem.norms[side].partial == nullptr) continue;
+    torch::stable::parallel_for(0, problem.row_elements(side), grain(problem.parts),
+                                [&](int64_t begin, int64_t end) { reduce_norm_weight(problem, side, begin, end); });
+  }
+}
+
+#endif
+
+// Sets what the backward pass reads of one side. Replaces x by a contiguous copy if the elements of its heads are not
+// adjacent. Without a gradient of the result the side is left out.
+Tensor set_gradient(MaybeTensor& grad, const char* argument, Tensor& x, const char* name, NormRotation& problem,
+                    int number, const Form& form) {
+  Side& side = problem.rotation.sides[number];
+  if (!grad.has_value()) {
+    side.heads = 0;
+    return Tensor();
+  }
+  check_like(*grad, argument, x, name);
+  Tensor result = result_for(*grad, side, problem.rotation, form);
+  if (!adjacent(x)) x = torch::stable::contiguous(x);
+  const Rotation& rotation = problem.rotation;
+  SideNorm& norm = problem.norms[number];
+  norm.x = x.const_data_ptr();
+  norm.x_strides = strides_of(x, form, {rotation.batch, rotation.tokens, side.heads, rotation.width});
+  return result;
+}
+
+// Allocates the gradient of a weight.
+Tensor weight_gradient(bool wanted, const MaybeTensor& weight, const char* argument, const MaybeTensor& grad,
+                       SideNorm& norm) {
+  if (!wanted) return Tensor();
+  if (!weight.has_value()) fail(argument, "must be given for its gradient");
+  if (!grad.has_value()) fail(argument, "has a gradient only with that of the result");
+  Tensor result = allocate_like(*weight);
+  norm.grad_weight = result.mutable_data_ptr();
+  return result;
+}
+
+// Allocates the partial sums of a weight's gradient.
+MaybeTensor partials_of(NormRotation& problem, int side, const Tensor& q) {
+  if (problem.norms[side].grad_weight == nullptr) return std::nullopt;
+  const int64_t sizes[] = {problem.parts, problem.row_elements(side)};
+  Tensor partial = allocate({sizes, 2}, aoti_torch_dtype_float32(), q);
+  problem.norms[side].partial = static_cast<float*>(partial.mutable_data_ptr());
+  return partial;
+}
+
+}  // namespace
+
+std::tuple<Tensor, Tensor> norm_rotate(Tensor q, MaybeTensor k, MaybeTensor q_weight, MaybeTensor k_weight, Tensor cos,
+                                       Tensor sin, double eps, bool per_token, double offset,
+                                       bool rounded_before_weight, int64_t rotary_dim, int64_t prefix, int64_t head_dim,
+                                       bool half, bool heads_first) {
+  const Form form{prefix, head_dim, half, heads_first};
+  NormRotation problem = norm_problem(q, k, q_weight, k_weight, cos, sin,
+                                      {eps, per_token, offset, rounded_before_weight, rotary_dim, form}, false);
+  [[maybe_unused]] const auto device = enter(q);
+  Rotation& rotation = problem.rotation;
+  Tensor to_q = result_for(q, rotation.sides[0], rotation, form);
+  Tensor to_k = k.has_value() ? result_for(*k, rotation.sides[1], rotation, form) : Tensor();
+  if (!is_empty(problem)) launch_forward(problem, q);
+  return {to_q, to_k};
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> norm_rotate_backward(
+    MaybeTensor grad_q, MaybeTensor grad_k, bool of_q_weight, bool of_k_weight, Tensor q, MaybeTensor k,
+    MaybeTensor q_weight, MaybeTensor k_weight, Tensor cos, Tensor sin, double eps, bool per_token, double offset,
+    bool rounded_before_weight, int64_t rotary_dim, int64_t prefix, int64_t head_dim, bool half, bool heads_first) {
+  const Form form{prefix, head_dim, half, heads_first};
+  NormRotation problem = norm_problem(q, k, q_weight, k_weight, cos, sin,
+                                      {eps, per_token, offset, rounded_before_weight, rotary_dim, form}, true);
+  if (grad_k.has_value() && !k.has_value()) fail("grad_k", "must be None without k");
+  [[maybe_unused]] const auto device = enter(q);
+  Tensor to_q = set_gradient(grad_q, "grad_q", q, "q", problem, 0, form);
+  Tensor to_k = k.has_value() ? set_gradient(grad_k, "grad_k", *k, "k", problem, 1, form) : Tensor();
+  Tensor of_q = weight_gradient(of_q_weight, q_weight, "q_weight", grad_q, problem.norms[0]);
+  Tensor of_k = weight_gradient(of_k_weight, k_weight, "k_weight", grad_k, problem.norms[1]);
+  if (is_empty(problem)) {
+    if (of_q_weight) fill_with_zeros(of_q);
+    if (of_k_weight) fill_with_zeros(of_k);
+    return {to_q, to_k, of_q, of_k};
+  }
+  problem.parts = partial_sums(problem);
+  const MaybeTensor q_partials = partials_of(problem, 0, q), k_partials = partials_of(problem, 1, q);
+  launch_backward(problem, q);
+  return {to_q, to_k, of_q, of_k};
+}
