@@ -49,8 +49,8 @@ class PreNormLayer:
     ) -> Tensor:
         x = hidden_states
         norm = self.post_attention_layernorm
-        form = form_of(norm)
-        if form is None or not takes(x):
+        form = form_of(norm) if takes(x) else None
+        if form is None:
             return super().forward(
                 x, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
@@ -85,8 +85,8 @@ class Phi3Layer:
     ) -> Tensor:
         x = hidden_states
         norm = self.post_attention_layernorm
-        form = form_of(norm)
-        if form is None or not takes(x):
+        form = form_of(norm) if takes(x) else None
+        if form is None:
             return super().forward(
                 x, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
             )
@@ -121,8 +121,8 @@ class GemmaLayer:
     ) -> Tensor:
         x = hidden_states
         norm = self.pre_feedforward_layernorm
-        form = form_of(norm)
-        if form is None or not takes(x):
+        form = form_of(norm) if takes(x) else None
+        if form is None:
             return super().forward(x, position_embeddings, attention_mask, position_ids, past_key_values, **kwargs)
         attended, _ = self.self_attn(
             hidden_states=self.input_layernorm(x),

@@ -56,8 +56,8 @@ def _mlp_mismatch(activation: str, *names: str) -> Mismatch:
 )
 class GatedMLP:
     def forward(self, x: Tensor) -> Tensor:
-        activation = _activation_of(self.act_fn)
-        if activation is None or not takes(x):
+        activation = _activation_of(self.act_fn) if takes(x) else None
+        if activation is None:
             return super().forward(x)
         gate, up = self.gate_proj(x), self.up_proj(x)
         if activation == "silu":
@@ -72,8 +72,8 @@ class GatedMLP:
 )
 class Phi3MLP:
     def forward(self, hidden_states: Tensor) -> Tensor:
-        activation = _activation_of(self.activation_fn)
-        if activation is None or not takes(hidden_states):
+        activation = _activation_of(self.activation_fn) if takes(hidden_states) else None
+        if activation is None:
             return super().forward(hidden_states)
         x = self.gate_up_proj(hidden_states)
         if activation == "silu":
