@@ -1,10 +1,13 @@
 """The layers of the package, put into models by transformers' own ways."""
 
+import os
 import sys
 from pathlib import Path
 
+import kernels
 import pytest
 import torch
+import transformers
 from conftest import DEPENDENCIES
 from kernels import LocalLayerRepository, Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
 from text_models import CONFIGS, error, logits, model_of, ops_of
@@ -23,14 +26,16 @@ LAYERS = {
     "qwen3": LLAMA,
 }
 NEEDS_KERNELS = pytest.mark.skipif(
-    not is_kernels_available(), reason="this release of transformers refuses the installed release of kernels"
+    not is_kernels_available(),
+    reason=f"transformers {transformers.__version__} refuses kernels {kernels.__version__}",
 )
 
 
 @pytest.fixture(autouse=True)
 def built_packages(monkeypatch):
     paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in (*DEPENDENCIES, "blocks")]
-    monkeypatch.setenv("LOCAL_KERNELS", ":".join(paths))
+    given = os.environ.get("LOCAL_KERNELS")
+    monkeypatch.setenv("LOCAL_KERNELS", ":".join([*paths, given] if given else paths))
 
 
 @pytest.fixture(autouse=True)
