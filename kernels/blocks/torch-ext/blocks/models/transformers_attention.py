@@ -86,20 +86,15 @@ def _head_norms_mismatch(attention: nn.Module) -> Optional[str]:
 # --- rotary embedding alone ------------------------------------------------------------------------------------------
 
 
-def _rotated(attention: nn.Module, x: Tensor, embeddings: Embeddings) -> tuple[Tensor, Tensor, Tensor]:
-    """Return rotated q and k, and v: [batch, tokens, elements of all heads] each."""
-    q, k = rope3d.apply_rotary(
-        attention.q_proj(x), attention.k_proj(x), *embeddings, pairs="half", layout="bsc", head_dim=attention.head_dim
-    )
-    return q, k, attention.v_proj(x)
-
-
 @replaces(
     "transformers.models.llama.modeling_llama.LlamaAttention",
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch(*_SEPARATE),
 )
 class LlamaAttention:
+    def _attention_options(self) -> dict[str, Any]:
+        return {}
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -110,9 +105,16 @@ class LlamaAttention:
     ) -> Attended:
         if not takes(hidden_states):
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
-        return _attend(
-            self, *_rotated(self, hidden_states, position_embeddings), attention_mask, past_key_values, kwargs
+        kwargs.update(self._attention_options())
+        q, k = rope3d.apply_rotary(
+            self.q_proj(hidden_states),
+            self.k_proj(hidden_states),
+            *position_embeddings,
+            pairs="half",
+            layout="bsc",
+            head_dim=self.head_dim,
         )
+        return _attend(self, q, k, self.v_proj(hidden_states), attention_mask, past_key_values, kwargs)
 
 
 @replaces(
@@ -120,21 +122,9 @@ class LlamaAttention:
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch(*_SEPARATE, "sliding_window"),
 )
-class Qwen2Attention:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: Optional[Embeddings] = None,
-        attention_mask: Optional[Tensor] = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Attended:
-        if not takes(hidden_states):
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
-        kwargs["sliding_window"] = self.sliding_window
-        return _attend(
-            self, *_rotated(self, hidden_states, position_embeddings), attention_mask, past_key_values, kwargs
-        )
+class Qwen2Attention(LlamaAttention):
+    def _attention_options(self) -> dict[str, Any]:
+        return {"sliding_window": self.sliding_window}
 
 
 @replaces(
@@ -142,21 +132,9 @@ class Qwen2Attention:
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch(*_SEPARATE),
 )
-class MistralAttention:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: Optional[Embeddings] = None,
-        attention_mask: Optional[Tensor] = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Attended:
-        if not takes(hidden_states):
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
-        kwargs["sliding_window"] = getattr(self.config, "sliding_window", None)
-        return _attend(
-            self, *_rotated(self, hidden_states, position_embeddings), attention_mask, past_key_values, kwargs
-        )
+class MistralAttention(LlamaAttention):
+    def _attention_options(self) -> dict[str, Any]:
+        return {"sliding_window": getattr(self.config, "sliding_window", None)}
 
 
 @replaces(
@@ -164,22 +142,9 @@ class MistralAttention:
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch(*_SEPARATE, "sliding_window", "attn_logit_softcapping"),
 )
-class Gemma2Attention:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: Optional[Embeddings] = None,
-        attention_mask: Optional[Tensor] = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Attended:
-        if not takes(hidden_states):
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
-        kwargs["sliding_window"] = self.sliding_window
-        kwargs["softcap"] = self.attn_logit_softcapping
-        return _attend(
-            self, *_rotated(self, hidden_states, position_embeddings), attention_mask, past_key_values, kwargs
-        )
+class Gemma2Attention(LlamaAttention):
+    def _attention_options(self) -> dict[str, Any]:
+        return {"sliding_window": self.sliding_window, "softcap": self.attn_logit_softcapping}
 
 
 @replaces(
@@ -216,7 +181,10 @@ class Phi3Attention:
 def _normed_and_rotated(
     attention: nn.Module, x: Tensor, embeddings: Optional[Embeddings], norm: str
 ) -> Optional[tuple[Tensor, Tensor, Tensor]]:
-    """Return normalized and rotated q and k, and v, as `_rotated` does, or None if kernels must not compute them."""
+    """Return normalized and rotated q and k, and v, or None if kernels must not compute them.
+
+    Each is [batch, tokens, elements of all heads].
+    """
     if not takes(x):
         return None
     q_norm, k_norm = attention.q_norm, attention.k_norm
