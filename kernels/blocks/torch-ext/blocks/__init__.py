@@ -1,7 +1,8 @@
 """Makes models of diffusers and transformers faster: `accelerate` replaces what the kernels do better."""
 
+from . import layers
 from .acceleration import accelerate, restore
 from .comparison import Comparison
 from .report import Report
 
-__all__ = ["Comparison", "Report", "accelerate", "restore"]
+__all__ = ["Comparison", "Report", "accelerate", "layers", "restore"]

@@ -8,5 +8,9 @@ from . import (  # noqa: F401
     diffusers_ltx,
     diffusers_wan,
     library_norms,
+    rms_norm_forms,
     torch_norms,
+    transformers_attention,
+    transformers_layers,
+    transformers_mlp,
 )

@@ -1,0 +1,209 @@
+"""Text models of transformers: small random ones, accelerated, beside themselves."""
+
+import copy
+
+import pytest
+import torch
+from text_models import CONFIGS, PADDED, TOKENS, error, logits, model_of, ops_of
+from torch import nn
+
+# What is replaced in a layer beside its norms, by the end of the name of its class.
+REPLACED = {
+    name: {"Attention", "MLP", "RMSNorm"} | ({"DecoderLayer"} if name != "olmo2" else set()) for name in CONFIGS
+}
+MODELS = pytest.mark.parametrize("name", sorted(CONFIGS))
+
+
+def accelerated(blocks, model):
+    model = copy.deepcopy(model)
+    blocks.accelerate(model)
+    return model
+
+
+@MODELS
+def test_every_module_with_a_kernel_is_replaced(blocks, name):
+    model = model_of(name)
+    report = blocks.accelerate(model)
+    assert not report.left
+    assert {cls[len(type(model.model.layers[0]).__name__) - len("DecoderLayer") :] for cls, _ in report.replaced} == (
+        REPLACED[name]
+    )
+    rotary = {"norm_rotate"} if name in ("gemma3", "olmo2", "qwen3") else {"rotate_tokens"}
+    gated = {"geglu_halves"} if name == "phi3" else {"geglu_pair"}
+    summed = {"add_rms_norm"} if name != "olmo2" else set()
+    assert ops_of(model) == {"rms_norm"} | rotary | gated | summed
+
+
+@pytest.mark.parametrize(
+    ("name", "attention"),
+    [(name, "eager") for name in sorted(CONFIGS)] + [(name, "sdpa") for name in sorted(set(CONFIGS) - {"gemma2"})],
+)
+def test_float32_is_as_eager(blocks, name, attention):
+    model = model_of(name, attention=attention)
+    expected = logits(model)
+    assert error(logits(accelerated(blocks, model)), expected) < 1e-5
+
+
+@MODELS
+def test_bfloat16_is_as_close_to_float32_as_eager(blocks, name):
+    errors, eager_errors = [], []
+    for seed in range(5):
+        model = model_of(name, seed)
+        expected = logits(model)
+        model.bfloat16()
+        eager_errors.append(error(logits(model), expected))
+        errors.append(error(logits(accelerated(blocks, model)), expected))
+    assert sum(errors) <= 1.1 * sum(eager_errors)
+
+
+@MODELS
+def test_gradients_are_as_eagers(blocks, name):
+    model = model_of(name).train()
+    faster = accelerated(blocks, model)
+    for each in (model, faster):
+        each(TOKENS, attention_mask=PADDED, labels=TOKENS).loss.backward()
+    for (path, expected), actual in zip(model.named_parameters(), faster.parameters()):
+        assert error(actual.grad, expected.grad) < 1e-4, path
+
+
+@MODELS
+def test_generated_tokens_are_eagers(blocks, name):
+    model = model_of(name)
+    faster = accelerated(blocks, model)
+    for cache in (None, "static"):
+        options = {"attention_mask": PADDED, "max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+        options["cache_implementation"] = cache
+        expected = model.generate(TOKENS, **options)
+        assert torch.equal(faster.generate(TOKENS, **options), expected)
+
+
+@MODELS
+def test_restore_is_bitwise(blocks, name):
+    model = model_of(name).bfloat16()
+    expected, classes = logits(model), [type(module) for module in model.modules()]
+    blocks.accelerate(model)
+    blocks.restore(model)
+    assert [type(module) for module in model.modules()] == classes
+    assert torch.equal(logits(model), expected)
+
+
+@pytest.mark.parametrize("name", ["gemma2", "phi3", "qwen3"])
+def test_compiled_is_the_models_own_graph(blocks, name):
+    model = model_of(name, num_hidden_layers=1, layer_types=["sliding_attention"])
+    expected = logits(model)
+    blocks.accelerate(model)
+    torch.compiler.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.equal(logits(compiled), expected)
+
+
+def test_hidden_states_and_attentions_are_recorded(blocks):
+    model = model_of("qwen3", attention="eager")
+    faster = accelerated(blocks, model)
+    options = {"output_hidden_states": True, "output_attentions": True}
+    with torch.no_grad():
+        expected, actual = model(TOKENS, **options), faster(TOKENS, **options)
+    assert len(actual.hidden_states) == 3 and len(actual.attentions) == 2
+    torch.testing.assert_close(actual.hidden_states, expected.hidden_states)
+    torch.testing.assert_close(actual.attentions, expected.attentions)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "llama"])
+def test_gradient_checkpointing(blocks, name):
+    model = model_of(name).train()
+    faster = accelerated(blocks, model)
+    faster.gradient_checkpointing_enable()
+    for each in (model, faster):
+        each(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
+    expected, actual = model.model.embed_tokens.weight.grad, faster.model.embed_tokens.weight.grad
+    assert error(actual, expected) < 1e-4
+
+
+def test_float32_norms_in_a_bfloat16_model(blocks):
+    model = model_of("gemma3").bfloat16()
+    for module in model.modules():
+        if type(module).__name__ == "Gemma3RMSNorm":
+            module.float()
+    expected = logits(model)
+    assert error(logits(accelerated(blocks, model)), expected) < 0.02
+
+
+# --- what keeps its own forward --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "reason"),
+    [
+        ("llama", {"hidden_act": "relu"}, "its activation is ReLU, which no kernel computes"),
+        ("phi3", {"hidden_act": "relu"}, "its activation is ReLU, which no kernel computes"),
+        ("gemma2", {"hidden_activation": "relu"}, "its activation is ReLU, which no kernel computes"),
+    ],
+)
+def test_activation_without_kernel(blocks, name, change, reason):
+    model = model_of(name, **change)
+    expected = logits(model)
+    report = blocks.accelerate(model)
+    assert {words for _, words in report.left} == {reason}
+    assert error(logits(model), expected) < 1e-5
+
+
+@pytest.mark.parametrize(("activation", "op"), [("gelu", "geglu_pair"), ("gelu_pytorch_tanh", "geglu_pair")])
+def test_other_activations_with_kernel(blocks, activation, op):
+    model = model_of("qwen2", hidden_act=activation)
+    expected = logits(model)
+    report = blocks.accelerate(model)
+    assert not report.left and op in ops_of(model)
+    assert error(logits(model), expected) < 1e-5
+
+
+def test_other_norms_are_left(blocks):
+    model = model_of("qwen3")
+    attention, layer = model.model.layers[0].self_attn, model.model.layers[1]
+    attention.k_norm.variance_epsilon = 1e-3
+    layer.post_attention_layernorm = nn.RMSNorm(64)
+    expected = logits(model)
+    left = dict(blocks.accelerate(model).left)
+    assert left == {
+        ("Qwen3Attention", "its q and k norms have different eps"): 1,
+        ("Qwen3DecoderLayer", "its post_attention_layernorm is not an RMSNorm that the kernels know"): 1,
+    }
+    assert error(logits(model), expected) < 1e-5
+
+
+class AddOne(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + 1
+
+
+@pytest.mark.parametrize("name", sorted(set(CONFIGS) - {"olmo2"}))
+@pytest.mark.parametrize("change", ["hook", "wrapper"])
+def test_norms_and_activations_changed_later_are_called(blocks, name, change):
+    model = model_of(name)
+    faster = accelerated(blocks, model)
+    for each in (model, faster):
+        layer = each.model.layers[0]
+        norm = (
+            "pre_feedforward_layernorm" if hasattr(layer, "pre_feedforward_layernorm") else "post_attention_layernorm"
+        )
+        activation = "act_fn" if hasattr(layer.mlp, "act_fn") else "activation_fn"
+        owners = [(layer, norm), (layer.mlp, activation)]
+        if hasattr(layer.self_attn, "q_norm"):
+            owners.append((layer.self_attn, "q_norm"))
+        for owner, attribute in owners:
+            inner = getattr(owner, attribute)
+            if change == "hook":
+                inner.register_forward_hook(lambda module, args, output: output + 1)
+            else:
+                setattr(owner, attribute, AddOne(inner))
+    assert error(logits(faster), logits(model)) < 1e-5
+
+
+def test_autocast_is_eagers(blocks):
+    model = model_of("qwen3")
+    faster = accelerated(blocks, model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(logits(faster), logits(model))

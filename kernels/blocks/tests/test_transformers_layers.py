@@ -1,0 +1,137 @@
+"""The layers of the package, put into models by transformers' own ways."""
+
+import os
+import sys
+from pathlib import Path
+
+import kernels
+import pytest
+import torch
+import transformers
+from conftest import DEPENDENCIES
+from kernels import LocalLayerRepository, Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
+from text_models import CONFIGS, error, logits, model_of, ops_of
+from transformers import KernelConfig
+from transformers.utils import kernel_config
+from transformers.utils.import_utils import is_kernels_available
+
+PROJECT = Path(__file__).parents[1]
+# By the layer's name in transformers, where the MLPs have none before `replace_kernel_forward_from_hub`.
+LLAMA = {"RMSNorm": "LlamaRMSNorm", "rotary_pos_emb": "RotaryPosEmb", "MLP": "GatedMLP"}
+LAYERS = {
+    "gemma2": {"RMSNorm": "GemmaRMSNorm", "rotary_pos_emb": "RotaryPosEmb", "MLP": "GatedMLP"},
+    "llama": LLAMA,
+    "olmo2": {**LLAMA, "RMSNorm": "Olmo2RMSNorm"},
+    "phi3": {"RMSNorm": "LlamaRMSNorm", "MLP": "Phi3MLP"},
+    "qwen3": LLAMA,
+}
+NEEDS_KERNELS = pytest.mark.skipif(
+    not is_kernels_available(),
+    reason=f"transformers {transformers.__version__} refuses kernels {kernels.__version__}",
+)
+
+
+@pytest.fixture(autouse=True)
+def built_packages(monkeypatch):
+    paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in (*DEPENDENCIES, "blocks")]
+    given = os.environ.get("LOCAL_KERNELS")
+    monkeypatch.setenv("LOCAL_KERNELS", ":".join([*paths, given] if given else paths))
+
+
+@pytest.fixture(autouse=True)
+def own_mapping():
+    """Keep what a test registers from other tests."""
+    with use_kernel_mapping({}):
+        yield
+
+
+@pytest.fixture
+def named(monkeypatch):
+    """Return a function that gives the norms and MLPs of a model layer names, and undoes what kernelizing changes."""
+
+    def name_layers(name):
+        library = sys.modules[type(model_of(name)).__module__]
+        prefix = type(model_of(name)).__name__.removesuffix("ForCausalLM")
+        for layer in ("RMSNorm", "MLP"):
+            cls = getattr(library, prefix + layer)
+            monkeypatch.setattr(cls, "kernel_layer_name", None, raising=False)
+            monkeypatch.setattr(cls, "kernel_condition", None, raising=False)
+            replace_kernel_forward_from_hub(cls, layer)
+        # Kernelizing a model changes this function for all models of the library's module.
+        rotary = library.apply_rotary_pos_emb
+        if isinstance(rotary, torch.nn.Module):
+            monkeypatch.setitem(rotary.__dict__, "forward", rotary.forward)
+
+    return name_layers
+
+
+def repositories(name):
+    return {layer: {"cpu": LocalLayerRepository(PROJECT, layer_name=ours)} for layer, ours in LAYERS[name].items()}
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS))
+@pytest.mark.parametrize("mode", [Mode.INFERENCE, Mode.TRAINING | Mode.TORCH_COMPILE])
+def test_kernelize(blocks, named, name, mode):
+    named(name)
+    model = model_of(name)
+    expected = logits(model)
+    with use_kernel_mapping(repositories(name)):
+        kernelize(model, mode=mode, device="cpu")
+    rotary = {"rotate_tokens"} if is_kernels_available() and name != "phi3" else set()
+    assert ops_of(model) == {"rms_norm", "geglu_halves" if name == "phi3" else "geglu_pair"} | rotary
+    assert error(logits(model), expected) < 1e-5
+
+
+@NEEDS_KERNELS
+def test_use_kernels_on_the_cpu(blocks, named, tmp_path):
+    named("llama")
+    model = model_of("llama")
+    expected = logits(model)
+    model.save_pretrained(tmp_path)
+    with use_kernel_mapping(repositories("llama")):
+        model = type(model).from_pretrained(tmp_path, use_kernels=True)
+    assert ops_of(model) == {"rms_norm", "geglu_pair", "rotate_tokens"}
+    assert error(logits(model), expected) < 1e-5
+
+
+@NEEDS_KERNELS
+def test_kernel_config_of_local_layers(blocks, named, monkeypatch):
+    """Lets a KernelConfig take the CPU, which it refuses, to run what it does for a GPU."""
+    monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", ["cpu"])
+    named("qwen3")
+    model = model_of("qwen3")
+    expected = logits(model)
+    paths = {layer: f"{PROJECT}:{ours}" for layer, ours in LAYERS["qwen3"].items()}
+    model.set_use_kernels(True, KernelConfig(paths, use_local_kernel=True))
+    assert ops_of(model) == {"rms_norm", "geglu_pair", "rotate_tokens"}
+    assert error(logits(model), expected) < 1e-5
+
+
+@NEEDS_KERNELS
+def test_kernel_config_of_a_repository(blocks, named, monkeypatch, tmp_path):
+    """Lets a KernelConfig take the CPU, which it refuses, to run what it does for a GPU."""
+    monkeypatch.setattr(kernel_config, "KERNELS_SUPPORTED_DEVICE_TYPES", ["cpu"])
+    named("llama")
+    model = model_of("llama")
+    model.save_pretrained(tmp_path)
+    repository = {"revision": "main"}  # a version would be looked up on the Hub
+    layers = {layer: (f"kernels-community/blocks:{ours}", repository) for layer, ours in LLAMA.items()}
+    faster = type(model).from_pretrained(tmp_path, use_kernels=True, kernel_config=KernelConfig(layers))
+    assert ops_of(faster) == {"rms_norm", "geglu_pair", "rotate_tokens"}
+    assert error(logits(faster), logits(model)) < 1e-5
+
+
+def test_accelerate_after_kernelize(blocks, named):
+    named("qwen3")
+    model = model_of("qwen3")
+    expected = logits(model)
+    with use_kernel_mapping(repositories("qwen3")):
+        kernelize(model, mode=Mode.INFERENCE, device="cpu")
+    report = blocks.accelerate(model)
+    assert {words for _, words in report.left} >= {"its forward was replaced by other code"}
+    assert error(logits(model), expected) < 1e-5
+
+
+def test_layers_are_for_every_model(blocks):
+    assert set(LAYERS) <= set(CONFIGS)
+    assert {ours for layers in LAYERS.values() for ours in layers.values()} == set(blocks.layers.__all__)

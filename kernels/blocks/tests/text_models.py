@@ -1,0 +1,76 @@
+"""Small random text models of transformers, and what tests ask of them."""
+
+import torch
+import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForCausalLM
+
+SIZES = {
+    "vocab_size": 99,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# The windows are narrower than the sequences of the tests. Gemma's second layer has none.
+WINDOW = {"sliding_window": 8}
+GEMMA = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"], "query_pre_attn_scalar": 16}
+HALF_ROTARY = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+CONFIGS = {
+    "gemma2": ("Gemma2Config", GEMMA),
+    "gemma3": ("Gemma3TextConfig", GEMMA),
+    "llama": ("LlamaConfig", {"mlp_bias": True, "attention_bias": True}),
+    "mistral": ("MistralConfig", WINDOW),
+    "olmo2": ("Olmo2Config", {}),
+    "phi3": ("Phi3Config", {**WINDOW, "rope_parameters": HALF_ROTARY}),
+    "qwen2": ("Qwen2Config", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
+    "qwen3": ("Qwen3Config", {**WINDOW, "use_sliding_window": True, "max_window_layers": 1}),
+}
+TOKENS = torch.arange(3, 27).view(2, 12)
+PADDED = torch.ones_like(TOKENS).index_put((torch.tensor(0), torch.arange(4)), torch.tensor(0))
+
+
+def model_of(name, seed=0, attention=None, **changes):
+    config_class, options = CONFIGS[name]
+    config = getattr(transformers, config_class)(**{**SIZES, **options, **changes})
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() < 2:  # norms have weights of ones or zeros in a new model
+                parameter.add_(torch.randn_like(parameter), alpha=0.2)
+    return model.eval()
+
+
+@torch.no_grad()
+def logits(model, **inputs):
+    return model(TOKENS, **{"attention_mask": PADDED, "use_cache": False, **inputs}).logits[PADDED.bool()]
+
+
+def error(actual, expected):
+    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+class OurOps(TorchDispatchMode):
+    """Collects the names of the ops that are not Torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        if op.namespace != "aten":
+            self.names.add(op.overloadpacket.__name__)
+        return op(*args, **(kwargs or {}))
+
+
+def ops_of(model):
+    with OurOps() as ops:
+        logits(model)
+    return ops.names

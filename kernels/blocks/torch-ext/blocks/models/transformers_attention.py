@@ -1,0 +1,254 @@
+"""Attention of transformers: q/k norms and rotary embedding in one kernel, or the rotary embedding alone.
+
+The projections, the cache and the attention function that the model's configuration chooses are the library's.
+"""
+
+import sys
+from typing import Any, Optional
+
+from torch import Tensor, nn
+
+from ..kernel_set import rope3d, takes
+from ..replacements import Mismatch, original_class, replaces
+from .rms_norm_forms import form_of
+from .torch_norms import weight_for
+
+Embeddings = tuple[Tensor, Tensor]
+Attended = tuple[Tensor, Optional[Tensor]]
+
+
+def _library_of(attention: nn.Module) -> Any:
+    return sys.modules[original_class(attention).__module__]
+
+
+def _attend(
+    attention: nn.Module,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    attention_mask: Optional[Tensor],
+    past_key_values: Any,
+    options: dict[str, Any],
+) -> Attended:
+    """Return what is left of an attention's forward after the rotary embedding.
+
+    Args:
+        q, k, v: [batch, tokens, elements of all heads].
+        options: Other arguments of the attention function.
+    """
+    shape = (*q.shape[:-1], -1, attention.head_dim)
+    q, k, v = q.view(shape).transpose(1, 2), k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
+    if past_key_values is not None:
+        k, v = past_key_values.update(k, v, attention.layer_idx)
+    library = _library_of(attention)
+    attend = library.ALL_ATTENTION_FUNCTIONS.get_interface(
+        attention.config._attn_implementation, library.eager_attention_forward
+    )
+    dropout = attention.attention_dropout if attention.training else 0.0
+    output, weights = attend(attention, q, k, v, attention_mask, dropout=dropout, scaling=attention.scaling, **options)
+    return attention.o_proj(output.reshape(*shape[:-2], -1).contiguous()), weights
+
+
+# --- what forwards rely on -------------------------------------------------------------------------------------------
+
+
+def _attention_mismatch(*names: str) -> Mismatch:
+    """Return a mismatch that asks for what `_attend` reads, and for the attributes `names`."""
+
+    def mismatch(attention: nn.Module) -> Optional[str]:
+        library = _library_of(attention)
+        _ = library.ALL_ATTENTION_FUNCTIONS.get_interface, library.eager_attention_forward
+        for name in ("attention_dropout", "config", "layer_idx", "o_proj", "scaling", *names):
+            getattr(attention, name)
+        return "its heads have an odd number of elements" if attention.head_dim % 2 else None
+
+    return mismatch
+
+
+_SEPARATE = ("q_proj", "k_proj", "v_proj")
+
+
+def _norms_mismatch(attention: nn.Module) -> Optional[str]:
+    form = form_of(attention.q_norm)
+    if form is None or form_of(attention.k_norm) is not form:
+        return "its q and k norms are not RMSNorms that the kernels know"
+    if form.eps_of(attention.q_norm) != form.eps_of(attention.k_norm):
+        return "its q and k norms have different eps"
+    return _attention_mismatch(*_SEPARATE)(attention)
+
+
+def _head_norms_mismatch(attention: nn.Module) -> Optional[str]:
+    if attention.q_norm.weight.shape[0] != attention.head_dim or attention.k_norm.weight.shape[0] != attention.head_dim:
+        return "its q and k norms are not over the elements of a head"
+    return _attention_mismatch("sliding_window")(attention) or _norms_mismatch(attention)
+
+
+# --- rotary embedding alone ------------------------------------------------------------------------------------------
+
+
+@replaces(
+    "transformers.models.llama.modeling_llama.LlamaAttention",
+    does="rotary embedding of q and k",
+    mismatch=_attention_mismatch(*_SEPARATE),
+)
+class LlamaAttention:
+    def _attention_options(self) -> dict[str, Any]:
+        return {}
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Optional[Embeddings] = None,
+        attention_mask: Optional[Tensor] = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Attended:
+        if not takes(hidden_states):
+            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        kwargs.update(self._attention_options())
+        q, k = rope3d.apply_rotary(
+            self.q_proj(hidden_states),
+            self.k_proj(hidden_states),
+            *position_embeddings,
+            pairs="half",
+            layout="bsc",
+            head_dim=self.head_dim,
+        )
+        return _attend(self, q, k, self.v_proj(hidden_states), attention_mask, past_key_values, kwargs)
+
+
+@replaces(
+    "transformers.models.qwen2.modeling_qwen2.Qwen2Attention",
+    does="rotary embedding of q and k",
+    mismatch=_attention_mismatch(*_SEPARATE, "sliding_window"),
+)
+class Qwen2Attention(LlamaAttention):
+    def _attention_options(self) -> dict[str, Any]:
+        return {"sliding_window": self.sliding_window}
+
+
+@replaces(
+    "transformers.models.mistral.modeling_mistral.MistralAttention",
+    does="rotary embedding of q and k",
+    mismatch=_attention_mismatch(*_SEPARATE),
+)
+class MistralAttention(LlamaAttention):
+    def _attention_options(self) -> dict[str, Any]:
+        return {"sliding_window": getattr(self.config, "sliding_window", None)}
+
+
+@replaces(
+    "transformers.models.gemma2.modeling_gemma2.Gemma2Attention",
+    does="rotary embedding of q and k",
+    mismatch=_attention_mismatch(*_SEPARATE, "sliding_window", "attn_logit_softcapping"),
+)
+class Gemma2Attention(LlamaAttention):
+    def _attention_options(self) -> dict[str, Any]:
+        return {"sliding_window": self.sliding_window, "softcap": self.attn_logit_softcapping}
+
+
+@replaces(
+    "transformers.models.phi3.modeling_phi3.Phi3Attention",
+    does="rotary embedding of q and k",
+    mismatch=_attention_mismatch("qkv_proj", "num_key_value_heads"),
+)
+class Phi3Attention:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Optional[Embeddings] = None,
+        attention_mask: Optional[Tensor] = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Attended:
+        if not takes(hidden_states):
+            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        q_width = self.config.num_attention_heads * self.head_dim
+        k_width = self.num_key_value_heads * self.head_dim
+        q, k, v = self.qkv_proj(hidden_states).split((q_width, k_width, k_width), -1)
+        cos, sin = position_embeddings
+        # The tables are narrower than a head in models that rotate a part of each.
+        q, k = rope3d.apply_rotary(
+            q, k, cos, sin, pairs="half", layout="bsc", head_dim=self.head_dim, rotary_dim=cos.shape[-1]
+        )
+        kwargs["sliding_window"] = getattr(self.config, "sliding_window", None)
+        return _attend(self, q, k, v, attention_mask, past_key_values, kwargs)
+
+
+# --- q/k norms and rotary embedding ----------------------------------------------------------------------------------
+
+
+def _normed_and_rotated(
+    attention: nn.Module, x: Tensor, embeddings: Optional[Embeddings], norm: str
+) -> Optional[tuple[Tensor, Tensor, Tensor]]:
+    """Return normalized and rotated q and k, and v, or None if kernels must not compute them.
+
+    Each is [batch, tokens, elements of all heads].
+    """
+    if not takes(x):
+        return None
+    q_norm, k_norm = attention.q_norm, attention.k_norm
+    form = form_of(q_norm)
+    if form is None or form_of(k_norm) is not form:
+        return None
+    q_weight, k_weight = weight_for(q_norm.weight, x), weight_for(k_norm.weight, x)
+    # The library's product of rounded values and a wider weight is not rounded to the dtype of x, as the kernel's is.
+    if form.rounding == "before_weight" and (q_weight.dtype != x.dtype or k_weight.dtype != x.dtype):
+        return None
+    q, k = rope3d.norm_rotary(
+        attention.q_proj(x),
+        attention.k_proj(x),
+        q_weight,
+        k_weight,
+        *embeddings,
+        eps=form.eps_of(q_norm),
+        norm=norm,
+        offset=form.offset,
+        rounding=form.rounding,
+        pairs="half",
+        layout="bsc",
+        head_dim=attention.head_dim,
+    )
+    return q, k, attention.v_proj(x)
+
+
+@replaces(
+    "transformers.models.gemma3.modeling_gemma3.Gemma3Attention",
+    "transformers.models.qwen3.modeling_qwen3.Qwen3Attention",
+    does="q/k RMSNorm with rotary embedding",
+    mismatch=_head_norms_mismatch,
+)
+class HeadNormAttention:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Optional[Embeddings] = None,
+        attention_mask: Optional[Tensor] = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Attended:
+        qkv = _normed_and_rotated(self, hidden_states, position_embeddings, "head")
+        if qkv is None:
+            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        kwargs["sliding_window"] = self.sliding_window
+        return _attend(self, *qkv, attention_mask, past_key_values, kwargs)
+
+
+@replaces(
+    "transformers.models.olmo2.modeling_olmo2.Olmo2Attention",
+    does="q/k RMSNorm with rotary embedding",
+    mismatch=_norms_mismatch,
+)
+class Olmo2Attention:
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: Optional[Embeddings] = None,
+        attention_mask: Optional[Tensor] = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Attended:
+        qkv = _normed_and_rotated(self, hidden_states, position_embeddings, "token")
+        if qkv is None:
+            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        return _attend(self, *qkv, attention_mask, past_key_values, kwargs)
