@@ -1,9 +1,11 @@
 """Replacements, by library and model. Importing this package registers them all."""
 
 from . import (  # noqa: F401
+    diffusers_ada_norms,
     diffusers_attention,
     diffusers_cogvideox,
     diffusers_feed_forward,
+    diffusers_flux,
     diffusers_hunyuan_video,
     diffusers_ltx,
     diffusers_wan,

@@ -1,0 +1,164 @@
+"""Small random models with inputs for them, and how far their results and gradients are from others."""
+
+import copy
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SEEDS = range(3)
+
+
+@dataclass
+class Case:
+    """A model and its inputs. `whole`: inputs that keep their dtype in a model of bfloat16."""
+
+    model: nn.Module
+    inputs: dict[str, Any]
+    whole: tuple[str, ...] = ()
+
+    def in_dtype(self, dtype: torch.dtype) -> "Case":
+        def cast(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+
+        inputs = {name: value if name in self.whole else cast(value) for name, value in self.inputs.items()}
+        return Case(nn.Module.to(copy.deepcopy(self.model), dtype), inputs, self.whole)
+
+    def run(self) -> Tensor:
+        """Return the outputs as one vector of float32."""
+        outputs = self.model(**self.inputs)
+        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
+        return torch.cat([output.float().flatten() for output in outputs if output is not None])
+
+
+def randomized(model: nn.Module) -> nn.Module:
+    """Give the weights of norms and the biases, which are ones and zeros in a new model, values that matter."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() < 2:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+            # So that bfloat16 and float32 models have the same parameters.
+            parameter.copy_(parameter.bfloat16())
+    return model.eval()
+
+
+def error(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def built(build, seed=0):
+    torch.manual_seed(seed)
+    return build()
+
+
+def accelerated(blocks, case):
+    blocks.accelerate(case.model)
+    return case
+
+
+def gradients(case):
+    """Return the gradients of the parameters, and of the inputs that have one."""
+    inputs = {}
+    for name in ("hidden_states", "encoder_hidden_states"):
+        inputs[name] = case.inputs[name].clone().requires_grad_()
+    outputs = Case(case.model, case.inputs | inputs).run()
+    torch.manual_seed(1)
+    tensors = [*case.model.parameters(), *inputs.values()]
+    return torch.autograd.grad(outputs, tensors, torch.randn_like(outputs), allow_unused=True)
+
+
+def squared_errors(found, expected):
+    pairs = [(f, e) for f, e in zip(found, expected) if e is not None and e.norm() > 0]
+    assert len(pairs) > 10
+    return sum(error(f.float(), e) ** 2 for f, e in pairs)
+
+
+def operations(case):
+    """Return how often each op is called, without the names of their libraries."""
+    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        case.run()
+    return Counter(event.name.split("::")[-1] for event in profile.events() if "::" in event.name)
+
+
+# --- what every model is tested for ----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def check_bfloat16_output(blocks, build):
+    """Assert that the output is as close to that of the float32 model as the output of the model's own forwards."""
+    own, ours = 0.0, 0.0
+    for seed in SEEDS:
+        case = built(build, seed)
+        expected = case.run()
+        lower = case.in_dtype(torch.bfloat16)
+        own += error(lower.run(), expected) ** 2
+        ours += error(accelerated(blocks, lower).run(), expected) ** 2
+    assert 0 < ours <= 1.1**2 * own
+
+
+@torch.no_grad()
+def check_float32_output(blocks, build):
+    """Assert that the output is that of the model, and exactly that once it is restored."""
+    case = built(build)
+    expected = case.run()
+    accelerated(blocks, case)
+    assert error(case.run(), expected) < 1e-5
+    assert error(case.run(), expected) < 1e-5  # with tables that were kept
+    blocks.restore(case.model)
+    assert torch.equal(case.run(), expected)
+
+
+def check_bfloat16_gradients(blocks, build):
+    """Assert that gradients are as close to those of the float32 model as those of the model's own forwards."""
+    case = built(build)
+    expected = gradients(case)
+    lower = case.in_dtype(torch.bfloat16)
+    own = squared_errors(gradients(lower), expected)
+    assert 0 < squared_errors(gradients(accelerated(blocks, lower)), expected) <= 1.1**2 * own
+
+
+def check_float32_gradients(blocks, build):
+    """Assert that gradients are those of the model."""
+    case = built(build)
+    expected = gradients(case)
+    found = gradients(accelerated(blocks, case))
+    for ours, own in zip(found, expected):
+        assert (ours is None) == (own is None)
+        if own is not None:
+            torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5 * own.abs().max().item() + 1e-7)
+
+
+@torch.no_grad()
+def check_hooks(blocks, build, path):
+    """Assert that a hook on the module at `path`, added after `accelerate`, has its effect."""
+    case = build()
+    accelerated(blocks, case)
+    case.model.get_submodule(path).register_forward_hook(
+        lambda module, args, output: tuple(o * 2 for o in output) if isinstance(output, tuple) else output * 2
+    )
+    found = case.run()
+    blocks.restore(case.model)
+    assert error(found, case.run()) < 1e-5
+
+
+@torch.no_grad()
+def check_processors(blocks, build, processor, calls):
+    """Assert that processors of a class derived from that of the model are called."""
+    made = 0
+
+    class Counted(processor):
+        def __call__(self, *args, **kwargs):
+            nonlocal made
+            made += 1
+            return super().__call__(*args, **kwargs)
+
+    case = build()
+    expected = case.run()
+    accelerated(blocks, case)
+    for module in case.model.modules():
+        if type(getattr(module, "processor", None)) is processor:
+            module.set_processor(Counted())
+    assert error(case.run(), expected) < 1e-5
+    assert made == calls

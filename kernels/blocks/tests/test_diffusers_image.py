@@ -1,0 +1,84 @@
+"""The image models of diffusers: close to float32, as their own forwards are, and never accelerated where they may not be."""
+
+import pytest
+import torch
+from diffusers.models.transformers import transformer_flux
+from model_cases import (
+    accelerated,
+    check_bfloat16_gradients,
+    check_bfloat16_output,
+    check_float32_gradients,
+    check_float32_output,
+    check_hooks,
+    check_processors,
+    operations,
+)
+from small_image_models import CASES, flux
+
+GRADIENTS = ("Flux.1",)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bfloat16_output_is_as_close_to_float32_as_the_models_own(blocks, name):
+    check_bfloat16_output(blocks, CASES[name])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_float32_output_is_that_of_the_model(blocks, name):
+    check_float32_output(blocks, CASES[name])
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_bfloat16_gradients_are_as_close_to_float32_as_the_models_own(blocks, name):
+    check_bfloat16_gradients(blocks, CASES[name])
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_float32_gradients_are_those_of_the_model(blocks, name):
+    check_float32_gradients(blocks, CASES[name])
+
+
+@pytest.mark.parametrize(
+    ("build", "expected"),
+    [
+        (
+            flux,
+            {"norm_rotate": 2 * 2 + 2, "ada_norm": 2 * 2 + 2 + 1, "gate_residual": 4 + 2, "gate_residual_ada_norm": 4},
+        ),
+    ],
+)
+def test_kernels_compute_what_they_can(blocks, build, expected):
+    case = accelerated(blocks, build())
+    case.run()  # keeps the tables
+    found = operations(case)
+    assert {name: found[name] for name in expected} == expected
+    assert found["neg"] == 0  # of the model's own rotations
+
+
+@pytest.mark.parametrize(
+    ("build", "processor", "calls"),
+    [
+        (flux, transformer_flux.FluxAttnProcessor, 4),
+    ],
+)
+def test_other_attention_processors_are_called(blocks, build, processor, calls):
+    check_processors(blocks, build, processor, calls)
+
+
+@pytest.mark.parametrize(
+    ("build", "path"),
+    [
+        (flux, "transformer_blocks.0.norm1"),
+        (flux, "transformer_blocks.0.norm1.norm"),
+        (flux, "transformer_blocks.0.norm2"),
+        (flux, "transformer_blocks.0.norm2_context"),
+        (flux, "transformer_blocks.1.attn"),
+        (flux, "transformer_blocks.1.attn.norm_added_k"),
+        (flux, "single_transformer_blocks.0.attn.norm_q"),
+        (flux, "single_transformer_blocks.1.norm.norm"),
+        (flux, "single_transformer_blocks.1.act_mlp"),
+        (flux, "norm_out.norm"),
+    ],
+)
+def test_modules_with_hooks_are_called(blocks, build, path):
+    check_hooks(blocks, build, path)
