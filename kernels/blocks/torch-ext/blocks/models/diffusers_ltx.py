@@ -7,6 +7,8 @@ from torch import Tensor, nn
 from ..kernel_set import adaln, takes
 from ..replacements import is_own, original_class, replaces
 
+_NORM = "diffusers.models.normalization.RMSNorm"
+
 
 def _block_mismatch(block: nn.Module) -> Optional[str]:
     for norm in (block.norm1, block.norm2):
@@ -33,7 +35,7 @@ class LTXBlock:
     ) -> Tensor:
         x = hidden_states
         norm1, norm2 = self.norm1, self.norm2
-        if not (takes(x) and is_own(norm1, type(norm1)) and is_own(norm2, type(norm2))):
+        if not (takes(x) and is_own(norm1, _NORM) and is_own(norm2, _NORM)):
             return super().forward(x, encoder_hidden_states, temb, image_rotary_emb, encoder_attention_mask)
         table = self.scale_shift_table[None, None] + temb.unflatten(-1, (6, -1))
         shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(2)
