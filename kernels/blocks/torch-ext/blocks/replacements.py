@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import MethodType
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from torch import nn
 
@@ -186,10 +186,16 @@ def has_hooks(module: nn.Module) -> bool:
     )
 
 
-def is_own(module: nn.Module, *classes: type) -> bool:
+def is_own(module: nn.Module, *classes: Union[type, str]) -> bool:
     """Return whether a call of `module` would run the forward of one of `classes`, and nothing else.
 
     A forward must ask this at every call before it computes in place of a module inside: hooks, adapters and
-    offloading may have been added since the replacement.
+    offloading may have been added since the replacement, or another module may have been put there. Classes may be
+    given as paths, as in `replaces`. Classes derived from them are others, for their forwards may be.
     """
-    return isinstance(module, classes) and not _is_rewritten(module) and not has_hooks(module)
+    path = path_of(type(module))
+    return (
+        any(path == (cls if isinstance(cls, str) else path_of(cls)) for cls in classes)
+        and not _is_rewritten(module)
+        and not has_hooks(module)
+    )

@@ -1,0 +1,106 @@
+"""Modules that do not look as a replacement expects keep their forward, and the report says why."""
+
+import torch
+from diffusers.models.normalization import FP32LayerNorm
+from example_models import ROUNDING, accelerated, difference, ltx, run
+from torch import nn
+
+BLOCK = "LTXVideoTransformerBlock"
+
+
+def reasons(report):
+    return {reason for name, reason in report.left if name == BLOCK}
+
+
+def test_forward_of_other_code(blocks):
+    model, inputs = ltx()
+    expected = run(model, inputs)
+    for block in model.transformer_blocks:
+        block.forward = lambda *args, own=block.forward, **kwargs: own(*args, **kwargs) + 1
+    changed = run(model, inputs)
+    report = blocks.accelerate(model)
+    assert reasons(report) == {"its forward was replaced by other code"}
+    assert difference(run(model, inputs), changed) < ROUNDING
+    assert difference(changed, expected) > 0.01
+
+
+def test_forward_with_other_parameters(blocks, monkeypatch):
+    """As in a release of the library that gives the forward another parameter."""
+    model, inputs = ltx()
+    cls = type(model.transformer_blocks[0])
+    own = cls.forward
+
+    def forward(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb, encoder_attention_mask, scale=2):
+        return own(self, hidden_states, encoder_hidden_states, temb, image_rotary_emb, encoder_attention_mask) * scale
+
+    monkeypatch.setattr(cls, "forward", forward)
+    expected = run(model, inputs)
+    report = blocks.accelerate(model)
+    (reason,) = reasons(report)
+    assert reason.startswith("its forward has other parameters than expected: hidden_states, ")
+    assert reason.endswith(", scale")
+    assert difference(run(model, inputs), expected) < ROUNDING
+
+
+def test_another_structure(blocks):
+    model, _ = ltx()
+    for block in model.transformer_blocks:
+        del block.norm1
+    assert all(
+        reason.startswith("it has another structure than expected: ") for reason in reasons(blocks.accelerate(model))
+    )
+    model, _ = ltx()
+    for block in model.transformer_blocks:
+        block.norm1 = nn.Identity()
+    assert blocks.accelerate(model).left
+
+
+def test_module_that_is_exchanged_afterwards(blocks):
+    """A norm that is put in place of one inside a replaced block is called."""
+
+    class Doubled(nn.RMSNorm):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    model, inputs = ltx()
+    fast = accelerated(blocks, model)
+    for one in (model, fast):
+        for block in one.transformer_blocks:
+            block.norm1 = Doubled(32, eps=1e-6, elementwise_affine=False)
+    assert difference(run(fast, inputs), run(model, inputs)) < ROUNDING
+
+
+def test_modules_whose_forward_is_their_own(blocks):
+    """What a replacement may compute itself: a module of exactly this class, replaced or not, that nobody changed."""
+    is_own = blocks.replacements.is_own
+    norm = nn.LayerNorm(8)
+    assert is_own(norm, nn.GELU, nn.LayerNorm) and is_own(norm, "torch.nn.modules.normalization.LayerNorm")
+    assert not is_own(norm, nn.RMSNorm) and not is_own(FP32LayerNorm(8), nn.LayerNorm)
+    blocks.accelerate(norm)
+    assert is_own(norm, nn.LayerNorm) and is_own(norm, type(norm))
+    hook = norm.register_forward_pre_hook(lambda *args: None)
+    assert not is_own(norm, nn.LayerNorm)
+    hook.remove()
+    norm.forward = norm.forward  # as hooks of accelerate leave it
+    assert is_own(norm, nn.LayerNorm)
+    norm.forward = lambda x: x
+    assert not is_own(norm, nn.LayerNorm)
+
+
+def test_names_of_the_kernels_that_a_replacement_calls(blocks):
+    used = {
+        name: replacement.kernels for name, replacement in blocks.replacements._by_path.items() if replacement.kernels
+    }
+    assert used.keys() == blocks.replacements._by_path.keys()
+    assert used["torch.nn.modules.normalization.RMSNorm"] == ["rmsnorm"]
+    assert used["torch.nn.modules.normalization.LayerNorm"] == ["adaln"]
+
+
+def test_classes_keep_their_names(blocks):
+    model, _ = ltx()
+    before = [(type(module).__module__, type(module).__qualname__) for module in model.modules()]
+    fast = accelerated(blocks, model)
+    assert [(type(module).__module__, type(module).__qualname__) for module in fast.modules()] == before
+    assert all(isinstance(ours, type(own)) for ours, own in zip(fast.modules(), model.modules()))
+    assert repr(fast) == repr(model)
+    assert torch.nn.Module in type(fast.transformer_blocks[0]).__mro__
