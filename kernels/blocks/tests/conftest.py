@@ -54,6 +54,10 @@ def blocks():
         return get_local_kernel(PROJECT)
 
 
+# The models are so small that more threads cost more time than they save, a hundred times as much on a busy machine.
+torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """Small random models with inputs for them, and how far their results and gradients are from others."""
 
 import copy
+import functools
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -149,6 +150,7 @@ def check_processors(blocks, build, processor, calls):
     made = 0
 
     class Counted(processor):
+        @functools.wraps(processor.__call__)  # for attention modules, which ask for the names of the parameters
         def __call__(self, *args, **kwargs):
             nonlocal made
             made += 1

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel
+from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel
 from model_cases import Case, randomized
 
 BATCH, HEIGHT, WIDTH = 2, 4, 6
@@ -35,4 +35,32 @@ def flux(**options: Any) -> Case:
     return Case(randomized(model), inputs, ("timestep", "img_ids", "txt_ids"))
 
 
-CASES = {"Flux.1": flux}
+def qwen_image(masked: bool = False, edited: bool = False, layered: bool = False) -> Case:
+    model = QwenImageTransformer2DModel(
+        **SIZES,
+        out_channels=2,
+        joint_attention_dim=16,
+        axes_dims_rope=(8, 12, 12),
+        zero_cond_t=edited,
+        use_layer3d_rope=layered,
+    )
+    shapes = [(1, HEIGHT // 2, WIDTH), (1, HEIGHT // 2, WIDTH)] if edited or layered else [(1, HEIGHT, WIDTH)]
+    inputs = {
+        "hidden_states": torch.randn(BATCH, TOKENS, 8),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, 16),
+        "timestep": torch.rand(BATCH),
+        "img_shapes": [shapes] * BATCH,
+        "return_dict": False,
+    }
+    if masked:
+        inputs["encoder_hidden_states_mask"] = torch.arange(TEXT) < torch.tensor([[TEXT], [4]])
+    return Case(randomized(model), inputs, ("timestep",))
+
+
+CASES = {
+    "Flux.1": flux,
+    "Qwen-Image": qwen_image,
+    "Qwen-Image, mask": lambda: qwen_image(masked=True),
+    "Qwen-Image, edited": lambda: qwen_image(edited=True),
+    "Qwen-Image, layers": lambda: qwen_image(layered=True),
+}

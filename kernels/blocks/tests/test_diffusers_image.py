@@ -1,8 +1,7 @@
-"""The image models of diffusers: close to float32, as their own forwards are, and never accelerated where they may not be."""
+"""Image models of diffusers: as close to float32 as their own forwards, and left alone where they must be."""
 
 import pytest
-import torch
-from diffusers.models.transformers import transformer_flux
+from diffusers.models.transformers import transformer_flux, transformer_qwenimage
 from model_cases import (
     accelerated,
     check_bfloat16_gradients,
@@ -13,9 +12,9 @@ from model_cases import (
     check_processors,
     operations,
 )
-from small_image_models import CASES, flux
+from small_image_models import CASES, flux, qwen_image
 
-GRADIENTS = ("Flux.1",)
+GRADIENTS = ("Flux.1", "Qwen-Image", "Qwen-Image, edited")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -45,6 +44,10 @@ def test_float32_gradients_are_those_of_the_model(blocks, name):
             flux,
             {"norm_rotate": 2 * 2 + 2, "ada_norm": 2 * 2 + 2 + 1, "gate_residual": 4 + 2, "gate_residual_ada_norm": 4},
         ),
+        (
+            qwen_image,
+            {"norm_rotate": 4, "ada_norm": 4 + 1, "gate_residual": 4, "gate_residual_ada_norm": 4, "view_as_real": 0},
+        ),
     ],
 )
 def test_kernels_compute_what_they_can(blocks, build, expected):
@@ -59,6 +62,7 @@ def test_kernels_compute_what_they_can(blocks, build, expected):
     ("build", "processor", "calls"),
     [
         (flux, transformer_flux.FluxAttnProcessor, 4),
+        (qwen_image, transformer_qwenimage.QwenDoubleStreamAttnProcessor2_0, 2),
     ],
 )
 def test_other_attention_processors_are_called(blocks, build, processor, calls):
@@ -78,6 +82,11 @@ def test_other_attention_processors_are_called(blocks, build, processor, calls):
         (flux, "single_transformer_blocks.1.norm.norm"),
         (flux, "single_transformer_blocks.1.act_mlp"),
         (flux, "norm_out.norm"),
+        (qwen_image, "pos_embed"),
+        (qwen_image, "transformer_blocks.0.img_norm1"),
+        (qwen_image, "transformer_blocks.0.txt_norm2"),
+        (qwen_image, "transformer_blocks.1.attn"),
+        (qwen_image, "transformer_blocks.1.attn.norm_added_q"),
     ],
 )
 def test_modules_with_hooks_are_called(blocks, build, path):

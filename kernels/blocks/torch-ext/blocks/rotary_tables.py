@@ -5,6 +5,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,8 @@ Tables = tuple[Tensor, Tensor]
 _MOST_BYTES = 2**28  # for each module
 # An attribute of a table of cosines: the tables of half the width that were made of it.
 _HALVES = "_blocks_halves"
+# An attribute of a table of complex rotations: its cosines and sines.
+_PARTS = "_blocks_parts"
 
 
 @dataclass
@@ -39,7 +42,13 @@ _kept: "weakref.WeakKeyDictionary[nn.Module, OrderedDict[Hashable, _Kept]]" = we
 _changing = threading.Lock()
 
 
-def keep_tables(module: nn.Module, key: Hashable, make: Callable[[], Tables], *sources: Tensor) -> Tables:
+def keep_tables(
+    module: nn.Module,
+    key: Hashable,
+    make: Callable[[], Tables],
+    *sources: Tensor,
+    prepare: Optional[Callable[[Tensor, Tensor], Tables]] = None,
+) -> Tables:
     """Return the tables that `make` returns, or those that it returned before for the same module, key and sources.
 
     Args:
@@ -47,9 +56,11 @@ def keep_tables(module: nn.Module, key: Hashable, make: Callable[[], Tables], *s
         key: Everything else that the tables depend on but `sources`: sizes, frequencies, device.
         make: Returns cosines and sines, both with the same value at both elements of a pair.
         sources: Tensors that the tables are made of.
+        prepare: Called with what `make` returns: `with_parts` for complex rotations. Default: `with_halves`.
     """
+    prepare = prepare or with_halves
     if any(source.is_inference() for source in sources):  # has no version
-        return with_halves(*make())
+        return prepare(*make())
     capturing = _is_capturing()
     with _changing:
         kept = _kept.setdefault(module, OrderedDict())
@@ -59,10 +70,10 @@ def keep_tables(module: nn.Module, key: Hashable, make: Callable[[], Tables], *s
             found.captured = found.captured or capturing
             return found.tables
     if capturing:  # the new tables are in the memory of the graph
-        return with_halves(*make())
+        return prepare(*make())
     # In inference mode the tables would be of no use to a later forward with gradients.
     with torch.inference_mode(False), torch.no_grad():
-        tables = with_halves(*make())
+        tables = prepare(*make())
     cos = tables[0]
     if type(cos) is Tensor:  # not a fake tensor
         if cos.device.type == "cuda":
@@ -125,3 +136,25 @@ def halves(cos: Tensor, sin: Tensor, more: int = 0) -> Tables:
 
 def _followed_by(more: int, table: Tensor, value: float) -> Tensor:
     return torch.cat((table, table.new_full((*table.shape[:-2], more, table.shape[-1]), value)), -2)
+
+
+def with_parts(first: Tensor, second: Tensor) -> Tables:
+    """Return two tables of complex rotations, for which `parts` now finds cosines and sines."""
+    for rotations in (first, second):
+        setattr(rotations, _PARTS, _parts(rotations))
+    return first, second
+
+
+def _parts(rotations: Tensor) -> Tables:
+    return rotations.real.contiguous(), rotations.imag.contiguous()
+
+
+def parts(rotations: Tensor) -> Tables:
+    """Return the cosines and sines, one for each pair, of complex rotations. Makes them once for each tensor."""
+    found = getattr(rotations, _PARTS, None)
+    if found is None:
+        with torch.inference_mode(False), torch.no_grad():
+            found = _parts(rotations)
+        if not _is_capturing():  # else they are in the memory of the graph
+            setattr(rotations, _PARTS, found)
+    return found

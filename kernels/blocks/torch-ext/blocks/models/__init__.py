@@ -8,6 +8,7 @@ from . import (  # noqa: F401
     diffusers_flux,
     diffusers_hunyuan_video,
     diffusers_ltx,
+    diffusers_qwen_image,
     diffusers_wan,
     library_norms,
     rms_norm_forms,
