@@ -57,6 +57,7 @@ def replaces(*paths: str, does: str, mismatch: Mismatch = lambda module: None) -
     return register
 
 
+@cache
 def path_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
@@ -193,9 +194,5 @@ def is_own(module: nn.Module, *classes: Union[type, str]) -> bool:
     offloading may have been added since the replacement, or another module may have been put there. Classes may be
     given as paths, as in `replaces`. Classes derived from them are others, for their forwards may be.
     """
-    path = path_of(type(module))
-    return (
-        any(path == (cls if isinstance(cls, str) else path_of(cls)) for cls in classes)
-        and not _is_rewritten(module)
-        and not has_hooks(module)
-    )
+    paths = [cls if isinstance(cls, str) else path_of(cls) for cls in classes]
+    return path_of(type(module)) in paths and not _is_rewritten(module) and not has_hooks(module)

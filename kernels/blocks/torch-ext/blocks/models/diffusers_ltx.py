@@ -9,8 +9,6 @@ from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves, keep_tables, with_halves
 from .diffusers_attention import are_own_norms, diffusers_norms, heads_of, library_of, norms_mismatch
 
-_NORM = "diffusers.models.normalization.RMSNorm"
-
 
 def _block_mismatch(block: nn.Module) -> Optional[str]:
     for norm in (block.norm1, block.norm2):
@@ -39,11 +37,7 @@ class LTXBlock:
     ) -> Tensor:
         x = hidden_states
         norm1, norm2 = self.norm1, self.norm2
-<<<<<<< HEAD
         if not (takes(x) and temb.dtype == self.scale_shift_table.dtype == x.dtype and _are_own(norm1, norm2)):
-=======
-        if not (takes(x) and is_own(norm1, _NORM) and is_own(norm2, _NORM)):
->>>>>>> core
             return super().forward(x, encoder_hidden_states, temb, image_rotary_emb, encoder_attention_mask)
         table = self.scale_shift_table.to(temb.device) + temb.unflatten(-1, (6, -1))
         shift1, scale1, gate1, shift2, scale2, gate2 = table.unbind(2)
