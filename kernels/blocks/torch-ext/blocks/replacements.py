@@ -57,7 +57,7 @@ def replaces(*paths: str, does: str, mismatch: Mismatch = lambda module: None) -
     return register
 
 
-@cache
+@functools.cache
 def path_of(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 

@@ -47,32 +47,22 @@ def linear_gelu(projection: nn.Module, x: Tensor) -> Tensor:
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
-def activated_projection(projection: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:
-    """Return `activation(projection(x))`, in one kernel if the activation fits the epilogue of the projection."""
-    is_tanh_gelu = is_own(activation, nn.GELU) and activation.approximate == "tanh"
-    if is_tanh_gelu and gelu_fits_epilogue(projection, x):
-        return linear_gelu(projection, x)
-    return activation(projection(x))
-
-
 def _gelu_mismatch(module: nn.Module) -> Optional[str]:
     if module.approximate != "tanh":
         return "its GELU is exact, and the epilogue of a projection has the tanh approximation only"
-    if not _HAS_EPILOGUE:
-        return "only Torch for CUDA has a GELU with the tanh approximation in the epilogue of a projection"
     return None if isinstance(module.proj, nn.Module) else "it has no projection"
 
 
-@replaces(
-    "diffusers.models.activations.GELU",
-    does="GELU in the epilogue of its projection",
-    mismatch=_gelu_mismatch,
-)
 class ProjectedGELU:
     def forward(self, hidden_states: Tensor) -> Tensor:
         if not gelu_fits_epilogue(self.proj, hidden_states):
             return super().forward(hidden_states)
         return linear_gelu(self.proj, hidden_states)
+
+
+if _HAS_EPILOGUE:
+    _does = "GELU in the epilogue of its projection"
+    replaces("diffusers.models.activations.GELU", does=_does, mismatch=_gelu_mismatch)(ProjectedGELU)
 
 
 def _has_projection(module: nn.Module) -> Optional[str]:

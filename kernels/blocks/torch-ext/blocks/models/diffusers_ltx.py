@@ -74,12 +74,12 @@ class LTXAttention:
         image_rotary_emb: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> Tensor:
-        x, context, processor, library = hidden_states, encoder_hidden_states, self.processor, library_of(self)
+        x, context, processor = hidden_states, encoder_hidden_states, self.processor
         norm_q, norm_k = self.norm_q, self.norm_k
         if not (
             takes(x)
             and not kwargs
-            and type(processor) is library.LTXVideoAttnProcessor
+            and type(processor) is library_of(self).LTXVideoAttnProcessor
             and (context is None or image_rotary_emb is None)
             and are_own_norms(nn.RMSNorm, x.dtype, norm_q, norm_k)
         ):
@@ -93,7 +93,7 @@ class LTXAttention:
             options = {"eps": norm_q.eps, "norm": "token", "layout": "bsc"}
             query, key = rope3d.norm_rotary(query, key, norm_q.weight, norm_k.weight, *tables, **options)
         heads = self.heads
-        attended = library.dispatch_attention_fn(
+        attended = library_of(self).dispatch_attention_fn(
             heads_of(query, heads),
             heads_of(key, heads),
             heads_of(value, heads),

@@ -117,7 +117,7 @@ class WanAttention:
         rotary_emb: Optional[tuple[Tensor, Tensor]] = None,
         **kwargs: Any,
     ) -> Tensor:
-        x, processor, library = hidden_states, self.processor, library_of(self)
+        x, processor = hidden_states, self.processor
         norm_q, norm_k = self.norm_q, self.norm_k
         if not (
             encoder_hidden_states is None
@@ -125,7 +125,7 @@ class WanAttention:
             and takes(x)
             and not kwargs
             and self.add_k_proj is None
-            and type(processor) is library.WanAttnProcessor
+            and type(processor) is library_of(self).WanAttnProcessor
             and are_own_norms(nn.RMSNorm, x.dtype, norm_q, norm_k)
         ):
             return super().forward(x, encoder_hidden_states, attention_mask, rotary_emb, **kwargs)
@@ -145,7 +145,7 @@ class WanAttention:
             layout="bsc",
             head_dim=query.shape[-1] // heads,
         )
-        attended = library.dispatch_attention_fn(
+        attended = library_of(self).dispatch_attention_fn(
             heads_of(query, heads),
             heads_of(key, heads),
             heads_of(value, heads),
