@@ -47,6 +47,14 @@ def linear_gelu(projection: nn.Module, x: Tensor) -> Tensor:
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
+def activated_projection(projection: nn.Module, activation: nn.Module, x: Tensor) -> Tensor:
+    """Return `activation(projection(x))`, in one kernel if the activation fits the epilogue of the projection."""
+    is_tanh_gelu = is_own(activation, nn.GELU) and activation.approximate == "tanh"
+    if is_tanh_gelu and gelu_fits_epilogue(projection, x):
+        return linear_gelu(projection, x)
+    return activation(projection(x))
+
+
 def _gelu_mismatch(module: nn.Module) -> Optional[str]:
     if module.approximate != "tanh":
         return "its GELU is exact, and the epilogue of a projection has the tanh approximation only"

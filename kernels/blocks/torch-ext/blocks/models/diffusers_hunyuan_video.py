@@ -8,8 +8,20 @@ from torch import Tensor, nn
 from ..kernel_set import adaln, rmsnorm, rope3d, takes
 from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves, keep_tables
-from .diffusers_attention import are_own_norms, diffusers_norms, heads_of, library_of, norms_mismatch
-from .diffusers_feed_forward import gelu_fits_epilogue, linear_gelu
+from .diffusers_attention import (
+    ada_norms_mismatch,
+    are_own,
+    are_own_norms,
+    diffusers_norms,
+    dispatch_attention,
+    heads_of,
+    joined_tokens,
+    library_of,
+    norms_mismatch,
+    plain_layer_norms_mismatch,
+    transformed,
+)
+from .diffusers_feed_forward import activated_projection
 
 _ATTENTION = "diffusers.models.attention_processor.Attention"
 _RMS_NORM = "diffusers.models.normalization.RMSNorm"
@@ -18,18 +30,14 @@ _BothStreams = tuple[Tensor, Tensor]
 
 
 def _block_mismatch(block: nn.Module) -> Optional[str]:
-    for norm in (block.norm2, block.norm2_context):
-        if path_of(original_class(norm)) != "torch.nn.modules.normalization.LayerNorm":
-            return "its second norms are not LayerNorms"
-        if norm.weight is not None or norm.bias is not None or len(norm.normalized_shape) != 1:
-            return "its second norms have a weight or bias, or normalize over several dimensions"
-    for norm in (block.norm1, block.norm1_context):
-        if path_of(original_class(norm)) != "diffusers.models.normalization.AdaLayerNormZero":
-            return "its first norms are not AdaLayerNormZero"
     attention = block.attn
     if attention.add_q_proj is None or attention.to_out is None or attention.to_add_out is None:
         return "its attention does not project both streams"
-    return _attention_mismatch(attention, attention.norm_added_q, attention.norm_added_k)
+    return (
+        plain_layer_norms_mismatch(block.norm2, block.norm2_context)
+        or ada_norms_mismatch("AdaLayerNormZero", block.norm1, block.norm1_context)
+        or _attention_mismatch(attention, attention.norm_added_q, attention.norm_added_k)
+    )
 
 
 def _attention_mismatch(attention: nn.Module, *norms: nn.Module) -> Optional[str]:
@@ -54,16 +62,15 @@ class HunyuanVideoBlock:
         *args: Any,
         **kwargs: Any,
     ) -> _BothStreams:
-        x, context, norm2, norm2_context = hidden_states, encoder_hidden_states, self.norm2, self.norm2_context
+        x, context = hidden_states, encoder_hidden_states
         if not (
             takes(x)
             and temb.dtype == context.dtype == x.dtype
-            and is_own(norm2, nn.LayerNorm)
-            and is_own(norm2_context, nn.LayerNorm)
+            and are_own(nn.LayerNorm, self.norm2, self.norm2_context)
         ):
             return super().forward(x, context, temb, attention_mask, freqs_cis, *args, **kwargs)
-        normed, gate1, shift2, scale2, gate2 = self.norm1(x, emb=temb)
-        normed_context, c_gate1, c_shift2, c_scale2, c_gate2 = self.norm1_context(context, emb=temb)
+        normed, *modulation = self.norm1(x, emb=temb)
+        normed_context, *context_modulation = self.norm1_context(context, emb=temb)
         if _has_own_attention(self, x.dtype, freqs_cis):
             attended, attended_context = _attend_to_both(self, normed, normed_context, attention_mask, freqs_cis)
         else:
@@ -73,24 +80,19 @@ class HunyuanVideoBlock:
                 attention_mask=attention_mask,
                 image_rotary_emb=freqs_cis,
             )
-        x, normed = adaln.gate_residual_ada_norm(x, attended, gate1, scale2, shift2, eps=norm2.eps, rounding="each")
-        context, normed_context = adaln.gate_residual_ada_norm(
-            context, attended_context, c_gate1, c_scale2, c_shift2, eps=norm2_context.eps, rounding="each"
-        )
-        x = adaln.gate_residual(x, self.ff(normed), gate2, rounding="each")
-        return x, adaln.gate_residual(context, self.ff_context(normed_context), c_gate2, rounding="each")
+        x = transformed(x, attended, self.norm2, self.ff, modulation)
+        context = transformed(context, attended_context, self.norm2_context, self.ff_context, context_modulation)
+        return x, context
 
 
 def _single_block_mismatch(block: nn.Module) -> Optional[str]:
-    if path_of(original_class(block.norm)) != "diffusers.models.normalization.AdaLayerNormZeroSingle":
-        return "its norm is not AdaLayerNormZeroSingle"
     for module in (block.proj_mlp, block.act_mlp, block.proj_out):
         if not isinstance(module, nn.Module):
             return "its projections are not modules"
     attention = block.attn
     if attention.add_q_proj is not None or attention.to_out is not None or attention.to_add_out is not None:
         return "its attention has projections of its own for a stream"
-    return _attention_mismatch(attention)
+    return ada_norms_mismatch("AdaLayerNormZeroSingle", block.norm) or _attention_mismatch(attention)
 
 
 @replaces(
@@ -117,13 +119,9 @@ class HunyuanVideoSingleBlock:
         ):
             return super().forward(hidden_states, context, temb, attention_mask, rotary, *args, **kwargs)
         more = context.shape[1]
-        x = _joined(hidden_states, context)
+        x = joined_tokens(hidden_states, context)
         normed, gate = self.norm(x, emb=temb)
-        act = self.act_mlp
-        if is_own(act, nn.GELU) and act.approximate == "tanh" and gelu_fits_epilogue(self.proj_mlp, normed):
-            hidden = linear_gelu(self.proj_mlp, normed)
-        else:
-            hidden = act(self.proj_mlp(normed))
+        hidden = activated_projection(self.proj_mlp, self.act_mlp, normed)
         attended = _attend_to_joined(self, normed, more, attention_mask, rotary)
         branch = self.proj_out(torch.cat((attended, hidden), dim=2))
         x = adaln.gate_residual(x, branch, gate, rounding="each")
@@ -155,7 +153,7 @@ def _attend_to_both(
     context_key = rmsnorm.rms_norm(context_key, norm_k.weight, norm_k.eps, rounding="before_weight")
     value = torch.cat((attention.to_v(x), attention.add_v_proj(context)), dim=1)
     query, key = torch.cat((query, context_query), dim=1), torch.cat((key, context_key), dim=1)
-    attended = _dispatch(block, query, key, heads_of(value, heads), mask)
+    attended = dispatch_attention(library_of(block), attention.processor, query, key, heads_of(value, heads), mask)
     attended, attended_context = attended.split((x.shape[1], context.shape[1]), dim=1)
     to_out, dropout = attention.to_out
     # A projection copies what is not contiguous, and then adds its bias in a kernel of its own.
@@ -168,7 +166,9 @@ def _attend_to_joined(
     """Return the attention of the tokens of both streams to all, of which the last `more` are not rotated."""
     attention = block.attn
     query, key = _normed_and_rotated(attention, x, *halves(*rotary, more))
-    return _dispatch(block, query, key, heads_of(attention.to_v(x), attention.heads), mask)
+    return dispatch_attention(
+        library_of(block), attention.processor, query, key, heads_of(attention.to_v(x), attention.heads), mask
+    )
 
 
 def _normed_and_rotated(attention: nn.Module, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,34 +176,6 @@ def _normed_and_rotated(attention: nn.Module, x: Tensor, cos: Tensor, sin: Tenso
     query, key = heads_of(attention.to_q(x), heads), heads_of(attention.to_k(x), heads)
     options = {"eps": norm_q.eps, "rounding": "before_weight"}
     return rope3d.norm_rotary(query, key, norm_q.weight, norm_k.weight, cos, sin, **options)
-
-
-def _dispatch(block: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Optional[Tensor]) -> Tensor:
-    processor = block.attn.processor
-    attended = library_of(block).dispatch_attention_fn(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        dropout_p=0.0,
-        is_causal=False,
-        backend=processor._attention_backend,
-        parallel_config=processor._parallel_config,
-    )
-    return attended.flatten(2, 3).to(query.dtype)
-
-
-def _joined(x: Tensor, more: Tensor) -> Tensor:
-    """Return `torch.cat((x, more), dim=1)`, without a copy of the two parts of one tensor, as a block returns them."""
-    batch, tokens, channels = x.shape
-    if (
-        not torch.is_grad_enabled()
-        and x.stride() == more.stride() == ((tokens + more.shape[1]) * channels, channels, 1)
-        and more.storage_offset() == x.storage_offset() + tokens * channels
-        and more.untyped_storage().data_ptr() == x.untyped_storage().data_ptr()
-    ):
-        return x.as_strided((batch, tokens + more.shape[1], channels), x.stride())
-    return torch.cat((x, more), dim=1)
 
 
 def _rotary_mismatch(rotary: nn.Module) -> Optional[str]:
