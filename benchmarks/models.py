@@ -51,7 +51,7 @@ def main() -> None:
         results = {"ltx-pipeline": _pipeline(arguments.device, arguments.layers)}
     else:
         measure = {"accuracy": _accuracy, "train": _train, "profile": _profile}[arguments.command]
-        results = {name: measure(CASES[name], arguments.device, arguments.layers) for name in names}
+        results = {name: measure(CASES[name], variants, arguments.device, arguments.layers) for name in names}
     for name, result in results.items():
         print(name, json.dumps(result), flush=True)
     _add(arguments.json, arguments.command, results)
@@ -191,16 +191,20 @@ def _synchronize(device: str) -> None:
 # --- accuracy, training, profile -------------------------------------------------------------------------------------
 
 
+def _chosen(variants: list[str], *measured: str) -> list[str]:
+    return [variant for variant in measured if variant in variants]
+
+
 def _output(result: Any) -> Tensor:
     return (result if isinstance(result, Tensor) else result[0]).float()
 
 
-def _accuracy(case: Case, device: str, layers: int | None) -> dict[str, float]:
+def _accuracy(case: Case, variants: list[str], device: str, layers: int | None) -> dict[str, float]:
     """Return the relative difference of each variant's output from that of the model in float32."""
     with torch.no_grad():
         model, inputs = make(case, device, torch.bfloat16, layers)
         outputs = {}
-        for variant in ("eager", "compile", "accelerated", "graphs"):
+        for variant in _chosen(variants, "eager", "compile", "accelerated", "graphs"):
             call, _ = _prepare(variant, model, inputs)
             for _ in range(3 if variant == "graphs" else 1):
                 case.reset(inputs)
@@ -217,7 +221,7 @@ def _widen(value: Any) -> Any:
     return value.float() if isinstance(value, Tensor) and value.dtype == torch.bfloat16 else value
 
 
-def _train(case: Case, device: str, layers: int | None) -> dict[str, float]:
+def _train(case: Case, variants: list[str], device: str, layers: int | None) -> dict[str, float]:
     """Return the milliseconds of a forward and backward pass, all parameters with gradients."""
     model, inputs = make(case, device, torch.bfloat16, layers)
     model.train()
@@ -227,7 +231,7 @@ def _train(case: Case, device: str, layers: int | None) -> dict[str, float]:
         model.zero_grad(set_to_none=True)
 
     times = {}
-    for variant in ("eager", "accelerated"):
+    for variant in _chosen(variants, "eager", "accelerated"):
         if variant == "accelerated":
             _blocks().accelerate(model)
         for _ in range(2):
@@ -236,12 +240,12 @@ def _train(case: Case, device: str, layers: int | None) -> dict[str, float]:
     return times
 
 
-def _profile(case: Case, device: str, layers: int | None) -> dict[str, Any]:
+def _profile(case: Case, variants: list[str], device: str, layers: int | None) -> dict[str, Any]:
     """Return the GPU milliseconds of matrix products, attention and everything else, and the number of launches."""
     results = {}
     with torch.no_grad():
         model, inputs = make(case, device, torch.bfloat16, layers)
-        for variant in ("eager", "compile", "accelerated"):
+        for variant in _chosen(variants, "eager", "compile", "accelerated"):
             call, _ = _prepare(variant, model, inputs)
             for _ in range(3):
                 case.reset(inputs)
@@ -268,7 +272,7 @@ def _split(events: list[Any]) -> dict[str, Any]:
         else:
             parts["other"] += milliseconds
             others[name[:120]] = others.get(name[:120], 0.0) + milliseconds
-    most = dict(sorted(others.items(), key=lambda item: -item[1])[:12])
+    most = dict(sorted(others.items(), key=lambda item: -item[1])[:20])
     return {**parts, "launches": len(events), "others": most}
 
 
