@@ -42,8 +42,8 @@ struct Gate {
 };
 
 // normed = (n * weight + bias) * (1 + scale) + shift, where n = (x - mean(x)) / sqrt(var(x) + eps) or, without the
-// mean, n = x / sqrt(mean(x^2) + eps). With a branch, x is the rounded sum of the residual `x` and the gated branch;
-// it is written, too.
+// mean, n = x / sqrt(mean(x^2) + eps). With a branch, x is the rounded sum of the residual `x` and the branch, times
+// the gate if there is one; the sum is written, too.
 struct Forward {
   int64_t rows, hidden;
   Type type;  // of x, branch, normed and sum
@@ -72,9 +72,9 @@ struct Sums {
 // modulation, slope is grad * (1 + scale), and there is no sum for the gate.
 constexpr int kSlopeTimesNormed = 0, kSlope = 1, kGate = 2;
 
-// The gradients of `normed` with respect to x, scale, shift, weight and bias. With a branch, the gradients of `normed`
-// and `sum` with respect to the residual (grad_x), the branch and the gate, too. The norm is computed again from x,
-// which the kernels read in any case.
+// The gradients of `normed` with respect to x, scale, shift, weight and bias. With a gate, the gradients of `normed`
+// and `sum` with respect to the residual (grad_x), the branch and the gate, too. Without a gate, the gradient with
+// respect to the branch is grad_x. The norm is computed again from x, which the kernels read in any case.
 struct Backward {
   int64_t rows, hidden;
   Type type;  // of grad, x, grad_sum, branch, grad_x and grad_branch
@@ -82,7 +82,7 @@ struct Backward {
   bool centered;
   Rows grad, x;   // x: with a branch, the sum
   Rows grad_sum;  // added to the gradient of x; data null: there is none
-  Rows branch;    // data null: there is none, and no gate
+  Rows branch;    // data null: there is none, or no gate
   int64_t span;
   Modulation gate, scale;
   Parameter weight, bias;

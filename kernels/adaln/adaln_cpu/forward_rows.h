@@ -60,7 +60,7 @@ INLINE void load_span(const Forward& problem, int64_t span, float* __restrict__ 
   const int64_t hidden = problem.hidden;
   read<T>(problem.scale, span, 0, hidden, factor);
   read<T>(problem.shift, span, 0, hidden, offset);
-  if (problem.branch.data != nullptr) read<T>(problem.gate, span, 0, hidden, gate);
+  if (problem.gate.rows.data != nullptr) read<T>(problem.gate, span, 0, hidden, gate);
 #pragma omp simd
   for (int64_t i = 0; i < hidden; ++i) factor[i] += 1.0f;
   if (problem.stepwise) {
@@ -104,6 +104,7 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
   const ForwardFactors factors{factor, offset, gate, weight, bias};
   read<T>(problem.weight, 0, hidden, 1.0f, weight);
   read<T>(problem.bias, 0, hidden, 0.0f, bias);
+  std::fill_n(gate, hidden, 1.0f);
   Spans spans(problem.span);
   for (int64_t row = begin; row < end; ++row) {
     if (spans.enter(row)) load_span<T>(problem, spans.current(), factor, offset, gate, weight, bias);

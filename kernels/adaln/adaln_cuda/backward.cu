@@ -1,12 +1,14 @@
-// Modulated norms, backward, with and without the gated branch that was added before: selects and launches a kernel.
+// Modulated norms, backward, with and without the branch that was added before: selects and launches a kernel. Without
+// a gate, the gradients of residual and branch are one tensor, grad_x.
 //
 // Reads:    grad, x, grad_sum and the branch, modulations and parameters.
 // Writes:   `grad_x` and `grad_branch`; gradients of modulations that have a row for each row of x; `partial` when sums
 //           are requested, and the gradients that are the totals of these sums.
 // Must not: allocate, synchronize, use atomics, or use another stream than the one given.
 //
-// Bytes moved, for elements of e bytes: rows * hidden * 3e, with a branch 6e. Sums take another 8 (12 with a branch)
-// for each column of each part, written and read: with one part for each SM, less than a hundredth of the rest.
+// Bytes moved, for elements of e bytes: rows * hidden * 3e, with a branch 4e, with a gate 6e. Sums take another 8 (12
+// with a gate) for each column of each part, written and read: with one part for each SM, less than a hundredth of the
+// rest.
 //
 // backward_ring.cuh is the fast path. backward_short.cuh takes short rows and rows with a modulation each, and
 // backward_general.cuh all others. The blocks write partial sums, which reduce.cu adds up. The order of both sums is
@@ -151,7 +153,7 @@ cudaError_t launch(const Backward& problem, cudaStream_t stream) {
   }
   if (!rings || !(whole || (ring.unaligned && alike_in_blocks(problem)))) return launch_general(problem, stream);
   const RingBackward rows = ring_problem(problem, strided, ring);
-  const bool branch = problem.grad_branch != nullptr;
+  const Branch branch = kernel_branch(problem);
   cudaError_t error = cudaSuccess;
   dispatch_dtype(problem.type, [&](auto tag) {
     using T = typename decltype(tag)::Element;

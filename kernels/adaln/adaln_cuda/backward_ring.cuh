@@ -51,15 +51,19 @@ __device__ __forceinline__ void synchronize_row(int row, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(1 + row), "r"(threads) : "memory");
 }
 
-// Constants derived from a row of the launch table. The kernel for unaligned rows takes problems with and without a
-// branch.
-template <typename T, int kRow, bool kBranch>
+// The tensors of which the ring has rows.
+constexpr int ring_tensors(Branch branch) { return branch == Branch::none ? 2 : branch == Branch::plain ? 3 : 4; }
+
+// Constants derived from a row of the launch table.
+template <typename T, int kRow, Branch kBranch>
 struct RingTypes {
   static constexpr RingKernelConfig kConfig = kRingKernelTable[kRow];
   static constexpr bool kUnaligned = kConfig.start == RowStart::unaligned;
   static constexpr int kWidth = kConfig.vector_bytes / static_cast<int>(sizeof(T)), kVectors = kConfig.vectors;
   static constexpr int kLast = kVectors - 1, kQuads = kVectors * kWidth / 4;
-  static constexpr int kTensors = kBranch ? 4 : 2, kSums = kBranch ? 3 : 2;
+  static constexpr int kTensors = ring_tensors(kBranch), kSums = kBranch == Branch::gated ? 3 : 2;
+  // Whether the kernel takes problems without a gate, too, because no other kernel takes such rows.
+  static constexpr bool kOptionalGate = kUnaligned || (kPlainRingDtypes & dtype_bit(kTypeOf<T>)) == 0;
   static constexpr int kMaxWarps = kConfig.max_threads / kWarp;
   using Slot = typename Word<sizeof(T) * kWidth>::Type;
   // Sums of warps, in two halves that rows alternate between. A row's warps are padded to a multiple of four.
@@ -72,7 +76,7 @@ struct RingTypes {
 //
 // Unaligned rows begin and end within a vector, all rows of a block at the same offset. Elements outside the row count
 // as zero and are not written.
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 struct RingPosition : RingTypes<T, kRow, kBranch> {
   using Types = RingTypes<T, kRow, kBranch>;
   using Types::kUnaligned, Types::kWidth, Types::kLast, Types::kVectors, Types::kTensors, Types::kQuads;
@@ -116,7 +120,7 @@ struct RingPosition : RingTypes<T, kRow, kBranch> {
     stage_bytes = kTensors * kVectors * slot_bytes;
     factors = memory + threadIdx.x * sizeof(float4);
     factor_bytes = kQuads * group * sizeof(float4);
-    ring = memory + (kBranch ? 2 : 1) * factor_bytes + threadIdx.y * problem.stages * stage_bytes +
+    ring = memory + (kBranch == Branch::gated ? 2 : 1) * factor_bytes + threadIdx.y * problem.stages * stage_bytes +
            threadIdx.x * sizeof(Slot);
   }
 
@@ -134,7 +138,7 @@ __device__ __forceinline__ int64_t size_of(Type type) {
 }
 
 // Prefetches modulations, the weight, and the rows that the ring takes first.
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void prefetch_first(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at) {
   using Types = RingTypes<T, kRow, kBranch>;
   if (threadIdx.x != 0) return;
@@ -145,7 +149,8 @@ __device__ __forceinline__ void prefetch_first(const RingBackward& problem, cons
     };
     prefetch(problem.scale.data, problem.scale_type, at.rows_group * problem.scale.span_stride);
     prefetch(problem.weight, problem.weight_type, 0);
-    if (kBranch) prefetch(problem.gate.data, problem.gate_type, at.rows_group * problem.gate.span_stride);
+    if (kBranch == Branch::gated)
+      prefetch(problem.gate.data, problem.gate_type, at.rows_group * problem.gate.span_stride);
   }
   uint32_t row = at.first_row;
   for (uint32_t stage = 1; stage < problem.stages && row < problem.group_rows; row += at.stride, ++stage) {
@@ -157,7 +162,7 @@ __device__ __forceinline__ void prefetch_first(const RingBackward& problem, cons
 }
 
 // Copies rows into the ring.
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 struct RingLoader : RingTypes<T, kRow, kBranch> {
   using Types = RingTypes<T, kRow, kBranch>;
   using Types::kTensors, Types::kVectors, Types::kLast, Types::kConfig;
@@ -224,7 +229,7 @@ struct RingLoader : RingTypes<T, kRow, kBranch> {
 };
 
 // Computes factors, (1 + scale) * weight and the gate, of unaligned rows.
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void load_factors_unaligned(const RingBackward& problem,
                                                        const RingPosition<T, kRow, kBranch>& at, float4* memory) {
   using Types = RingTypes<T, kRow, kBranch>;
@@ -261,7 +266,7 @@ __device__ __forceinline__ void load_factors_unaligned(const RingBackward& probl
 // Computes the same factors of aligned rows. Scale, gate and weight are first copied to shared memory, together and
 // before the rows, four columns at a time: scale and gate to the memory of the factors, the weight to the stage that is
 // still free.
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 struct RingFactors : RingTypes<T, kRow, kBranch> {
   using Types = RingTypes<T, kRow, kBranch>;
   using Types::kQuads;
@@ -305,7 +310,7 @@ struct RingFactors : RingTypes<T, kRow, kBranch> {
       copy(at.factors + quad * quad_bytes, problem.scale.data, problem.scale_type,
            at.rows_group * problem.scale.span_stride + column);
       copy(weights + quad * quad_bytes, problem.weight, problem.weight_type, column);
-      if constexpr (kBranch) {
+      if constexpr (kBranch == Branch::gated) {
         copy(at.factors + at.factor_bytes + quad * quad_bytes, problem.gate.data, problem.gate_type,
              at.rows_group * problem.gate.span_stride + column);
       }
@@ -322,7 +327,7 @@ struct RingFactors : RingTypes<T, kRow, kBranch> {
 #pragma unroll
       for (int j = 0; j < 4; ++j) factor[j] = (1.0f + factor[j]) * weight[j];
       memory[quad * at.group + threadIdx.x] = make_float4(factor[0], factor[1], factor[2], factor[3]);
-      if constexpr (kBranch) {
+      if constexpr (kBranch == Branch::gated) {
         read(at.factors + at.factor_bytes + quad * quad_bytes, problem.gate_type, factor);
         memory[(kQuads + quad) * at.group + threadIdx.x] = make_float4(factor[0], factor[1], factor[2], factor[3]);
       }
@@ -388,7 +393,7 @@ struct RingMoments {
 };
 
 // Computes the moments of a row. Where the row is far from zero, replaces x by x - mean.
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
                                                     const RingPosition<T, kRow, kBranch>& at, RowSums& row_sums,
                                                     typename RingTypes<T, kRow, kBranch>::Elements& x,
@@ -438,7 +443,7 @@ __device__ __forceinline__ RingMoments find_moments(const RingBackward& problem,
 }
 
 // Writes a vector of a result, `index` elements from its start.
-template <typename T, int kRow, bool kBranch, int kWidth>
+template <typename T, int kRow, Branch kBranch, int kWidth>
 __device__ __forceinline__ void write_vector(const RingPosition<T, kRow, kBranch>& at, void* to, int64_t index, int i,
                                              const float (&total)[kWidth]) {
   if constexpr (RingTypes<T, kRow, kBranch>::kUnaligned) {
@@ -458,7 +463,7 @@ __device__ __forceinline__ void write_vector(const RingPosition<T, kRow, kBranch
 }
 
 // Writes the gradients of a row, from its stage of the ring, and adds to the sums over rows.
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void finish_row(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
                                            uint32_t slot, int64_t offset, const RingMoments& moments,
                                            const typename RingTypes<T, kRow, kBranch>::Elements& x,
@@ -476,7 +481,7 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
       sums[kSlopeTimesNormed][i][j] += grad[j] * (x[i][j] * moments.rstd - moments.mean_times_rstd);
       sums[kSlope][i][j] += grad[j];
     }
-    if (kBranch && has(problem, kRingGradSum)) {
+    if (kBranch != Branch::none && has(problem, kRingGradSum)) {
       float grad_sum[kWidth];
       decode_shared<T>(slot + (kRingGradSum * kVectors + i) * at.slot_bytes, grad_sum);
 #pragma unroll
@@ -484,8 +489,8 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
     }
     const int64_t index = offset + i * at.column_step;
     write_vector(at, problem.grad_x, index, i, total);
-    if constexpr (kBranch) {
-      if (Types::kUnaligned && problem.grad_branch == nullptr) continue;
+    if constexpr (kBranch == Branch::gated) {
+      if (Types::kOptionalGate && problem.grad_branch == nullptr) continue;
       if (has(problem, kRingBranch)) {
         float branch[kWidth];
         decode_shared<T>(slot + (kRingBranch * kVectors + i) * at.slot_bytes, branch);
@@ -500,7 +505,7 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
 }
 
 // Puts the sums of all threads into shared memory, [sums][rows][vectors].
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void share_sums(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
                                            int vectors, const typename RingTypes<T, kRow, kBranch>::Sums& sums,
                                            float4* memory) {
@@ -558,7 +563,7 @@ __device__ __forceinline__ void add_shared_sums(const Position& at, int sum_coun
 }
 
 // Writes the block's partial sums. `missed`: the thread had no row in the block's last iteration.
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 __device__ __forceinline__ void store_sums(const RingBackward& problem, const RingPosition<T, kRow, kBranch>& at,
                                            bool missed, const typename RingTypes<T, kRow, kBranch>::Sums& sums,
                                            float4* memory) {
@@ -589,7 +594,7 @@ __device__ __forceinline__ void store_sums(const RingBackward& problem, const Ri
   add_shared_sums<Types::kUnaligned>(at, problem.sum_count, vectors, memory, partial);
 }
 
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 __global__ void __launch_bounds__(kRingKernelTable[kRow].max_threads)
     backward_ring_kernel(const __grid_constant__ RingBackward problem) {
   if constexpr (!kInThisCode<kRingKernelTable, kRow>) return;

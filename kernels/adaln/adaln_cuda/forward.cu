@@ -1,14 +1,14 @@
-// Modulated norms, with and without a gated branch that is added before: selects and launches a kernel.
+// Modulated norms, with and without a branch, gated or not, that is added before: selects and launches a kernel.
 //
 // Reads:    x, the branch, modulations and parameters.
 // Writes:   `normed`, and `sum` when there is a branch.
 // Must not: allocate, synchronize, or use another stream than the one given.
 //
 // Bytes moved, for elements of e bytes and modulations of m bytes: rows * hidden * 2e (4e with a branch), and
-// rows / span * hidden * 2m (3m).
+// rows / span * hidden * 2m (3m with a gate).
 #include "adaln_cuda/adaln.h"
+#include "adaln_cuda/forward_factor.cuh"
 #include "adaln_cuda/forward_general.cuh"
-#include "adaln_cuda/forward_rows.cuh"
 
 namespace adaln {
 namespace {
@@ -33,12 +33,22 @@ uint32_t prefetch_distance(const TiledForward& problem, const ForwardConfig& con
   const auto contiguous = [&](const StridedRows& strided) {
     return strided.row_stride == problem.hidden && strided.span_stride == int64_t{problem.span} * problem.hidden;
   };
-  const int64_t row_bytes = problem.hidden * element * (config.branch ? 2 : 1);  // that are read
+  const bool branch = config.branch != Branch::none;
+  const int64_t row_bytes = problem.hidden * element * (branch ? 2 : 1);  // that are read
   if (layout.tiles > 1 || problem.span % config.rows != 0 || !contiguous(problem.x) ||
-      (config.branch && !contiguous(problem.branch)) || !prefetch_pays(2 * rows * row_bytes)) {
+      (branch && !contiguous(problem.branch)) || !prefetch_pays(2 * rows * row_bytes)) {
     return 0;
   }
   return static_cast<uint32_t>(sms * std::max<int64_t>(config.prefetch_bytes_per_sm / (row_bytes * config.rows), 1));
+}
+
+template <typename T, int kRow>
+constexpr auto kernel_of() {
+  if constexpr (kForwardTable[kRow].one_factor) {
+    return forward_factor_kernel<T, kRow>;
+  } else {
+    return forward_kernel<T, kRow>;
+  }
 }
 
 template <typename T, int kRow>
@@ -51,7 +61,7 @@ cudaError_t launch_tiles(TiledForward& problem, int64_t rows, const TileLayout& 
   problem.tiles = static_cast<uint32_t>(rows / problem.span) * problem.tiles_per_span;
   problem.spans = Divider(problem.tiles_per_span);
   problem.prefetch_distance = prefetch_distance(problem, kConfig, layout, rows, sizeof(T), sms);
-  const auto kernel = forward_kernel<T, kRow>;
+  const auto kernel = kernel_of<T, kRow>();
   error = allow_shared_bytes(kernel, layout.shared_bytes, kStaticSharedBytes);
   if (error != cudaSuccess) return error;
   return launch_with_pdl(kernel, dim3((problem.tiles + layout.tiles - 1) / layout.tiles),
@@ -66,30 +76,45 @@ bool all_aligned(const Forward& problem) {
          aligned(problem.normed) && aligned(problem.sum);
 }
 
-// Fills in the parameters that do not depend on the launch configuration. Returns false when the fast path does not
-// take the problem: rows are evenly strided and aligned; modulations and parameters share a dtype.
+// The modulations and parameters of a problem, as the fast paths distinguish them.
+struct Factors {
+  bool fast;        // the gate and all of them share a dtype, and steps are rounded to it or not at all
+  bool simple;      // fast; scale and shift, perhaps a weight, in the rows' dtype, and not stepwise
+  bool one_factor;  // a scale and a shift, or a weight and a bias, in one dtype; steps are rounded to it or not at all
+  bool float32_shared, float32_gate;  // the dtype is float32, that of rows is not
+};
+
+Factors factors_of(const Forward& problem) {
+  CommonType norm(problem.type), all(problem.type);
+  for (CommonType* common : {&norm, &all}) {
+    common->add(problem.scale);
+    common->add(problem.shift);
+    for (const Parameter* parameter : {&problem.weight, &problem.bias}) common->add(*parameter);
+  }
+  all.add(problem.gate);
+  const bool scaled = problem.scale.rows.data != nullptr;
+  const bool affine = problem.weight.data != nullptr || problem.bias.data != nullptr;
+  Factors factors;
+  factors.float32_shared = norm.type() != problem.type;
+  factors.float32_gate = problem.gate.rows.data != nullptr && problem.gate.type != problem.type;
+  const bool rounded = problem.stepwise && (factors.float32_shared || factors.float32_gate);
+  factors.fast = all.unique() && !rounded;
+  factors.simple = factors.fast && scaled && problem.bias.data == nullptr && !problem.stepwise &&
+                   !factors.float32_shared && !factors.float32_gate;
+  factors.one_factor = norm.unique() && !rounded && !(scaled && affine);
+  return factors;
+}
+
+// Fills in the parameters that do not depend on the launch configuration. Returns false when no fast path takes the
+// rows: they are aligned and, like modulations, evenly strided.
 bool as_tiled(const Forward& problem, TiledForward* tiled) {
-  CommonType common(problem.type);
-  for (const Modulation* modulation : {&problem.gate, &problem.scale, &problem.shift}) common.add(*modulation);
-  for (const Parameter* parameter : {&problem.weight, &problem.bias}) common.add(*parameter);
-  tiled->float32_shared = common.type() != problem.type;
   // Without modulations, any division of the rows into spans gives the same result.
   const bool modulated = problem.scale.rows.data != nullptr || problem.gate.rows.data != nullptr;
   const int64_t span = !modulated && problem.x.dims == 2 ? problem.x.sizes[1] : problem.span;
-  if (!common.unique() || (problem.stepwise && tiled->float32_shared) || problem.rows >= INT32_MAX ||
-      !all_aligned(problem) || problem.gate.rows.dims > 1 || problem.scale.rows.dims > 1 ||
+  if (problem.rows >= INT32_MAX || !all_aligned(problem) || problem.gate.rows.dims > 1 || problem.scale.rows.dims > 1 ||
       problem.shift.rows.dims > 1 || !as_strided(problem.x, span, &tiled->x) ||
       !as_strided(problem.branch, span, &tiled->branch)) {
     return false;
-  }
-  const Shared shared[kSharedRows] = {{problem.scale.rows.data, problem.scale.rows.strides[0]},
-                                      {problem.shift.rows.data, problem.shift.rows.strides[0]},
-                                      {problem.weight.data, 0},
-                                      {problem.bias.data, 0}};
-  for (int k = 0; k < kSharedRows; ++k) {
-    if (shared[k].data == nullptr) continue;
-    tiled->slots[k] = static_cast<int8_t>(tiled->staged);
-    tiled->shared[tiled->staged++] = shared[k];
   }
   tiled->normed = problem.normed;
   tiled->span = static_cast<uint32_t>(span);
@@ -97,23 +122,64 @@ bool as_tiled(const Forward& problem, TiledForward* tiled) {
   tiled->eps = problem.eps;
   tiled->centered = problem.centered;
   tiled->stepwise = problem.stepwise;
-  tiled->simple =
-      shared[kScale].data != nullptr && shared[kBias].data == nullptr && !problem.stepwise && !tiled->float32_shared;
   tiled->sum = problem.sum;
   tiled->gate = {problem.gate.rows.data, problem.gate.rows.strides[0]};
   return true;
 }
 
+// Fills in modulations and parameters.
+void add_shared(const Forward& problem, const Factors& factors, bool one_factor, TiledForward* tiled) {
+  const Shared scale{problem.scale.rows.data, problem.scale.rows.strides[0]};
+  const Shared shift{problem.shift.rows.data, problem.shift.rows.strides[0]};
+  const Shared weight{problem.weight.data, 0}, bias{problem.bias.data, 0};
+  tiled->float32_gate = factors.float32_gate;
+  if (one_factor) {
+    const bool affine = weight.data != nullptr || bias.data != nullptr;
+    tiled->float32_shared = factors.float32_shared;
+    tiled->shared[kFactor] = affine ? weight : scale;
+    tiled->shared[kOffset] = affine ? bias : shift;
+    tiled->staged = 2;
+    tiled->weighted = weight.data != nullptr;
+    tiled->stepwise_norm = problem.stepwise && scale.data != nullptr;
+    return;
+  }
+  tiled->float32_shared = factors.float32_shared || factors.float32_gate;
+  tiled->simple = factors.simple;
+  const Shared shared[kSharedRows] = {scale, shift, weight, bias};
+  for (int k = 0; k < kSharedRows; ++k) {
+    if (shared[k].data == nullptr) continue;
+    tiled->slots[k] = static_cast<int8_t>(tiled->staged);
+    tiled->shared[tiled->staged++] = shared[k];
+  }
+}
+
+// Returns the row of the launch table for a problem, or -1.
+int select_row(const Forward& problem, const Factors& factors, int capability) {
+  const Branch branch = problem.branch.data == nullptr      ? Branch::none
+                        : problem.gate.rows.data == nullptr ? Branch::plain
+                                                            : Branch::gated;
+  const auto find = [&](bool one_factor) {
+    return find_row(kForwardTable, capability, [&](const ForwardConfig& one) {
+      return one.branch == branch && one.one_factor == one_factor && (one.dtypes & dtype_bit(problem.type)) != 0;
+    });
+  };
+  const int general = factors.fast ? find(false) : -1;
+  if (!factors.one_factor || (factors.simple && general >= 0)) return general;
+  const int row = find(true);
+  return row < 0 ? general : row;
+}
+
 template <typename T>
 cudaError_t launch(const Forward& problem, cudaStream_t stream) {
   const int capability = compiled_capability(reinterpret_cast<const void*>(forward_kernel<T, 0>));
-  const bool branch = problem.branch.data != nullptr;
-  const int row = find_row(kForwardTable, capability, [&](const ForwardConfig& one) { return one.branch == branch; });
+  const Factors factors = factors_of(problem);
+  const int row = select_row(problem, factors, capability);
   const int64_t vectors = problem.hidden / kVectorWidth<T>;
   TiledForward tiled(problem.hidden);
   if (row < 0 || vectors > kForwardTable[row].max_threads * kForwardTable[row].vectors || !as_tiled(problem, &tiled)) {
     return launch_general<T>(problem, capability, stream);
   }
+  add_shared(problem, factors, kForwardTable[row].one_factor, &tiled);
   const int staged_words = tiled.staged * (tiled.float32_shared ? 2 : 1);
   const TileLayout layout = tile_layout(kForwardTable[row], static_cast<int>(vectors), staged_words);
   const size_t shared_bytes = layout.shared_bytes + kStaticSharedBytes;
@@ -121,7 +187,12 @@ cudaError_t launch(const Forward& problem, cudaStream_t stream) {
     return launch_general<T>(problem, capability, stream);
   }
   return with_row(kForwardTable, row, [&](auto index) {
-    return launch_tiles<T, decltype(index)::value>(tiled, problem.rows, layout, stream);
+    constexpr int kRow = decltype(index)::value;
+    if constexpr ((kForwardTable[kRow].dtypes & dtype_bit(kTypeOf<T>)) == 0) {
+      return cudaErrorInvalidConfiguration;
+    } else {
+      return launch_tiles<T, kRow>(tiled, problem.rows, layout, stream);
+    }
   });
 }
 

@@ -1,5 +1,5 @@
 // Modulated norms of rows of any length and alignment, with modulations and parameters of any dtypes, with and without
-// a gated branch that is added before: the general kernel.
+// a branch, gated or not, that is added before: the general kernel.
 //
 // Reads:    x and the branch, each once from global memory: a row stays in shared memory between its sums and its
 //           result. Rows that do not fit there are read again. Parameters and modulations through the L1 cache.
@@ -219,11 +219,16 @@ struct GeneralForwardRow {
     load_unaligned(reinterpret_cast<const T*>(inputs[index].data) + column, values);
   }
 
-  // x += branch * gate; writes the sum and returns it as rounded.
+  // x += branch, times the gate if there is one; writes the sum and returns it as rounded.
   template <int kCount>
   __device__ __forceinline__ Vector<T, kCount> add_branch(float (&x)[kCount], float (&branch)[kCount],
                                                           float (&gate)[kCount], int64_t column) const {
-    load_unaligned<T>(gate_row, column, gate);
+    if (gate_row.data != nullptr) {
+      load_unaligned<T>(gate_row, column, gate);
+    } else {
+#pragma unroll
+      for (float& factor : gate) factor = 1.0f;
+    }
     add_gated<T>(branch, gate, problem.stepwise, x);
     const auto sum = encode_all<T>(x);
     if (sum_aligned || kCount == 1) {
@@ -296,7 +301,8 @@ struct GeneralForwardRow {
       if (has_branch) {
         load_input(kInputBranch, 0, values);
         const float branch = values[0];
-        load_unaligned<T>(gate_row, 0, values);
+        values[0] = 1.0f;
+        if (gate_row.data != nullptr) load_unaligned<T>(gate_row, 0, values);
         pivot += branch * values[0];
       }
     }

@@ -1,4 +1,5 @@
-// Modulated norms of rows that fit in registers, with and without a gated branch that is added before.
+// Modulated norms of rows that fit in registers, with and without a gated branch that is added before: modulations and
+// parameters in any combination.
 //
 // Reads:    x and the branch, each once; scale, shift, weight and bias through shared memory; the gate.
 // Writes:   `normed`, and `sum` when there is a branch, with streaming stores.
@@ -9,7 +10,7 @@
 // squares. Rare combinations of options have separate code. Blocks prefetch the rows of later blocks into L2, and those
 // of the first ones while the preceding kernel still runs.
 //
-// Included by forward.cu.
+// Included by forward_factor.cuh, which uses parts of it.
 #pragma once
 
 #include "adaln_cuda/device_limits.cuh"
@@ -46,6 +47,9 @@ struct alignas(64) TiledForward {
   void* sum = nullptr;  // null, like the branch, where there is no branch
   StridedRows branch;
   Shared gate{};
+  bool float32_gate = false;   // the gate is float32, rows are not
+  bool weighted = false;       // with one factor: it is a weight, else 1 + scale, or 1
+  bool stepwise_norm = false;  // with one factor: the norm, 1 + scale and their product are rounded, too
 
   explicit TiledForward(int64_t hidden) : average(hidden) {}
 };
@@ -101,7 +105,7 @@ __device__ __forceinline__ void prefetch_tile(const TiledForward& problem, int h
   if (threadIdx.x != 0 || tile >= problem.tiles) return;
   const int64_t index = static_cast<int64_t>(tile) * (kConfig.rows * hidden);
   prefetch_row_to_l2(static_cast<const T*>(problem.x.data) + index, kConfig.rows * hidden);
-  if (kConfig.branch) {
+  if (kConfig.branch != Branch::none) {
     prefetch_row_to_l2(static_cast<const T*>(problem.branch.data) + index, kConfig.rows * hidden);
   }
 }
@@ -376,9 +380,12 @@ __device__ __forceinline__ void find_moments(const TiledForward& problem, const 
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       pivots[r] = decode(first.x[r]);
-      if constexpr (kForwardTable[kRow].branch) {
-        const float factor = kTwoByte && problem.float32_shared ? first.float32_gate : decode(first.gate);
+      if constexpr (kForwardTable[kRow].branch == Branch::gated) {
+        const bool float32_gate = kForwardTable[kRow].one_factor ? problem.float32_gate : problem.float32_shared;
+        const float factor = kTwoByte && float32_gate ? first.float32_gate : decode(first.gate);
         pivots[r] += decode(first.branch[r]) * factor;
+      } else if constexpr (kForwardTable[kRow].branch == Branch::plain) {
+        pivots[r] += decode(first.branch[r]);
       }
     }
     add_differences_from(pivots);
@@ -488,7 +495,7 @@ __global__ void __launch_bounds__(kForwardTable[kRow].max_threads, kForwardTable
   if (threadIdx.x == 0 && blockIdx.x < Types::kConfig.prefetch_spans &&
       static_cast<uint64_t>(blockIdx.x) * problem.tiles_per_span < problem.tiles) {
     const int64_t bytes = Types::kTwoByte && !problem.float32_shared ? sizeof(T) : sizeof(float);
-    if (Types::kConfig.branch) prefetch_shared<T>(problem.gate, hidden, bytes);
+    if (Types::kConfig.branch == Branch::gated) prefetch_shared<T>(problem.gate, hidden, bytes);
 #pragma unroll 1
     for (int k = 0; k < problem.staged; ++k) prefetch_shared<T>(problem.shared[k], hidden, bytes);
   }
@@ -500,7 +507,7 @@ __global__ void __launch_bounds__(kForwardTable[kRow].max_threads, kForwardTable
   if (problem.centered) position.load_first(problem.x, first.x);
   trigger_next_grid();  // after the first loads, so that the next kernel's do not delay them
   const StagedRows<T, kRow> staged(problem, position, memory);
-  if constexpr (Types::kConfig.branch) {
+  if constexpr (Types::kConfig.branch == Branch::gated) {
     load_and_add_branch(problem, position, staged, first, words);
   } else {
     staged.stage_all();

@@ -31,8 +31,11 @@ constexpr Capabilities kHopperAndBlackwell{90, 110};  // 9.0 and 10.x
 // Sets of dtypes.
 constexpr unsigned dtype_bit(kit::Type type) { return 1u << static_cast<int>(type); }
 constexpr unsigned kFloat32 = dtype_bit(kit::Type::float32), kBfloat16 = dtype_bit(kit::Type::bfloat16);
-constexpr unsigned kTwoByteDtypes = dtype_bit(kit::Type::float16) | kBfloat16;
+constexpr unsigned kFloat16 = dtype_bit(kit::Type::float16), kTwoByteDtypes = kFloat16 | kBfloat16;
 constexpr unsigned kEveryDtype = kFloat32 | kTwoByteDtypes;
+
+// Whether a branch is added before the norm, and whether it has a gate.
+enum class Branch { none, gated, plain };
 
 // A call that moves more than this fraction of the L2 cache prefetches its input while the preceding kernel still runs.
 // Most of a smaller input is still in the cache from the preceding kernel, and the prefetch costs up to 4 % of both
@@ -43,7 +46,12 @@ constexpr int kPrefetchL2Divisor = 2;
 // written with streaming stores (evict-first).
 struct ForwardConfig {
   Capabilities capabilities;  // key
-  bool branch;                // key: whether a gated branch is added
+  unsigned dtypes;            // key
+  Branch branch;              // key
+  // key: the kernel takes at most one factor and one offset, a scale and a shift or a weight and a bias. Their dtype
+  // may be another than that of the gate. Such a row goes before the others, except for what these have separate code
+  // for.
+  bool one_factor;
 
   int rows;                        // of a thread, 1 or 2
   int vectors;                     // of a thread and row
@@ -54,11 +62,25 @@ struct ForwardConfig {
 };
 constexpr ForwardConfig kForwardTable[] = {
     // At copy speed there is time for about ten instructions an element. Two rows share the decoding of modulations.
-    {kEveryCapability, /*branch=*/false, /*rows=*/2, /*vectors=*/2, /*max_threads=*/512, /*blocks_per_sm=*/2,
-     /*packed_threads=*/128, /*prefetch_bytes_per_sm=*/32 * 1024, /*prefetch_spans=*/8},
+    {kEveryCapability, kEveryDtype, Branch::none, /*one_factor=*/false, /*rows=*/2, /*vectors=*/2, /*max_threads=*/512,
+     /*blocks_per_sm=*/2, /*packed_threads=*/128, /*prefetch_bytes_per_sm=*/32 * 1024, /*prefetch_spans=*/8},
     // x and the branch of one row take the registers of two rows of x.
-    {kEveryCapability, /*branch=*/true, /*rows=*/1, /*vectors=*/2, /*max_threads=*/512, /*blocks_per_sm=*/2,
-     /*packed_threads=*/128, /*prefetch_bytes_per_sm=*/32 * 1024, /*prefetch_spans=*/8},
+    {kEveryCapability, kEveryDtype, Branch::gated, /*one_factor=*/false, /*rows=*/1, /*vectors=*/2, /*max_threads=*/512,
+     /*blocks_per_sm=*/2, /*packed_threads=*/128, /*prefetch_bytes_per_sm=*/32 * 1024, /*prefetch_spans=*/8},
+    // A branch without gate has no other fast path.
+    {kEveryCapability, kBfloat16, Branch::plain, /*one_factor=*/true, /*rows=*/1, /*vectors=*/2, /*max_threads=*/512,
+     /*blocks_per_sm=*/2, /*packed_threads=*/128, /*prefetch_bytes_per_sm=*/32 * 1024, /*prefetch_spans=*/8},
+    // On other capabilities, other dtypes take the general kernel: with more code, the package grows too large.
+    {kHopperAndBlackwell, kFloat16 | kFloat32, Branch::plain, /*one_factor=*/true, /*rows=*/1, /*vectors=*/2,
+     /*max_threads=*/512, /*blocks_per_sm=*/2, /*packed_threads=*/128, /*prefetch_bytes_per_sm=*/32 * 1024,
+     /*prefetch_spans=*/8},
+    // Modulations in float32 (Wan), rounding of each step (LTX-Video), and a weight and a bias. On other capabilities
+    // and
+    // for other dtypes the first two rows take these: with more code, the package grows too large.
+    {kHopperAndBlackwell, kBfloat16, Branch::none, /*one_factor=*/true, /*rows=*/2, /*vectors=*/2, /*max_threads=*/512,
+     /*blocks_per_sm=*/2, /*packed_threads=*/128, /*prefetch_bytes_per_sm=*/32 * 1024, /*prefetch_spans=*/8},
+    {kHopperAndBlackwell, kBfloat16, Branch::gated, /*one_factor=*/true, /*rows=*/1, /*vectors=*/2, /*max_threads=*/512,
+     /*blocks_per_sm=*/2, /*packed_threads=*/128, /*prefetch_bytes_per_sm=*/32 * 1024, /*prefetch_spans=*/8},
 };
 
 // Forward, general kernel: a row stays in shared memory, or is read again. Results are written with ordinary stores.
@@ -87,6 +109,9 @@ struct RingKernelConfig {
   // A later row of a key is used where it needs fewer than share / of as many threads as the first one; 0: never.
   int share, of;
 };
+// A branch without gate has kernels of its own for these dtypes, in aligned rows and vectors of 16 bytes. Other rows
+// take the kernels for a gated branch: with more code, the package grows too large.
+constexpr unsigned kPlainRingDtypes = kBfloat16;
 constexpr RingKernelConfig kRingKernelTable[] = {
     {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/16, /*vectors=*/2, /*max_threads=*/512,
      /*stages=*/2, /*max_stages=*/3, /*share=*/0, /*of=*/1},
@@ -98,13 +123,18 @@ constexpr RingKernelConfig kRingKernelTable[] = {
      /*stages=*/2, /*max_stages=*/3, /*share=*/0, /*of=*/1},
 };
 
+// Whether a row of the table has kernels of their own for a branch without gate.
+constexpr bool has_plain_ring(const RingKernelConfig& config, unsigned dtype) {
+  return config.start == RowStart::aligned && config.vector_bytes == 16 && (kPlainRingDtypes & dtype) != 0;
+}
+
 // The number of rows that a block of the ring kernel processes at a time, and the number of stages.
 struct RingScheduleConfig {
   Capabilities capabilities;  // key
   unsigned dtypes;            // key
   RowStart start;             // key
   int vector_bytes;           // key: of the kernel
-  bool branch;                // key
+  Branch branch;              // key: of the kernel
 
   int max_threads;  // of a block with several rows
   // An input is long if an SM reads more bytes than this. Its blocks have long_ring_bytes of rings; or, where
@@ -122,37 +152,41 @@ struct RingScheduleConfig {
 //                         the SM already. That is worth more than a full block where there are few iterations.
 //   fewest_iterations     With 288 threads, some rows are in flight while others are processed.
 constexpr RingScheduleConfig kRingScheduleTable[] = {
-    {kEveryCapability, kTwoByteDtypes, RowStart::aligned, /*vector_bytes=*/16, /*branch=*/false, /*max_threads=*/512,
+    {kEveryCapability, kTwoByteDtypes, RowStart::aligned, /*vector_bytes=*/16, Branch::none, /*max_threads=*/512,
      /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/0,
      /*long_work_bytes=*/0, /*few_iterations=*/7, /*few_max_threads=*/384, /*fewest_iterations=*/4,
      /*fewest_max_threads=*/288},
-    {kEveryCapability, kTwoByteDtypes, RowStart::aligned, /*vector_bytes=*/16, /*branch=*/true, /*max_threads=*/384,
+    {kEveryCapability, kTwoByteDtypes, RowStart::aligned, /*vector_bytes=*/16, Branch::gated, /*max_threads=*/384,
      /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/32 * 1024,
      /*long_work_bytes=*/13 * 1024, /*few_iterations=*/7, /*few_max_threads=*/384, /*fewest_iterations=*/4,
      /*fewest_max_threads=*/288},
+    {kEveryCapability, kPlainRingDtypes, RowStart::aligned, /*vector_bytes=*/16, Branch::plain, /*max_threads=*/512,
+     /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/0,
+     /*long_work_bytes=*/0, /*few_iterations=*/7, /*few_max_threads=*/384, /*fewest_iterations=*/4,
+     /*fewest_max_threads=*/288},
     // float32, and vectors of 8 bytes: fewer registers a thread, so no limit of threads.
-    {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/16, /*branch=*/false, /*max_threads=*/512,
+    {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/16, Branch::none, /*max_threads=*/512,
      /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/0,
      /*long_work_bytes=*/0, /*few_iterations=*/0, /*few_max_threads=*/0, /*fewest_iterations=*/0,
      /*fewest_max_threads=*/0},
-    {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/16, /*branch=*/true, /*max_threads=*/384,
+    {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/16, Branch::gated, /*max_threads=*/384,
      /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/32 * 1024,
      /*long_work_bytes=*/13 * 1024, /*few_iterations=*/0, /*few_max_threads=*/0, /*fewest_iterations=*/0,
      /*fewest_max_threads=*/0},
-    {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/8, /*branch=*/false, /*max_threads=*/512,
+    {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/8, Branch::none, /*max_threads=*/512,
      /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/0,
      /*long_work_bytes=*/0, /*few_iterations=*/0, /*few_max_threads=*/0, /*fewest_iterations=*/0,
      /*fewest_max_threads=*/0},
-    {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/8, /*branch=*/true, /*max_threads=*/384,
+    {kEveryCapability, kEveryDtype, RowStart::aligned, /*vector_bytes=*/8, Branch::gated, /*max_threads=*/384,
      /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/32 * 1024,
      /*long_work_bytes=*/13 * 1024, /*few_iterations=*/0, /*few_max_threads=*/0, /*fewest_iterations=*/0,
      /*fewest_max_threads=*/0},
     // Unaligned rows have no deeper rings for long inputs.
-    {kEveryCapability, kEveryDtype, RowStart::unaligned, /*vector_bytes=*/16, /*branch=*/false, /*max_threads=*/512,
+    {kEveryCapability, kEveryDtype, RowStart::unaligned, /*vector_bytes=*/16, Branch::none, /*max_threads=*/512,
      /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/0,
      /*long_work_bytes=*/0, /*few_iterations=*/0, /*few_max_threads=*/0, /*fewest_iterations=*/0,
      /*fewest_max_threads=*/0},
-    {kEveryCapability, kEveryDtype, RowStart::unaligned, /*vector_bytes=*/16, /*branch=*/true, /*max_threads=*/384,
+    {kEveryCapability, kEveryDtype, RowStart::unaligned, /*vector_bytes=*/16, Branch::gated, /*max_threads=*/384,
      /*long_bytes_per_sm=*/768 * 1024, /*long_ring_bytes=*/76 * 1024, /*long_bytes_in_flight=*/0,
      /*long_work_bytes=*/0, /*few_iterations=*/0, /*few_max_threads=*/0, /*fewest_iterations=*/0,
      /*fewest_max_threads=*/0},

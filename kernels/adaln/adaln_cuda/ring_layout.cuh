@@ -15,11 +15,6 @@
 namespace adaln {
 namespace {
 
-template <typename T>
-constexpr Type kTypeOf = std::is_same_v<T, float>    ? Type::float32
-                         : std::is_same_v<T, __half> ? Type::float16
-                                                     : Type::bfloat16;
-
 // The mapping of rows to blocks.
 struct RingLayout {
   int row;          // of kRingKernelTable
@@ -44,18 +39,28 @@ int ring_threads(const RingKernelConfig& config, int64_t hidden, int64_t element
   return fits && hidden / width >= (config.vectors - 1) * threads ? threads : 0;
 }
 
+// The branch of the kernel that takes a problem. The kernels for unaligned rows are compiled for a gated branch only,
+// and take all problems.
+Branch kernel_branch(const Backward& problem) {
+  if (problem.grad_branch != nullptr) return Branch::gated;
+  if (problem.grad_sum.data == nullptr) return Branch::none;
+  const bool own = (kPlainRingDtypes & dtype_bit(problem.type)) != 0;
+  return own && problem.hidden % (kVectorBytes / bytes_of(problem.type)) == 0 ? Branch::plain : Branch::gated;
+}
+
 // Selects a kernel and the threads of a row. Returns false when no kernel takes the problem.
 bool select_ring_kernel(const Backward& problem, RingLayout* layout) {
   const int capability =
-      compiled_capability(reinterpret_cast<const void*>(backward_ring_kernel<__nv_bfloat16, 0, true>));
+      compiled_capability(reinterpret_cast<const void*>(backward_ring_kernel<__nv_bfloat16, 0, Branch::gated>));
   const int64_t element = bytes_of(problem.type);
   layout->unaligned = problem.hidden % (kVectorBytes / element) != 0;
+  const bool plain = kernel_branch(problem) == Branch::plain;
   const RowStart start = layout->unaligned ? RowStart::unaligned : RowStart::aligned;
   int first_threads = 0;
   for (int row = 0; row < static_cast<int>(std::size(kRingKernelTable)); ++row) {
     const RingKernelConfig& config = kRingKernelTable[row];
     if (!config.capabilities.has(capability) || (config.dtypes & dtype_bit(problem.type)) == 0 ||
-        config.start != start) {
+        config.start != start || (plain && config.vector_bytes != kVectorBytes)) {
       continue;
     }
     const int threads = ring_threads(config, problem.hidden, element);
@@ -106,9 +111,9 @@ RingLayout ring_layout(const Backward& problem) {
   RingLayout layout{};
   if (!select_ring_kernel(problem, &layout)) return layout;
   const RingKernelConfig& kernel = kRingKernelTable[layout.row];
-  const bool branch = problem.grad_branch != nullptr;
+  const Branch branch = kernel_branch(problem);
   const int capability =
-      compiled_capability(reinterpret_cast<const void*>(backward_ring_kernel<__nv_bfloat16, 0, true>));
+      compiled_capability(reinterpret_cast<const void*>(backward_ring_kernel<__nv_bfloat16, 0, Branch::gated>));
   const int schedule_row = find_row(kRingScheduleTable, capability, [&](const RingScheduleConfig& one) {
     return (one.dtypes & dtype_bit(problem.type)) != 0 && one.start == kernel.start &&
            one.vector_bytes == kernel.vector_bytes && one.branch == branch;
@@ -119,8 +124,8 @@ RingLayout ring_layout(const Backward& problem) {
   const int element = static_cast<int>(bytes_of(problem.type));
   const int columns = layout.group * kernel.vectors * (kernel.vector_bytes / element);
   RingBytes bytes;
-  bytes.factors = columns * static_cast<int>(sizeof(float)) * (branch || layout.unaligned ? 2 : 1);
-  bytes.read = columns * element * (branch ? 4 : 2);
+  bytes.factors = columns * static_cast<int>(sizeof(float)) * (branch == Branch::gated || layout.unaligned ? 2 : 1);
+  bytes.read = columns * element * ring_tensors(branch);
   bytes.row = layout.unaligned ? columns * element * 4 : bytes.read;
   bytes.most = static_cast<int>(max_shared_bytes_per_block() - kRingStaticBytes) - bytes.factors;
   const int most_rows = std::min(std::max(1, schedule.max_threads / layout.group), kMaxRows);
@@ -139,7 +144,7 @@ RingLayout ring_layout(const Backward& problem) {
   return layout;
 }
 
-template <typename T, int kRow, bool kBranch>
+template <typename T, int kRow, Branch kBranch>
 cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, int64_t blocks, cudaStream_t stream) {
   const auto kernel = backward_ring_kernel<T, kRow, kBranch>;
   const cudaError_t error = allow_shared_bytes(kernel, layout.shared_bytes, kRingStaticBytes);
@@ -148,10 +153,9 @@ cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, i
                          layout.shared_bytes, stream, problem);
 }
 
-// Launches the kernel of a layout. Only kernels for the dtypes of their row are compiled, and for unaligned rows only
-// the one with a branch, which takes problems without one, too.
+// Launches the kernel of a layout. Only kernels for the dtypes of their row are compiled.
 template <typename T>
-cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, bool branch, int64_t blocks,
+cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, Branch branch, int64_t blocks,
                         cudaStream_t stream) {
   return with_row(kRingKernelTable, layout.row, [&](auto index) {
     constexpr int kRow = decltype(index)::value;
@@ -159,9 +163,12 @@ cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, b
       return cudaErrorInvalidConfiguration;
     } else {
       if constexpr (kRingKernelTable[kRow].start == RowStart::aligned) {
-        if (!branch) return launch_ring<T, kRow, false>(problem, layout, blocks, stream);
+        if (branch == Branch::none) return launch_ring<T, kRow, Branch::none>(problem, layout, blocks, stream);
+        if constexpr (has_plain_ring(kRingKernelTable[kRow], dtype_bit(kTypeOf<T>))) {
+          if (branch == Branch::plain) return launch_ring<T, kRow, Branch::plain>(problem, layout, blocks, stream);
+        }
       }
-      return launch_ring<T, kRow, true>(problem, layout, blocks, stream);
+      return launch_ring<T, kRow, Branch::gated>(problem, layout, blocks, stream);
     }
   });
 }

@@ -129,3 +129,55 @@ class GateResidualAdaNorm(Workload):
     def eager(self, residual, branch, gate, scale, shift):
         total = gated(residual, branch, gate)
         return total, layer_norm(total, scale, shift)
+
+
+# Wan 2.1 (two sizes of video) and LTX-Video (two), after attention to the text.
+WAN, LTX = [(1, 7800, 1536), (1, 32760, 1536)], [(1, 2464, 2048), (1, 7056, 2048)]
+WAN_SHAPES, LTX_SHAPES = (
+    {name: {"cuda": shapes, "cpu": CPU} for name in ("forward", "backward")} for shapes in (WAN + OTHERS, LTX)
+)
+
+
+class AddAdaNorm(Workload):
+    """A sum without gate and a LayerNorm that is modulated in float32, as in Wan."""
+
+    title = "add_ada_norm"
+    shapes = WAN_SHAPES
+    small = (1, 8, 1024)
+
+    def inputs(self, batch, tokens, hidden):
+        residual, branch, _, scale, shift = block(batch, tokens, hidden, self.device, self.dtype)
+        return residual, branch, wide(scale), wide(shift)
+
+    def ours(self, residual, branch, scale, shift):
+        return self.kernel.add_ada_norm(residual, branch, scale, shift, eps=EPS)
+
+    def eager(self, residual, branch, scale, shift):
+        total = residual + branch
+        return total, layer_norm(total, scale, shift)
+
+    def saved(self, residual, branch, scale, shift):
+        return residual, scale
+
+
+class AddAdaRMSNorm(Workload):
+    """A sum without gate and an RMSNorm that is modulated in the dtype of the rows, as in LTX-Video."""
+
+    title = "add_ada_norm, rms"
+    shapes = LTX_SHAPES
+    small = (1, 8, 1024)
+
+    def inputs(self, batch, tokens, hidden):
+        residual, branch, _, scale, shift = block(batch, tokens, hidden, self.device, self.dtype)
+        return residual, branch, scale, shift
+
+    def ours(self, residual, branch, scale, shift):
+        return self.kernel.add_ada_norm(residual, branch, scale, shift, eps=EPS, norm="rms", rounding="each")
+
+    def eager(self, residual, branch, scale, shift):
+        total = residual + branch
+        normed = wide(total) * torch.rsqrt(wide(total).square().mean(-1, keepdim=True) + EPS)
+        return total, normed.to(total.dtype) * (1 + scale) + shift
+
+    def saved(self, residual, branch, scale, shift):
+        return residual, scale

@@ -71,7 +71,7 @@ def eager(x, *arguments, **named):
 
 
 def gated(residual, branch, gate):
-    return residual + branch * spread(gate, residual)
+    return residual + (branch if gate is None else branch * spread(gate, residual))
 
 
 exact_gated = precisely(gated, torch.float64)

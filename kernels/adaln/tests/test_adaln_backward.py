@@ -66,6 +66,33 @@ def test_gated_backward(hidden, dtype):
             assert_gradients(ours, *references, [residual, branch, gate, None, None, weight, bias], grads)
 
 
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", HIDDEN)
+def test_added_backward(hidden, dtype):
+    def exact_rounded(residual, branch, gate):
+        total = exact_gated(residual, branch, gate)
+        # The forward pass rounds the sum; its gradient is that of the rounded value.
+        return total + (total.to(dtype).double() - total).detach()
+
+    residual, branch = (random(2, 5, hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+    grads = [random(2, 5, hidden, dtype=dtype) for _ in range(2)]
+    weight, bias = (random(hidden, dtype=dtype, requires_grad=True) for _ in range(2))
+    for norm in ("layer", "rms"):
+
+        def ours(residual, branch, _, *arguments, norm=norm):
+            return kernel.add_ada_norm(residual, branch, *arguments, EPS, norm)
+
+        references = fused(eager, eager_gated, norm), fused(exact, exact_rounded, norm)
+        for kind in MODULATIONS:
+            for modulation_dtype in {dtype, torch.float32}:
+                scale, shift = leaves(*modulations(kind, 2, 5, hidden, modulation_dtype))
+                for affine in ([None, None], [weight, bias]):
+                    assert_gradients(ours, *references, [residual, branch, None, scale, shift, *affine], grads)
+        assert_gradients(ours, *references, [residual, branch, None, None, None, weight, bias], grads)
+        assert_gradients(ours, *references, [residual, branch, None, None, None, None, None], grads)
+
+
 @pytest.mark.parametrize("kind", MODULATIONS)
 @pytest.mark.parametrize(
     "shape",
@@ -75,8 +102,10 @@ def test_backward_of_one_and_of_many_rows(shape, kind):
     x, branch, grad = (random(*shape, dtype=torch.float32, requires_grad=True) for _ in range(3))
     gate, scale, shift = leaves(*modulations(kind, *shape, torch.float32, 3))
     weight, bias = (random(shape[-1], dtype=torch.float32, requires_grad=True) for _ in range(2))
-    references = (fused(f, g, "layer") for f, g in ((eager, eager_gated), (exact, exact_gated)))
+    references = [fused(f, g, "layer") for f, g in ((eager, eager_gated), (exact, exact_gated))]
     inputs = [x, branch, gate, scale, shift, weight, bias]
+    assert_gradients(kernel.gate_residual_ada_norm, *references, inputs, [grad, x.detach()])
+    inputs[2] = None
     assert_gradients(kernel.gate_residual_ada_norm, *references, inputs, [grad, x.detach()])
 
 
@@ -89,7 +118,7 @@ def test_backward_of_rows_that_begin_within_vectors(hidden, kind):
         x[:, ::5] += 20
         gate, scale = modulations(kind, 2, rows, hidden, torch.bfloat16)
         weight, bias = random(2, hidden, dtype=torch.bfloat16)
-        for more in ((None, None, None), (grad_sum, branch, gate)):
+        for more in ((None, None, None), (grad_sum, None, None), (grad_sum, branch, gate)):
             given, options = (grad, x, scale, weight, bias), (EPS, True, True, True)
             wide, more_wide = ([None if t is None else t.float() for t in tensors] for tensors in (given, more))
             with_gate = more[2] is not None
@@ -148,14 +177,17 @@ def test_only_what_needs_a_gradient_gets_one():
         assert not kernel.gate_residual(*everything[:3]).requires_grad
 
 
+@pytest.mark.parametrize("gated", [True, False])
 @pytest.mark.parametrize("used", [0, 1])
-def test_gradient_through_one_of_two_results(used):
+def test_gradient_through_one_of_two_results(used, gated):
     inputs = [random(4, 6, 64, dtype=torch.float32, requires_grad=True) for _ in range(2)]
     inputs += leaves(*modulations("[B, C]", 4, 6, 64, torch.float32, 3))
+    if not gated:
+        inputs[2] = None
     reference = fused(eager, eager_gated, "layer")
     expected, actual = (f(*inputs)[used].square().sum() for f in (reference, kernel.gate_residual_ada_norm))
-    inputs = inputs if used else inputs[:3]
-    torch.testing.assert_close(torch.autograd.grad(actual, inputs), torch.autograd.grad(expected, inputs))
+    wanted = [i for i in (inputs if used else inputs[:3]) if i is not None]
+    torch.testing.assert_close(torch.autograd.grad(actual, wanted), torch.autograd.grad(expected, wanted))
 
 
 @pytest.mark.parametrize("kind", MODULATIONS)
@@ -177,7 +209,8 @@ def test_gradients_are_equal_to_the_bit(kind):
 
 def test_second_derivative_is_refused():
     x = random(2, 8, dtype=torch.float32, requires_grad=True)
-    for result in (kernel.ada_rms_norm(x, None, None), kernel.gate_residual(x, x, x)):
+    _, normed = kernel.add_ada_norm(x * 2, x)
+    for result in (kernel.ada_rms_norm(x, None, None), kernel.gate_residual(x, x, x), normed):
         (grad,) = torch.autograd.grad(result.sum(), x, create_graph=True)
         with pytest.raises(NotImplementedError, match="second time"):
             grad.sum().backward()

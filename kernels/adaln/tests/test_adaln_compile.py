@@ -17,10 +17,11 @@ def test_opcheck(dtype, kind):
     for w, b in ((None, None), (weight, bias)):
         torch.library.opcheck(ops.ada_norm.default, (x, scale, shift, w, b, EPS, True, False))
         torch.library.opcheck(ops.ada_norm.default, (strided, None, None, w, b, EPS, False, True))
-        arguments = (x, branch, gate, scale, shift, EPS, True, False, w, b)
-        torch.library.opcheck(ops.gate_residual_ada_norm.default, arguments)
+        for maybe_gate in (gate, None):
+            arguments = (x, branch, maybe_gate, scale, shift, EPS, True, False, w, b)
+            torch.library.opcheck(ops.gate_residual_ada_norm.default, arguments)
         given = [None if t is None else t.detach() for t in (strided, x, scale, w, b)]
-        for more in ((), (x.detach(), branch.detach(), gate.detach(), True)):
+        for more in ((), (x.detach(),), (x.detach(), branch.detach(), gate.detach(), True)):
             arguments = (*given, EPS, True, True, w is not None, *more)
             torch.library.opcheck(ops.ada_norm_backward.default, arguments)
 
@@ -30,6 +31,7 @@ def test_opcheck(dtype, kind):
 def test_compile(kind):
     def block(x, branch, gate, scale, shift):
         total, normed = kernel.gate_residual_ada_norm(x * 2, branch, gate, scale, shift, norm="rms")
+        total, normed = kernel.add_ada_norm(total, normed, scale, shift)
         return kernel.gate_residual(total, kernel.ada_layer_norm(normed, scale, shift), gate)
 
     torch._dynamo.reset()

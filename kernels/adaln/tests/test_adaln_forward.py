@@ -65,6 +65,53 @@ def test_gated_forward(hidden, dtype):
     assert_as_good(normed, eager(*arguments), exact(*arguments))
 
 
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [*HIDDEN, LONG])
+def test_added_forward(hidden, dtype):
+    residual, branch = (random(2, 5, hidden, dtype=dtype) for _ in range(2))
+    expected_total = residual + branch
+    for norm in ("layer", "rms"):
+        for modulation_dtype in {dtype, torch.float32}:
+            weight, bias = random(2, hidden, dtype=modulation_dtype)
+            modulated = [(*modulations(kind, 2, 5, hidden, modulation_dtype), None, None) for kind in MODULATIONS]
+            affine = [(*modulated[0][:2], weight, bias), (None, None, weight, bias), (None, None, weight, None)]
+            for norm_arguments in (*modulated, *affine, (None, None, None, bias), (None, None, None, None)):
+                total, normed = kernel.add_ada_norm(residual, branch, *norm_arguments, eps=EPS, norm=norm)
+                assert torch.equal(total, expected_total)
+                arguments = (total, *norm_arguments, EPS, norm == "layer")
+                assert_as_good(normed, eager(*arguments), exact(*arguments))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("hidden", [72, 512, 1536, 7168])
+def test_gates_and_factors_of_other_dtypes(hidden, dtype):
+    """The gate may have another dtype than scale and shift, or weight and bias."""
+    residual, branch = (random(2, 5, hidden, dtype=dtype) for _ in range(2))
+    for gate_dtype, norm_dtype in ((dtype, torch.float32), (torch.float32, dtype)):
+        for kind in MODULATIONS:
+            (gate,) = modulations(kind, 2, 5, hidden, gate_dtype, 1)
+            modulated = (*modulations(kind, 2, 5, hidden, norm_dtype), None, None)
+            for norm_arguments in (modulated, (None, None, *random(2, hidden, dtype=norm_dtype))):
+                total, normed = kernel.gate_residual_ada_norm(residual, branch, gate, *norm_arguments, eps=EPS)
+                assert torch.equal(total, kernel.gate_residual(residual, branch, gate))
+                arguments = (total, *norm_arguments)
+                assert_as_good(normed, eager(*arguments), exact(*arguments))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_gate_for_rows_that_have_their_own_scale(dtype):
+    residual, branch = (random(2, 5, 96, dtype=dtype, requires_grad=True) for _ in range(2))
+    (gate,) = leaves(*modulations("[B, 1, C]", 2, 5, 96, dtype, 1))
+    scale, shift = leaves(*modulations("[B, S, C]", 2, 5, 96, dtype))
+    inputs = [residual, branch, gate, scale, shift]
+    results = []
+    for whole in (gate.expand(2, 5, 96), gate.expand(2, 5, 96).contiguous()):
+        outputs = kernel.gate_residual_ada_norm(residual, branch, whole, scale, shift)
+        results.append((*outputs, *torch.autograd.grad(outputs, inputs, outputs)))
+    torch.testing.assert_close(*results)
+
+
 @pytest.mark.parametrize("layer", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(512, 4096), (1000, 1000), (64, 30000)])
@@ -105,6 +152,15 @@ def test_matches_the_code_of_wan(dtype):
     weight, bias = random(2, 1536, dtype=torch.float32)
     normed = F.layer_norm(x.float(), (1536,), weight, bias, EPS).to(dtype)
     assert_neighbours(kernel.ada_layer_norm(x, None, None, weight, bias, EPS), normed)
+    total, normed = kernel.add_ada_norm(x, branch, scale, shift, eps=EPS)
+    assert torch.equal(total, x + branch)
+    assert_neighbours(normed, (F.layer_norm(total.float(), (1536,), eps=EPS) * (1 + scale) + shift).to(dtype))
+    for parameter_dtype in (dtype, torch.float32):
+        w, b = weight.to(parameter_dtype), bias.to(parameter_dtype)
+        total, normed = kernel.gate_residual_ada_norm(x, branch, gate, None, None, w, b, EPS)
+        assert_neighbours(total, (x.float() + branch * gate).to(dtype))
+        expected = F.layer_norm(total.float(), (1536,), w.float(), b.float(), EPS).to(dtype)
+        assert_neighbours(normed, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -123,6 +179,9 @@ def test_matches_the_code_of_ltx(dtype):
     both = kernel.gate_residual_ada_norm(x, branch, gate, scale, shift, eps=EPS, norm="rms", rounding="each")
     assert_neighbours(both[0], total, x)
     assert_neighbours(both[1], rms_norm(both[0]) * (1 + scale) + shift, shift)
+    both = kernel.add_ada_norm(x, branch, scale, shift, eps=EPS, norm="rms", rounding="each")
+    assert torch.equal(both[0], x + branch)
+    assert_neighbours(both[1], rms_norm(both[0]) * (1 + scale) + shift, shift)
     # LayerNorm with the same modulation: DiT, PixArt.
     normed = kernel.ada_layer_norm(x, scale, shift, eps=EPS, rounding="each")
     assert_neighbours(normed, F.layer_norm(x, (1536,), eps=EPS) * (1 + scale) + shift, shift)
@@ -131,9 +190,11 @@ def test_matches_the_code_of_ltx(dtype):
 def test_rounding_of_each_step_in_float32():
     x, branch, scale, shift, gate, weight, bias = random(7, 5, 40, dtype=torch.float32)
     arguments = (x, branch, gate, scale, shift, weight[0], bias[0])
-    torch.testing.assert_close(
-        kernel.gate_residual_ada_norm(*arguments, rounding="each"), kernel.gate_residual_ada_norm(*arguments)
-    )
+    for function, given in (
+        (kernel.gate_residual_ada_norm, arguments),
+        (kernel.add_ada_norm, (x, branch, scale, shift)),
+    ):
+        torch.testing.assert_close(function(*given, rounding="each"), function(*given))
 
 
 def test_rounding_after_weight_and_bias():
@@ -214,6 +275,8 @@ def test_some_tokens_of_each_sample(hidden, count):
     for w, b in ((None, None), (weight, bias)):
         for function, arguments in (
             (kernel.gate_residual_ada_norm, (x, branch, gate, scale, shift, w, b)),
+            (kernel.add_ada_norm, (x, branch, scale, shift, w, b)),
+            (kernel.add_ada_norm, (x, branch, None, None, w, b)),
             (kernel.ada_layer_norm, (x, scale, shift, w, b)),
             (kernel.ada_layer_norm, (x, None, None, w, b)),
             (kernel.gate_residual, (x, branch, gate)),
@@ -253,6 +316,11 @@ def test_empty(shape):
     total, normed = kernel.gate_residual_ada_norm(x, branch, gate, scale, shift, weight)
     assert total.shape == normed.shape == shape
     inputs = [x, branch, gate, scale, shift, weight]
+    for grad, tensor in zip(torch.autograd.grad(normed.sum() + total.sum(), inputs), inputs):
+        assert torch.equal(grad, torch.zeros_like(tensor))
+    total, normed = kernel.add_ada_norm(x, branch, scale, shift, weight)
+    assert total.shape == normed.shape == shape
+    inputs = [x, branch, scale, shift, weight]
     for grad, tensor in zip(torch.autograd.grad(normed.sum() + total.sum(), inputs), inputs):
         assert torch.equal(grad, torch.zeros_like(tensor))
 

@@ -190,7 +190,8 @@ void* data_of(Tensor& gradient) {
   return gradient.defined() && gradient.numel() > 0 ? gradient.mutable_data_ptr() : nullptr;
 }
 
-// Returns x + branch * gate, if there is a branch, and the modulated norm of that, or of x.
+// Returns the sum of x and the branch, times the gate if there is one, and the modulated norm of the sum; or, if there
+// is no branch, the modulated norm of x.
 std::tuple<MaybeTensor, Tensor> forward(Tensor x, const char* x_name, MaybeTensor branch, MaybeTensor gate,
                                         MaybeTensor scale, MaybeTensor shift, MaybeTensor weight, MaybeTensor bias,
                                         double eps, bool centered, bool stepwise) {
@@ -240,8 +241,8 @@ Tensor ada_norm(const Tensor& x, const MaybeTensor& scale, const MaybeTensor& sh
   return std::get<1>(forward(x, "x", std::nullopt, std::nullopt, scale, shift, weight, bias, eps, centered, stepwise));
 }
 
-// (gate_residual, ada_norm of it), both contiguous.
-std::tuple<Tensor, Tensor> gate_residual_ada_norm(const Tensor& residual, const Tensor& branch, const Tensor& gate,
+// (gate_residual, ada_norm of it), both contiguous. Without a gate, the first is residual + branch.
+std::tuple<Tensor, Tensor> gate_residual_ada_norm(const Tensor& residual, const Tensor& branch, const MaybeTensor& gate,
                                                   const MaybeTensor& scale, const MaybeTensor& shift, double eps,
                                                   bool centered, bool stepwise, const MaybeTensor& weight,
                                                   const MaybeTensor& bias) {
@@ -274,10 +275,11 @@ Tensor gate_residual(Tensor residual, Tensor branch, const Tensor& gate, bool st
   return sum;
 }
 
-// The gradients of ada_norm with respect to x (plus grad_sum, when given), scale, shift, weight and bias. With a gate,
-// x is the new residual, the gradient of x is the residual's, and branch and gate have gradients as well. A gradient
-// that is not requested, or does not exist, is undefined, in Python None. So is that of a shift with a row for each row
-// of x: it equals `grad`.
+// The gradients of ada_norm with respect to x (plus grad_sum, when given), scale, shift, weight and bias. Of
+// gate_residual_ada_norm, x is the new residual, and the gradient of x is the residual's; with a gate, branch and gate
+// have gradients as well; without one, the branch has the gradient of the residual. A gradient that is not requested,
+// or does not exist, is undefined, in Python None. So is that of a shift with a row for each row of x: it equals
+// `grad`.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_backward(
     Tensor grad, Tensor x, MaybeTensor scale, MaybeTensor weight, MaybeTensor bias, double eps, bool centered,
     bool modulation_grad, bool parameter_grad, MaybeTensor grad_sum, MaybeTensor branch, MaybeTensor gate,
@@ -291,7 +293,6 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> ada_norm_back
   if (grad_sum.has_value()) check_like(*grad_sum, "grad_sum", x);
   if (branch.has_value()) check_like(*branch, "branch", x);
   if (branch.has_value() != gate.has_value()) fail(gate.has_value() ? "branch" : "gate", "must be given, too");
-  if (grad_sum.has_value() && !gate.has_value()) fail("grad_sum", "must come with a gate");
   [[maybe_unused]] const auto device = enter(x);
   Modulations modulation(x, "x");
   problem.scale = modulation(scale, "scale");
@@ -368,7 +369,7 @@ STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
       " bool stepwise) -> Tensor");
   ops.def("gate_residual(Tensor residual, Tensor branch, Tensor gate, bool stepwise) -> Tensor");
   ops.def(
-      "gate_residual_ada_norm(Tensor residual, Tensor branch, Tensor gate, Tensor? scale, Tensor? shift, float eps,"
+      "gate_residual_ada_norm(Tensor residual, Tensor branch, Tensor? gate, Tensor? scale, Tensor? shift, float eps,"
       " bool centered, bool stepwise, Tensor? weight=None, Tensor? bias=None) -> (Tensor, Tensor)");
   ops.def(
       "ada_norm_backward(Tensor grad, Tensor x, Tensor? scale, Tensor? weight, Tensor? bias, float eps,"

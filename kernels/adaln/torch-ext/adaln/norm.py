@@ -78,7 +78,7 @@ def gate_residual(residual: Tensor, branch: Tensor, gate: Tensor, rounding: str 
 def gate_residual_ada_norm(
     residual: Tensor,
     branch: Tensor,
-    gate: Tensor,
+    gate: Optional[Tensor],
     scale: Optional[Tensor],
     shift: Optional[Tensor],
     weight: Optional[Tensor] = None,
@@ -94,7 +94,8 @@ def gate_residual_ada_norm(
     Args:
         residual: As in `gate_residual`.
         branch: As in `gate_residual`.
-        gate: As in `gate_residual`, with as many rows as `scale`.
+        gate: As in `gate_residual`, with as many rows as `scale`. Where one of them has fewer rows, expand it:
+            `gate.expand(x.shape)`. None: no gate, as in `add_ada_norm`.
         scale: As in `ada_layer_norm`.
         shift: As in `ada_layer_norm`.
         weight: As in `ada_layer_norm`.
@@ -117,6 +118,25 @@ def gate_residual_ada_norm(
     if weight is None and bias is None:
         return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise)
     return _gate_residual_ada_norm(residual, branch, gate, scale, shift, eps, centered, stepwise, weight, bias)
+
+
+def add_ada_norm(
+    residual: Tensor,
+    branch: Tensor,
+    scale: Optional[Tensor] = None,
+    shift: Optional[Tensor] = None,
+    weight: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    eps: float = 1e-6,
+    norm: str = "layer",
+    rounding: str = "last",
+) -> tuple[Tensor, Tensor]:
+    """Return the new residual and its modulated norm: `x = residual + branch` and `ada_layer_norm(x, ...)`.
+
+    This is `gate_residual_ada_norm` without a gate; the arguments and errors are the same. The new residual is rounded
+    before it is normalized, as in two separate steps.
+    """
+    return gate_residual_ada_norm(residual, branch, None, scale, shift, weight, bias, eps, norm, rounding)
 
 
 def _call_ada_norm(x, scale, shift, weight, bias, eps, centered, rounding):
@@ -216,7 +236,7 @@ class _GateResidualAdaNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx, residual, branch, gate, scale, shift, weight, bias, options):
         total, normed = _gate_residual_ada_norm(residual, branch, gate, scale, shift, *options, weight, bias)
-        ctx.save_for_backward(total, branch, gate, scale, weight, bias)
+        ctx.save_for_backward(total, None if gate is None else branch, gate, scale, weight, bias)
         ctx.options = options
         ctx.shift_shape = None if shift is None else shift.shape
         ctx.set_materialize_grads(False)
@@ -227,23 +247,17 @@ class _GateResidualAdaNorm(torch.autograd.Function):
         total, branch, gate, scale, weight, bias = ctx.saved_tensors
         _, _, of_gate, of_scale, of_shift, of_weight, of_bias, _ = ctx.needs_input_grad
         if grad is None:
+            if gate is None:
+                return grad_sum, grad_sum, *[None] * 6
             return grad_sum, *_once(_gate_residual_backward)(grad_sum, branch, gate, of_gate), *[None] * 5
         eps, centered, _ = ctx.options
+        arguments = (grad, total, scale, weight, bias, eps, centered, of_scale or of_shift, of_weight or of_bias)
+        gated = () if gate is None else (branch, gate, of_gate)
         grad_x, grad_scale, grad_shift, grad_weight, grad_bias, grad_branch, grad_gate = _once(_ada_norm_backward)(
-            grad,
-            total,
-            scale,
-            weight,
-            bias,
-            eps,
-            centered,
-            of_scale or of_shift,
-            of_weight or of_bias,
-            grad_sum,
-            branch,
-            gate,
-            of_gate,
+            *arguments, grad_sum, *gated
         )
+        if gate is None:
+            grad_branch = grad_x
         if of_shift:
             grad_shift = _gradient_of_shift(ctx, grad, grad_shift, scale)
         return grad_x, grad_branch, grad_gate, grad_scale, grad_shift, grad_weight, grad_bias, None

@@ -7,6 +7,7 @@ from torch import nn
 
 from . import models  # noqa: F401
 from .comparison import Check, compare
+from .graphs import add_graphs, remove_graphs
 from .replacements import (
     Replacement,
     find,
@@ -21,7 +22,7 @@ from .replacements import (
 from .report import Report, notes_on
 
 
-def accelerate(model: Any, check: Optional[Check] = None) -> Report:
+def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = False) -> Report:
     """Replace what the kernels compute faster in a model, in place.
 
     The model keeps its classes, parameters, hooks and `state_dict`; only the forwards of some of its modules change.
@@ -34,6 +35,9 @@ def accelerate(model: Any, check: Optional[Check] = None) -> Report:
             a tuple of its positional arguments, or a function that gets the model and runs it. The model is restored
             if it was faster as it was, or if its error, compared with a run in float32, is now more than 1.1 times as
             large. Of a pipeline the denoiser (`transformer` or `unet`) is checked, and restored, alone.
+        graphs: Also capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs: at the second call
+            with tensors of some shapes, to be replayed from then on. Calls that no graph can serve run as usual; the
+            report counts them by reason. A model that the check restored has none.
 
     Returns:
         What was replaced and what was left, and why, and the figures of the check.
@@ -47,9 +51,14 @@ def accelerate(model: Any, check: Optional[Check] = None) -> Report:
     report = Report()
     for root in roots:
         if root is checked:
-            _accelerate_checked(root, check, report)
+            _accelerate_checked(root, check, graphs, report)
         else:
             _accelerate_root(root, report)
+        if not graphs:
+            _remove_graphs(root)
+    rejected = checked if report.check is not None and report.check.kept == "eager" else None
+    if graphs:
+        report.graphs = add_graphs(model, but=rejected)
     report.notes += notes_on(roots)
     return report
 
@@ -95,7 +104,12 @@ def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optiona
     return None
 
 
-def _accelerate_checked(root: nn.Module, check: Check, report: Report) -> None:
+def _accelerate_checked(root: nn.Module, check: Check, graphs: bool, report: Report) -> None:
+    def accelerate_again() -> None:
+        _accelerate_root(root, Report())
+        if graphs:
+            add_graphs(root)
+
     trial = Report()
     _restore_root(root)
     _accelerate_root(root, trial)
@@ -103,7 +117,7 @@ def _accelerate_checked(root: nn.Module, check: Check, report: Report) -> None:
         report.left += trial.left
         return
     _restore_root(root)
-    report.check = compare(root, check, lambda: _accelerate_root(root, Report()), lambda: _restore_root(root))
+    report.check = compare(root, check, accelerate_again, lambda: _restore_root(root))
     report.left += trial.left
     if report.check.kept == "accelerated":
         report.replaced += trial.replaced
@@ -114,8 +128,14 @@ def _accelerate_checked(root: nn.Module, check: Check, report: Report) -> None:
 
 
 def _restore_root(root: nn.Module) -> None:
+    _remove_graphs(root)
     for module in root.modules():
         take_out(module)
+
+
+def _remove_graphs(root: nn.Module) -> None:
+    for module in root.modules():
+        remove_graphs(module)
 
 
 def _roots(model: Any) -> list[nn.Module]:

@@ -1,0 +1,106 @@
+"""Small models for the tests of CUDA graphs, and a stand-in for CUDA on machines without it."""
+
+import contextlib
+import importlib
+
+import torch
+from diffusers import LTXVideoTransformer3DModel
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def ltx():
+    model = LTXVideoTransformer3DModel(
+        in_channels=8,
+        out_channels=8,
+        num_attention_heads=2,
+        attention_head_dim=16,
+        cross_attention_dim=32,
+        num_layers=2,
+        caption_channels=16,
+    )
+    return model.eval().requires_grad_(False)
+
+
+def ltx_inputs(frames=2, batch=1, dtype=torch.float32):
+    return {
+        "hidden_states": torch.randn(batch, frames * 3 * 4, 8, dtype=dtype),
+        "encoder_hidden_states": torch.randn(batch, 5, 16, dtype=dtype),
+        "timestep": torch.tensor([500.0]).expand(batch),
+        "encoder_attention_mask": torch.ones(batch, 5),
+        "num_frames": frames,
+        "height": 3,
+        "width": 4,
+    }
+
+
+def llama(**options):
+    config = LlamaConfig(
+        vocab_size=61,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        **options,
+    )
+    return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+
+def decode(model, cache, steps, device="cpu"):
+    """Return the tokens that `model` finds greedily after a short prompt."""
+    tokens = torch.arange(5, device=device)[None]
+    found = []
+    for _ in range(steps):
+        logits = model(input_ids=tokens, past_key_values=cache, use_cache=True).logits
+        tokens = logits[:, -1:].argmax(-1)
+        found.append(tokens)
+    return torch.cat(found, 1)
+
+
+def module_of(blocks, name):
+    return importlib.import_module(f"{blocks.__name__}.{name}")
+
+
+def tensors_of(graphs, structure):
+    found = []
+    graphs.rebuild(structure, lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None)
+    return found
+
+
+def accelerate_on_cpu(blocks, model, limit=8, error=None):
+    """Accelerate `model` with graphs that the CPU "captures": a replay runs the forward again, on the same tensors.
+
+    Only the class that calls CUDA is another one. With `error`, every capture fails with it.
+    """
+    graphs = module_of(blocks, "graphs")
+
+    class Cpu(graphs.Gpu):
+        type = "cpu"
+
+        def find_obstacle(self, device):
+            return None
+
+        def new_pool(self):
+            return None
+
+        def capture(self, run, pool, device):
+            if error is not None:
+                raise graphs.Refused(error)
+            output = run()
+            runs = []
+
+            def replay():
+                runs.append(None)
+                if len(runs) > 1:  # the capture was the first run: on a GPU it computes nothing
+                    for old, new in zip(tensors_of(graphs, output), tensors_of(graphs, run())):
+                        old.copy_(new)
+
+            return replay, output, 0
+
+        def in_order(self, device):
+            return contextlib.nullcontext()
+
+    blocks.accelerate(model, graphs=True)
+    runner = graphs.GraphRunner(model, limit, Cpu())
+    graphs._runners[model] = runner
+    return runner.counts

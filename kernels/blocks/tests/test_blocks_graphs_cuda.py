@@ -1,0 +1,388 @@
+"""Test CUDA graphs on a GPU: replays give what eager calls give, and captures that fail leave CUDA as it was."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+from graph_models import decode, llama, ltx, ltx_inputs, module_of
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from torch import nn
+from transformers import StaticCache
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.fixture(autouse=True)
+def no_grad():
+    with torch.no_grad():
+        yield
+
+
+def ltx_on_gpu(dtype=torch.bfloat16):
+    return ltx().to("cuda", dtype)
+
+
+def inputs_on_gpu(frames=2, batch=1, dtype=torch.bfloat16):
+    inputs = ltx_inputs(frames, batch, dtype)
+    return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def graphed(blocks, model, limit=8):
+    """Accelerate a model with graphs, and return their counts."""
+    report = blocks.accelerate(model, graphs=True)
+    (counts,) = report.graphs.values()
+    module_of(blocks, "graphs")._runners[model]._limit = limit
+    return counts
+
+
+def without_graphs(blocks, model, inputs):
+    """Return what an accelerated model computes eagerly."""
+    graphs = module_of(blocks, "graphs")
+    runner = graphs._runners.pop(model)
+    try:
+        return model(**inputs)
+    finally:
+        graphs._runners[model] = runner
+
+
+def random_numbers_work():
+    torch.manual_seed(1)
+    first = torch.rand(1000, device="cuda")
+    torch.manual_seed(1)
+    return torch.equal(first, torch.rand(1000, device="cuda"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_replays_are_equal_to_eager(blocks, dtype):
+    model = ltx_on_gpu(dtype)
+    counts = graphed(blocks, model)
+    for _ in range(5):
+        for frames, batch in ((2, 1), (3, 2)):
+            inputs = inputs_on_gpu(frames, batch, dtype)
+            output = model(**inputs)
+            expected = without_graphs(blocks, model, inputs)
+            assert type(output) is type(expected)
+            assert torch.equal(output.sample, expected.sample)
+    assert (counts.captured, counts.held, counts.replays) == (2, 2, 6)
+    assert counts.memory > 0
+
+
+def test_prefill_is_equal_to_eager(blocks):
+    model = llama().to("cuda", torch.bfloat16)
+    counts = graphed(blocks, model)
+    for _ in range(4):
+        inputs = {"input_ids": torch.randint(61, (2, 16), device="cuda"), "use_cache": False}
+        assert torch.equal(model(**inputs).logits, without_graphs(blocks, model, inputs).logits)
+    assert counts.replays == 2
+
+
+def test_least_recently_used_shape_goes(blocks):
+    model = ltx_on_gpu()
+    counts = graphed(blocks, model, limit=2)
+    for _ in range(2):
+        for frames in (1, 2, 3, 4):
+            inputs = inputs_on_gpu(frames)
+            expected = without_graphs(blocks, model, inputs).sample
+            for _ in range(3):
+                assert torch.equal(model(**inputs).sample, expected)
+    assert counts.held == 2
+    assert counts.captured > 4
+
+
+def test_outputs_are_the_callers(blocks):
+    model, inputs = ltx_on_gpu(), inputs_on_gpu()
+    counts = graphed(blocks, model)
+    expected = without_graphs(blocks, model, inputs).sample
+    outputs = [model(**inputs).sample for _ in range(4)]
+    for output in outputs:
+        assert torch.equal(output, expected)
+        output.zero_()
+    inputs["hidden_states"].normal_()
+    assert torch.equal(model(**inputs).sample, without_graphs(blocks, model, inputs).sample)
+    assert counts.replays == 3
+
+
+def test_weights_written_in_place_are_read(blocks):
+    model, inputs = ltx_on_gpu(), inputs_on_gpu()
+    counts = graphed(blocks, model)
+    for _ in range(3):
+        before = model(**inputs).sample
+        model.proj_out.weight.mul_(1.5)
+    assert counts.replays == 1
+    after = model(**inputs).sample
+    assert counts.replays == 2
+    assert not torch.equal(after, before)
+    assert torch.equal(after, without_graphs(blocks, model, inputs).sample)
+
+
+def change_scale(model):
+    next(module for module in model.modules() if isinstance(module, LoraLayer)).scaling["default"] = 3.0
+
+
+def add_hook(model):
+    model.proj_out.register_forward_hook(lambda module, args, output: output * 2)
+
+
+CHANGES = {
+    "adapter's scale": change_scale,
+    "adapters off": lambda model: model.disable_lora(),
+    "adapter merged": lambda model: model.fuse_lora(lora_scale=0.5),
+    "adapters unloaded": lambda model: model.unload_lora(),
+    "hook": add_hook,
+    "to the host and back": lambda model: model.to("cpu").to("cuda"),
+    "parameters replaced": lambda model: model.load_state_dict(
+        {name: weight * 1.1 for name, weight in model.state_dict().items()}, assign=True
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_no_graph_outlives_a_change(blocks, change):
+    model, inputs = ltx(), inputs_on_gpu()
+    model.add_adapter(LoraConfig(target_modules=["to_q", "to_out.0"], init_lora_weights=False))
+    model.to("cuda", torch.bfloat16).requires_grad_(False)
+    counts = graphed(blocks, model)
+    for _ in range(4):
+        before = model(**inputs).sample
+    assert counts.replays == 2
+    change(model)
+    model.requires_grad_(False)
+    for _ in range(4):
+        after = model(**inputs).sample
+        assert torch.equal(after, without_graphs(blocks, model, inputs).sample)
+    assert torch.equal(before, after) == (change is CHANGES["to the host and back"])
+
+
+# --- what cannot be captured ------------------------------------------------------------------------------------------
+
+
+class Failing(nn.Module):
+    """A model that cannot be captured."""
+
+    def __init__(self, fail):
+        super().__init__()
+        self.linear = nn.Linear(8, 8, device="cuda")
+        self.fail = fail
+
+    def forward(self, x):
+        x = self.linear(x)
+        self.fail(x)
+        return self.linear(x)
+
+
+FAILURES = {
+    "item": lambda x: x.sum().item(),
+    "copy to the host": lambda x: x.cpu(),
+    "copy from the host": lambda x: x.copy_(torch.ones(8)),
+    "synchronize": lambda x: torch.cuda.synchronize(),
+    "nonzero": lambda x: x.nonzero(),
+    "error": lambda x: 1 / (not torch.cuda.is_current_stream_capturing()),
+    "another stream": lambda x: torch.cuda.Stream().wait_stream(torch.cuda.default_stream()),
+}
+
+
+@pytest.mark.parametrize("fail", FAILURES.values(), ids=FAILURES)
+def test_error_inside_a_capture(blocks, fail):
+    model = Failing(fail)
+    counts = graphed(blocks, model)
+    other = ltx_on_gpu()
+    other_counts, inputs = graphed(blocks, other), inputs_on_gpu()
+    stream = torch.cuda.current_stream()
+    for _ in range(4):
+        x = torch.randn(4, 8, device="cuda")
+        assert torch.equal(model(x), without_graphs(blocks, model, {"x": x}))
+    print(counts)
+    if fail is not FAILURES["another stream"]:
+        assert counts.held == 0
+        assert sum(number for reason, number in counts.eager.items() if "it cannot be captured" in reason) == 3
+    assert torch.cuda.current_stream() == stream
+    assert not torch.cuda.is_current_stream_capturing()
+    assert not module_of(blocks, "graphs")._broken, "Torch could not end the capture"
+    # The allocator, the random number generator and later captures work.
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    assert random_numbers_work()
+    for _ in range(4):
+        assert torch.equal(other(**inputs).sample, without_graphs(blocks, other, inputs).sample)
+    assert other_counts.replays == 2
+    used = torch.cuda.memory_allocated()
+    for _ in range(3):  # memory that several streams used is recycled only outside of captures
+        tensor = torch.empty(2**20, device="cuda")
+        tensor.record_stream(torch.cuda.Stream())
+        del tensor
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    assert torch.cuda.memory_allocated() == used
+
+
+def test_arguments_on_the_host(blocks):
+    model, inputs = ltx_on_gpu(), inputs_on_gpu()
+    inputs["timestep"] = inputs["timestep"].cpu()
+    counts = graphed(blocks, model)
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match="device"):
+            model(**inputs)
+    assert counts.eager == {"argument timestep is on cpu, the model on cuda:0": 3}
+
+
+def test_dropout(blocks):
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5)).cuda().requires_grad_(False)
+    counts = graphed(blocks, model)
+    x = torch.randn(64, 64, device="cuda")
+    outputs = [model(x) for _ in range(5)]
+    assert counts.replays == 3
+    assert not any(torch.equal(a, b) for a, b in zip(outputs, outputs[1:]))
+    assert random_numbers_work()
+
+
+def test_autocast(blocks):
+    model, inputs = ltx_on_gpu(torch.float32), inputs_on_gpu(dtype=torch.float32)
+    counts = graphed(blocks, model)
+    for _ in range(4):
+        with torch.autocast("cuda", torch.bfloat16):
+            output = model(**inputs).sample
+            assert torch.equal(output, without_graphs(blocks, model, inputs).sample)
+    assert counts.replays == 2
+    model(**inputs)
+    assert counts.replays == 2
+
+
+def test_inference_mode(blocks):
+    model = ltx_on_gpu()
+    counts = graphed(blocks, model)
+    for _ in range(4):
+        with torch.inference_mode():
+            inputs = inputs_on_gpu()
+            expected = without_graphs(blocks, model, inputs).sample
+            assert torch.equal(model(**inputs).sample, expected)
+        assert torch.equal(model(**inputs).sample, expected)
+    assert counts.replays == 4
+
+
+# --- caches, streams, threads, memory ---------------------------------------------------------------------------------
+
+
+def test_decoding_with_a_static_cache(blocks):
+    model = llama().to("cuda", torch.bfloat16)
+    blocks.accelerate(model)
+    expected = decode(model, StaticCache(model.config, max_cache_len=64), 40, "cuda")
+    counts = graphed(blocks, model)
+    for _ in range(2):
+        cache = StaticCache(model.config, max_cache_len=64)
+        assert torch.equal(decode(model, cache, 40, "cuda"), expected)
+        assert int(cache.get_seq_length()) == 44
+    print(counts)
+    assert counts.replays == 2 * 37
+    cache.reset()
+    assert torch.equal(decode(model, cache, 40, "cuda"), expected)
+
+
+def test_generate_with_a_static_cache(blocks):
+    model = llama().to("cuda", torch.bfloat16)
+    options = {"max_new_tokens": 20, "do_sample": False, "cache_implementation": "static", "disable_compile": True}
+    options["eos_token_id"] = None
+    prompt = torch.arange(5, device="cuda")[None]
+    blocks.accelerate(model)
+    expected = model.generate(prompt, **options)
+    counts = graphed(blocks, model)
+    assert torch.equal(model.generate(prompt, **options), expected)
+    print(counts)
+    assert counts.replays > 10
+
+
+def test_graph_goes_with_its_cache(blocks):
+    model = llama().to("cuda", torch.bfloat16)
+    counts = graphed(blocks, model)
+    cache = StaticCache(model.config, max_cache_len=32)
+    decode(model, cache, 5, "cuda")
+    assert counts.held == 1
+    keys = weakref.ref(cache.layers[0].keys)
+    del cache
+    gc.collect()
+    assert keys() is None, "a graph keeps the cache's tensors"
+    model(input_ids=torch.tensor([[1]], device="cuda"), use_cache=False)
+    assert counts.held == 0
+
+
+def test_streams(blocks):
+    model = ltx_on_gpu()
+    counts = graphed(blocks, model)
+    inputs = [inputs_on_gpu() for _ in range(8)]
+    expected = [without_graphs(blocks, model, each).sample for each in inputs]
+    streams = [torch.cuda.Stream() for _ in range(3)]
+    torch.cuda.synchronize()
+    outputs = []
+    for number, each in enumerate(inputs):
+        with torch.cuda.stream(streams[number % 3]):
+            torch.cuda._sleep(1_000_000 * (8 - number))
+            outputs.append(model(**each).sample)
+    torch.cuda.synchronize()
+    assert counts.replays == 6
+    assert all(torch.equal(*pair) for pair in zip(outputs, expected))
+
+
+def test_threads(blocks):
+    models = [ltx_on_gpu(), ltx_on_gpu()]
+    counts = [graphed(blocks, model) for model in models]
+    inputs = [inputs_on_gpu(frames) for frames in (1, 2, 1, 2)]
+    expected = [[without_graphs(blocks, model, each).sample for each in inputs] for model in models]
+    failures = []
+
+    def work(number):
+        try:
+            with torch.no_grad(), torch.cuda.stream(torch.cuda.Stream()):
+                torch.cuda.current_stream().wait_stream(torch.cuda.default_stream())
+                for _ in range(20):
+                    output = models[number % 2](**inputs[number // 2]).sample
+                    torch.cuda.current_stream().synchronize()
+                    if not torch.equal(output, expected[number % 2][number // 2]):
+                        failures.append(number)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert all(each.replays == 4 * 20 - 2 * 2 for each in counts), counts
+
+
+def test_restore_frees_the_memory(blocks):
+    model = ltx_on_gpu()
+
+    def used():
+        gc.collect()
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+    model(**inputs_on_gpu())
+    allocated, reserved = used()
+    counts = graphed(blocks, model)
+    for frames in (2, 4, 40):
+        for _ in range(3):
+            model(**inputs_on_gpu(frames))
+    print(counts, used(), (allocated, reserved))
+    assert counts.held == 3
+    blocks.restore(model)
+    # cuBLAS keeps a workspace for the stream of the captures.
+    workspace = 64 * 2**20
+    assert used()[0] <= allocated + workspace
+    assert used()[1] <= reserved + 2 * workspace
+
+
+def test_caller_that_captures(blocks):
+    model, inputs = ltx_on_gpu(), inputs_on_gpu()
+    counts = graphed(blocks, model)
+    expected = model(**inputs).sample
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = model(**inputs).sample
+    graph.replay()
+    assert torch.equal(output, expected)
+    assert counts.eager["the caller captures a graph"] == 1
