@@ -113,6 +113,11 @@ def run(model, inputs):
     return output[0] if isinstance(output, tuple) else output.logits
 
 
+def left(report):
+    """Return what was left by class and reason, but for what only kernels for CUDA do better."""
+    return {key: number for key, number in report.left.items() if "CUDA" not in key[1]}
+
+
 def accelerated(blocks, model):
     """Return an accelerated copy."""
     faster = copy.deepcopy(model)

@@ -1,6 +1,7 @@
 """`accelerate(model, check=...)`: which of the two models it keeps, and the figures it reports."""
 
 import copy
+import json
 import time
 
 import pytest
@@ -146,3 +147,16 @@ def test_wrong_inputs_leave_the_model_as_it_was(blocks):
     with pytest.raises(TypeError):
         blocks.accelerate(model, check={"no_such_argument": 1})
     assert not is_accelerated(blocks, model)
+
+
+def test_check_with_graphs(blocks):
+    """Both are measured as they will run. Without a GPU no graph is captured, which the report says."""
+    model, inputs = ltx()
+    own = type(model)
+    report = blocks.accelerate(model, check=inputs, graphs=True)
+    assert report.check.accelerated_error < 1e-6
+    assert bool(report.graphs) == (report.check.kept == "accelerated")
+    assert json.loads(json.dumps(report.to_dict()))["graphs"].keys() == report.graphs.keys()
+    assert (type(model) is own) == (not report.graphs)
+    blocks.restore(model)
+    assert type(model) is own

@@ -37,7 +37,7 @@ def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = Fals
             large. Of a pipeline the denoiser (`transformer` or `unet`) is checked, and restored, alone.
         graphs: Also capture the forward of the model, or of a pipeline's denoisers, as CUDA graphs: at the second call
             with tensors of some shapes, to be replayed from then on. Calls that no graph can serve run as usual; the
-            report counts them by reason.
+            report counts them by reason. A model that the check restored has none.
 
     Returns:
         What was replaced and what was left, and why, and the figures of the check.
@@ -50,14 +50,16 @@ def accelerate(model: Any, check: Optional[Check] = None, *, graphs: bool = Fals
     checked = None if check is None else _root_to_check(model, check)
     report = Report()
     for root in roots:
-        _remove_all_graphs(root)
         if root is checked:
-            _accelerate_checked(root, check, report)
+            _accelerate_checked(root, check, graphs, report)
         else:
             _accelerate_root(root, report)
-    report.notes += notes_on(roots)
+        if not graphs:
+            _remove_graphs(root)
+    rejected = checked if report.check is not None and report.check.kept == "eager" else None
     if graphs:
-        report.graphs = add_graphs(model)
+        report.graphs = add_graphs(model, but=rejected)
+    report.notes += notes_on(roots)
     return report
 
 
@@ -102,7 +104,12 @@ def _put_if_possible(module: nn.Module, report: Report, inside: bool) -> Optiona
     return None
 
 
-def _accelerate_checked(root: nn.Module, check: Check, report: Report) -> None:
+def _accelerate_checked(root: nn.Module, check: Check, graphs: bool, report: Report) -> None:
+    def accelerate_again() -> None:
+        _accelerate_root(root, Report())
+        if graphs:
+            add_graphs(root)
+
     trial = Report()
     _restore_root(root)
     _accelerate_root(root, trial)
@@ -110,7 +117,7 @@ def _accelerate_checked(root: nn.Module, check: Check, report: Report) -> None:
         report.left += trial.left
         return
     _restore_root(root)
-    report.check = compare(root, check, lambda: _accelerate_root(root, Report()), lambda: _restore_root(root))
+    report.check = compare(root, check, accelerate_again, lambda: _restore_root(root))
     report.left += trial.left
     if report.check.kept == "accelerated":
         report.replaced += trial.replaced
@@ -121,12 +128,12 @@ def _accelerate_checked(root: nn.Module, check: Check, report: Report) -> None:
 
 
 def _restore_root(root: nn.Module) -> None:
-    _remove_all_graphs(root)
+    _remove_graphs(root)
     for module in root.modules():
         take_out(module)
 
 
-def _remove_all_graphs(root: nn.Module) -> None:
+def _remove_graphs(root: nn.Module) -> None:
     for module in root.modules():
         remove_graphs(module)
 

@@ -85,6 +85,8 @@ def compare(model: nn.Module, check: Check, accelerate: Callable[[], None], rest
     expected, reference, no_reference = _reference(model, check)
     accelerate()
     try:
+        run()  # CUDA graphs are captured at the second call, and replayed from the third on
+        run()
         ours = _outputs(model, check)
         eager_ms, accelerated_ms = _times(run, milliseconds, accelerate, restore)
     except Exception as error:
@@ -184,8 +186,10 @@ def _times(
     for _ in range(3):
         restore()
         run()
+        run()
         eager += (_milliseconds(run) for _ in range(runs))
         accelerate()
+        run()
         run()
         accelerated += (_milliseconds(run) for _ in range(runs))
     return statistics.median(eager), statistics.median(accelerated)

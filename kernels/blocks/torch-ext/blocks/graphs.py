@@ -61,13 +61,18 @@ class GraphCounts:
         return "\n".join([text, *(f"{number:6} x eager: {reason}" for reason, number in self.eager.items())])
 
 
-def add_graphs(model: Any) -> dict[str, GraphCounts]:
-    """Let a model, or the denoisers of a pipeline, capture and replay CUDA graphs. Return their counts, which go on."""
+def add_graphs(model: Any, but: Optional[nn.Module] = None) -> dict[str, GraphCounts]:
+    """Let a model, or the denoisers of a pipeline, capture and replay CUDA graphs. Return their counts, which go on.
+
+    Args:
+        model: A model or a pipeline.
+        but: A model that gets no graphs.
+    """
     if isinstance(model, nn.Module):
         roots = {type(model).__name__: model}
     else:
         roots = {name: model.components.get(name) for name in _DENOISERS}
-    return {name: _add_to(root) for name, root in roots.items() if isinstance(root, nn.Module)}
+    return {name: _add_to(root) for name, root in roots.items() if isinstance(root, nn.Module) and root is not but}
 
 
 def remove_graphs(module: nn.Module) -> None:

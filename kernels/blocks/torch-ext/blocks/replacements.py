@@ -162,7 +162,6 @@ def _join(replacement: Replacement, original: type) -> type:
     return joined
 
 
-@functools.cache
 def _joined_in(cls: type) -> Optional[type]:
     """Return the joined class that `cls` is or is derived from: `fully_shard` derives a class from that of a module."""
     return next((base for base in cls.__mro__ if base in _joined), None)

@@ -49,8 +49,8 @@ class Report:
         kernels: By class of module and what its replacement does: the names of the kernels that it calls.
         notes: What else one should know, a sentence each.
         versions: Of this package, its kernels, Torch, and the libraries that are loaded.
-        check: Both models' times and errors, if `accelerate` was asked to check.
         graphs: By model: what its CUDA graphs have done. The counts go on with every call.
+        check: Both models' times and errors, if `accelerate` was asked to check.
     """
 
     replaced: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -58,8 +58,8 @@ class Report:
     kernels: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=_versions)
-    check: Optional[Comparison] = None
     graphs: dict[str, GraphCounts] = field(default_factory=dict)
+    check: Optional[Comparison] = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as data that `json.dumps` takes."""
@@ -74,8 +74,8 @@ class Report:
             "notes": list(self.notes),
             "device": kernel_set.DEVICE,
             "versions": dict(self.versions),
+            "graphs": {name: {**vars(counts), "eager": dict(counts.eager)} for name, counts in self.graphs.items()},
             "check": None if self.check is None else asdict(self.check),
-            "graphs": {name: asdict(counts) for name, counts in self.graphs.items()},
         }
 
     def __str__(self) -> str:
@@ -92,10 +92,10 @@ class Report:
                 kernels = self.kernels.get((name, words)) if counts is self.replaced else None
                 by = f" ({', '.join(kernels)})" if kernels else ""
                 lines.append(f"  {number:4} x {name:{width}}  {words}{by}")
-        if self.check is not None:
-            lines += ["check:", *(f"  {line}" for line in str(self.check).splitlines())]
         for name, counts in self.graphs.items():
             lines += [f"graphs of {name}:", *(f"  {line}" for line in str(counts).splitlines())]
+        if self.check is not None:
+            lines += ["check:", *(f"  {line}" for line in str(self.check).splitlines())]
         lines += [f"note: {note}" for note in self.notes]
         lines.append("versions: " + ", ".join(f"{name} {version}" for name, version in self.versions.items()))
         return "\n".join(lines)
