@@ -28,6 +28,16 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+@pytest.fixture(autouse=True)
+def on_the_device_of_the_kernels(blocks):
+    device = blocks.kernel_set.DEVICE
+    if device == "cpu":
+        yield
+    else:
+        with torch.device(device):
+            yield
+
+
 def error(found, expected):
     return ((found - expected).norm() / expected.norm()).item()
 
@@ -53,6 +63,29 @@ def test_bfloat16_output_is_as_close_to_float32_as_the_models_own(blocks, name):
         own += error(lower.run(), expected) ** 2
         ours += error(accelerated(blocks, lower).run(), expected) ** 2
     assert 0 < ours <= 1.1**2 * own
+
+
+@torch.no_grad()
+def test_wan_in_bfloat16_with_modules_that_are_kept_in_float32(blocks):
+    case = wan()
+    expected = case.run()
+    lower = case.in_dtype(torch.bfloat16)
+    for name, parameter in [*lower.model.named_parameters(), *lower.model.named_buffers()]:
+        if not set(name.split(".")).isdisjoint(lower.model._keep_in_fp32_modules):  # as from_pretrained does
+            parameter.data = parameter.data.float()
+    own = error(lower.run(), expected)
+    assert 0 < error(accelerated(blocks, lower).run(), expected) <= 1.1 * own
+    assert operations(lower)["gate_residual_ada_norm"] == 4
+
+
+@torch.no_grad()
+def test_wan_with_fused_projections(blocks):
+    case = wan()
+    expected = case.run()
+    for block in case.model.blocks:
+        block.attn1.fuse_projections()
+    assert error(accelerated(blocks, case).run(), expected) < 1e-5
+    assert operations(case)["norm_rotate"] == 2
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -343,6 +376,22 @@ def test_tables_made_in_inference_mode_serve_training(blocks):
         case.run()
     case.run().sum().backward()
     assert all(table.is_inference() is False for entry in tables(blocks, case.model).values() for table in entry.tables)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@torch.no_grad()
+def test_tables_that_a_cuda_graph_reads_stay(blocks, monkeypatch):
+    rope = accelerated(blocks, ltx()).model.rope
+    x = torch.randn(1, TOKENS, 8)
+    expected = [table.clone() for table in rope(x, 2, 4, 4)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [table + 0 for table in rope(x, 2, 4, 4)]
+    monkeypatch.setattr(blocks.rotary_tables, "_MOST_BYTES", 1)
+    for width in range(5, 20):
+        rope(x, 2, 4, width)
+    graph.replay()
+    assert all(torch.equal(f, e) for f, e in zip(found, expected))
 
 
 @torch.no_grad()

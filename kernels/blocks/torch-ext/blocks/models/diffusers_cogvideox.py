@@ -107,13 +107,16 @@ class CogVideoXBlock:
         ):
             return super().forward(x, context, temb, image_rotary_emb, attention_kwargs)
         normed, normed_context, gate1, c_gate1 = self.norm1(x, context, temb)
-        if not attention_kwargs and _has_own_attention(self, x.dtype):
-            attended, attended_context = _attend_to_both(self.attn1, normed, normed_context, image_rotary_emb)
+        rotary = image_rotary_emb
+        # The processor moves tables to the device of x.
+        has_tables = rotary is None or rotary[0].device == x.device
+        if not attention_kwargs and has_tables and _has_own_attention(self, x.dtype):
+            attended, attended_context = _attend_to_both(self.attn1, normed, normed_context, rotary)
         else:
             attended, attended_context = self.attn1(
                 hidden_states=normed,
                 encoder_hidden_states=normed_context,
-                image_rotary_emb=image_rotary_emb,
+                image_rotary_emb=rotary,
                 **(attention_kwargs or {}),
             )
         shift2, scale2, gate2, c_shift2, c_scale2, c_gate2 = norm2.linear(norm2.silu(temb)).chunk(6, dim=1)
