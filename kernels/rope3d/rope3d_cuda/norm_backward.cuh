@@ -27,7 +27,10 @@ __device__ __forceinline__ void store_sums_of_lanes(const NormParams& params, co
   }
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   __syncthreads();  // the sums of the other side have been read
-  if (lane < lanes) store_floats(of_warps[warp][lane], sums);
+  if (lane < lanes) {
+#pragma unroll
+    for (int i = 0; i < Tile::kElements; ++i) of_warps[warp][lane][i] = sums[i];  // `store_floats` is for global memory
+  }
   __syncthreads();
   for (int i = threadIdx.x; i < lanes * Tile::kElements; i += blockDim.x) {
     const NormColumn column = norm_column<Tile>(params, i / Tile::kElements);
