@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from diffusers import FluxTransformer2DModel, QwenImageTransformer2DModel
+from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel, QwenImageTransformer2DModel
 from model_cases import Case, randomized
 
 BATCH, HEIGHT, WIDTH = 2, 4, 6
@@ -35,6 +35,27 @@ def flux(**options: Any) -> Case:
     return Case(randomized(model), inputs, ("timestep", "img_ids", "txt_ids"))
 
 
+def flux2(**options: Any) -> Case:
+    model = Flux2Transformer2DModel(
+        **SIZES,
+        num_single_layers=2,
+        joint_attention_dim=16,
+        timestep_guidance_channels=16,
+        axes_dims_rope=(8, 8, 8, 8),
+        **options,
+    )
+    inputs = {
+        "hidden_states": torch.randn(BATCH, TOKENS, 8),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, 16),
+        "timestep": torch.rand(BATCH),
+        "img_ids": torch.cartesian_prod(*(torch.arange(size) for size in (1, HEIGHT, WIDTH, 1))),
+        "txt_ids": torch.cartesian_prod(*(torch.arange(size) for size in (1, 1, 1, TEXT))),
+        "guidance": torch.full((BATCH,), 4.0),
+        "return_dict": False,
+    }
+    return Case(randomized(model), inputs, ("timestep", "guidance"))
+
+
 def qwen_image(masked: bool = False, edited: bool = False, layered: bool = False) -> Case:
     model = QwenImageTransformer2DModel(
         **SIZES,
@@ -57,8 +78,16 @@ def qwen_image(masked: bool = False, edited: bool = False, layered: bool = False
     return Case(randomized(model), inputs, ("timestep",))
 
 
+def fused(case: Case) -> Case:
+    case.model.fuse_qkv_projections()
+    return case
+
+
 CASES = {
     "Flux.1": flux,
+    "Flux.1, fused projections": lambda: fused(flux()),
+    "Flux.2": flux2,
+    "Flux.2, fused projections": lambda: fused(flux2()),
     "Qwen-Image": qwen_image,
     "Qwen-Image, mask": lambda: qwen_image(masked=True),
     "Qwen-Image, edited": lambda: qwen_image(edited=True),

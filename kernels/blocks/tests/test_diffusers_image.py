@@ -1,7 +1,7 @@
 """Image models of diffusers: as close to float32 as their own forwards, and left alone where they must be."""
 
 import pytest
-from diffusers.models.transformers import transformer_flux, transformer_qwenimage
+from diffusers.models.transformers import transformer_flux, transformer_flux2, transformer_qwenimage
 from model_cases import (
     accelerated,
     check_bfloat16_gradients,
@@ -12,9 +12,9 @@ from model_cases import (
     check_processors,
     operations,
 )
-from small_image_models import CASES, flux, qwen_image
+from small_image_models import CASES, flux, flux2, qwen_image
 
-GRADIENTS = ("Flux.1", "Qwen-Image", "Qwen-Image, edited")
+GRADIENTS = ("Flux.1", "Flux.2", "Qwen-Image", "Qwen-Image, edited")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -45,6 +45,10 @@ def test_float32_gradients_are_those_of_the_model(blocks, name):
             {"norm_rotate": 2 * 2 + 2, "ada_norm": 2 * 2 + 2 + 1, "gate_residual": 4 + 2, "gate_residual_ada_norm": 4},
         ),
         (
+            flux2,
+            {"norm_rotate": 6, "ada_norm": 7, "gate_residual": 6, "gate_residual_ada_norm": 4, "geglu_halves": 6},
+        ),
+        (
             qwen_image,
             {"norm_rotate": 4, "ada_norm": 4 + 1, "gate_residual": 4, "gate_residual_ada_norm": 4, "view_as_real": 0},
         ),
@@ -62,6 +66,8 @@ def test_kernels_compute_what_they_can(blocks, build, expected):
     ("build", "processor", "calls"),
     [
         (flux, transformer_flux.FluxAttnProcessor, 4),
+        (flux2, transformer_flux2.Flux2AttnProcessor, 2),
+        (flux2, transformer_flux2.Flux2ParallelSelfAttnProcessor, 2),
         (qwen_image, transformer_qwenimage.QwenDoubleStreamAttnProcessor2_0, 2),
     ],
 )
@@ -82,6 +88,14 @@ def test_other_attention_processors_are_called(blocks, build, processor, calls):
         (flux, "single_transformer_blocks.1.norm.norm"),
         (flux, "single_transformer_blocks.1.act_mlp"),
         (flux, "norm_out.norm"),
+        (flux2, "transformer_blocks.0.norm1"),
+        (flux2, "transformer_blocks.0.norm2_context"),
+        (flux2, "transformer_blocks.0.ff.act_fn.gate_fn"),
+        (flux2, "transformer_blocks.1.attn.norm_added_q"),
+        (flux2, "transformer_blocks.1.attn"),
+        (flux2, "single_transformer_blocks.0.norm"),
+        (flux2, "single_transformer_blocks.0.attn.norm_k"),
+        (flux2, "single_transformer_blocks.1.attn.mlp_act_fn"),
         (qwen_image, "pos_embed"),
         (qwen_image, "transformer_blocks.0.img_norm1"),
         (qwen_image, "transformer_blocks.0.txt_norm2"),

@@ -6,6 +6,7 @@ from . import (  # noqa: F401
     diffusers_cogvideox,
     diffusers_feed_forward,
     diffusers_flux,
+    diffusers_flux2,
     diffusers_hunyuan_video,
     diffusers_ltx,
     diffusers_qwen_image,

@@ -106,9 +106,12 @@ class FluxSingleBlock:
         return x[:, :tokens], x[:, tokens:]
 
 
-def _attention_mismatch(attention: nn.Module) -> Optional[str]:
+def head_norms_mismatch(attention: nn.Module) -> Optional[str]:
+    """Return why q and k of an attention of Flux.1 or Flux.2 cannot be computed by kernels."""
     if not isinstance(attention.head_dim, int):
         return "the size of its heads is not a number"
+    if not isinstance(attention.fused_projections, bool):
+        return "it does not say whether its projections are fused"
     return norms_mismatch("torch.nn.modules.normalization.RMSNorm", *_norms(attention))
 
 
@@ -157,7 +160,7 @@ def attended_tokens(
 @replaces(
     "diffusers.models.transformers.transformer_flux.FluxAttention",
     does="q and k norms with rotary embedding",
-    mismatch=_attention_mismatch,
+    mismatch=head_norms_mismatch,
 )
 class FluxAttention:
     def forward(
