@@ -54,8 +54,13 @@ def blocks():
         return get_local_kernel(PROJECT)
 
 
-# The models are so small that more threads cost more time than they save, a hundred times as much on a busy machine.
-torch.set_num_threads(1)
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Many threads make models of this size slower, by a factor of 50 on a machine with other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True)

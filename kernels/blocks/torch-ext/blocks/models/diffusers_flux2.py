@@ -123,8 +123,7 @@ class Flux2Attention:
         **kwargs: Any,
     ) -> Union[Tensor, _BothStreams]:
         x, context, rotary = hidden_states, encoder_hidden_states, image_rotary_emb
-        processor = library_of(self).Flux2AttnProcessor
-        if kwargs or not attends_with_own(self, processor, x, context, rotary):
+        if kwargs or not attends_with_own(self, "Flux2AttnProcessor", x, context, rotary):
             return super().forward(x, context, attention_mask, rotary, **kwargs)
         attended = attended_tokens(self, x, context, attention_mask, rotary)
         to_out, dropout = self.to_out
@@ -157,13 +156,13 @@ class Flux2ParallelAttention:
         image_rotary_emb: Optional[Tensor] = None,
         **kwargs: Any,
     ) -> Tensor:
-        x, rotary, processor, library = hidden_states, image_rotary_emb, self.processor, library_of(self)
+        x, rotary, processor = hidden_states, image_rotary_emb, self.processor
         norms = self.norm_q, self.norm_k
         if not (
             rotary is not None
             and takes(x)
             and not kwargs
-            and type(processor) is library.Flux2ParallelSelfAttnProcessor
+            and type(processor) is library_of(self).Flux2ParallelSelfAttnProcessor
             and are_own_norms(nn.RMSNorm, x.dtype, *norms)
         ):
             return super().forward(x, attention_mask, rotary, **kwargs)
@@ -173,7 +172,7 @@ class Flux2ParallelAttention:
         size = of_heads * projected.shape[-1] // (of_heads + of_hidden)
         joined, hidden = projected[..., :size], projected[..., size:]
         heads = rotated_heads(joined.chunk(3, dim=-1), norms, halves(*rotary), self.head_dim)
-        attended = dispatch_attention(library, processor, *heads, attention_mask)
+        attended = dispatch_attention(library_of(self), processor, *heads, attention_mask)
         return self.to_out(torch.cat((attended, self.mlp_act_fn(hidden)), dim=-1))
 
 
