@@ -3,7 +3,16 @@
 from typing import Any
 
 import torch
-from diffusers import Flux2Transformer2DModel, FluxTransformer2DModel, QwenImageTransformer2DModel
+from diffusers import (
+    Flux2Transformer2DModel,
+    FluxTransformer2DModel,
+    PixArtTransformer2DModel,
+    QwenImageTransformer2DModel,
+    SD3Transformer2DModel,
+    Transformer2DModel,
+)
+from diffusers.models.attention import BasicTransformerBlock
+from diffusers.models.transformers.transformer_sd3 import SD3SingleTransformerBlock
 from model_cases import Case, randomized
 
 BATCH, HEIGHT, WIDTH = 2, 4, 6
@@ -78,6 +87,67 @@ def qwen_image(masked: bool = False, edited: bool = False, layered: bool = False
     return Case(randomized(model), inputs, ("timestep",))
 
 
+def sd3(**options: Any) -> Case:
+    model = SD3Transformer2DModel(
+        **SIZES,
+        sample_size=16,
+        out_channels=8,
+        joint_attention_dim=16,
+        caption_projection_dim=WIDE,
+        pooled_projection_dim=8,
+        pos_embed_max_size=8,
+        **options,
+    )
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 8, 2 * HEIGHT, 2 * WIDTH),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, 16),
+        "pooled_projections": torch.randn(BATCH, 8),
+        "timestep": torch.rand(BATCH) * 900,
+        "return_dict": False,
+    }
+    return Case(randomized(model), inputs, ("timestep",))
+
+
+def sd3_single_block() -> Case:
+    block = SD3SingleTransformerBlock(WIDE, HEADS, HEAD_DIM)
+    return Case(
+        randomized(block), {"hidden_states": torch.randn(BATCH, TOKENS, WIDE), "temb": torch.randn(BATCH, WIDE)}
+    )
+
+
+def pixart() -> Case:
+    model = PixArtTransformer2DModel(**SIZES, sample_size=16, cross_attention_dim=WIDE, caption_channels=16)
+    mask = torch.ones(BATCH, TEXT)
+    mask[1, 4:] = 0
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 8, 2 * HEIGHT, 2 * WIDTH),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, 16),
+        "encoder_attention_mask": mask,
+        "timestep": torch.randint(0, 900, (BATCH,)),
+        "added_cond_kwargs": {"resolution": None, "aspect_ratio": None},
+        "return_dict": False,
+    }
+    return Case(randomized(model), inputs)
+
+
+def sdxl() -> Case:
+    model = Transformer2DModel(**SIZES, norm_num_groups=4, cross_attention_dim=16, use_linear_projection=True)
+    inputs = {
+        "hidden_states": torch.randn(BATCH, 8, HEIGHT, WIDTH),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, 16),
+        "return_dict": False,
+    }
+    return Case(randomized(model), inputs)
+
+
+def basic_block(**options: Any) -> Case:
+    block = BasicTransformerBlock(WIDE, HEADS, HEAD_DIM, **options)
+    inputs = {"hidden_states": torch.randn(BATCH, TOKENS, WIDE), "encoder_hidden_states": torch.randn(BATCH, TEXT, 16)}
+    if options.get("norm_type") == "ada_norm_single":
+        inputs["timestep"] = torch.randn(BATCH, 6 * WIDE)
+    return Case(randomized(block), inputs)
+
+
 def fused(case: Case) -> Case:
     case.model.fuse_qkv_projections()
     return case
@@ -92,4 +162,12 @@ CASES = {
     "Qwen-Image, mask": lambda: qwen_image(masked=True),
     "Qwen-Image, edited": lambda: qwen_image(edited=True),
     "Qwen-Image, layers": lambda: qwen_image(layered=True),
+    "SD 3": sd3,
+    "SD 3.5": lambda: sd3(dual_attention_layers=(0,), qk_norm="rms_norm"),
+    "single block of SD 3": sd3_single_block,
+    "PixArt": pixart,
+    "SDXL": sdxl,
+    "block without cross-attention": basic_block,
+    "block with cross-attention only": lambda: basic_block(cross_attention_dim=16, only_cross_attention=True),
+    "block of Latte": lambda: basic_block(norm_type="ada_norm_single"),
 }

@@ -12,9 +12,9 @@ from model_cases import (
     check_processors,
     operations,
 )
-from small_image_models import CASES, flux, flux2, qwen_image
+from small_image_models import CASES, flux, flux2, pixart, qwen_image, sd3, sdxl
 
-GRADIENTS = ("Flux.1", "Flux.2", "Qwen-Image", "Qwen-Image, edited")
+GRADIENTS = ("Flux.1", "Flux.2", "Qwen-Image", "Qwen-Image, edited", "SD 3.5", "PixArt", "SDXL")
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -52,6 +52,13 @@ def test_float32_gradients_are_those_of_the_model(blocks, name):
             qwen_image,
             {"norm_rotate": 4, "ada_norm": 4 + 1, "gate_residual": 4, "gate_residual_ada_norm": 4, "view_as_real": 0},
         ),
+        (sd3, {"ada_norm": 5, "gate_residual": 3, "gate_residual_ada_norm": 3}),
+        (
+            lambda: sd3(dual_attention_layers=(0,), qk_norm="rms_norm"),
+            {"ada_norm": 6, "gate_residual": 4, "gate_residual_ada_norm": 3},
+        ),
+        (pixart, {"ada_norm": 3, "gate_residual": 4, "gate_residual_ada_norm": 2}),
+        (sdxl, {"ada_norm": 2, "gate_residual_ada_norm": 4, "geglu_halves": 2}),
     ],
 )
 def test_kernels_compute_what_they_can(blocks, build, expected):
@@ -101,6 +108,16 @@ def test_other_attention_processors_are_called(blocks, build, processor, calls):
         (qwen_image, "transformer_blocks.0.txt_norm2"),
         (qwen_image, "transformer_blocks.1.attn"),
         (qwen_image, "transformer_blocks.1.attn.norm_added_q"),
+        (sd3, "transformer_blocks.0.norm1.norm"),
+        (sd3, "transformer_blocks.0.norm2_context"),
+        (sd3, "transformer_blocks.1.norm1_context.norm"),
+        (sd3, "transformer_blocks.1.norm2"),
+        (pixart, "transformer_blocks.0.norm1"),
+        (pixart, "transformer_blocks.1.norm2"),
+        (sdxl, "transformer_blocks.0.norm1"),
+        (sdxl, "transformer_blocks.0.norm3"),
+        (sdxl, "transformer_blocks.1.norm2"),
+        (sdxl, "transformer_blocks.1.ff.net.0"),
     ],
 )
 def test_modules_with_hooks_are_called(blocks, build, path):

@@ -3,6 +3,7 @@
 from . import (  # noqa: F401
     diffusers_ada_norms,
     diffusers_attention,
+    diffusers_basic_block,
     diffusers_cogvideox,
     diffusers_feed_forward,
     diffusers_flux,
@@ -10,6 +11,7 @@ from . import (  # noqa: F401
     diffusers_hunyuan_video,
     diffusers_ltx,
     diffusers_qwen_image,
+    diffusers_sd3,
     diffusers_wan,
     library_norms,
     rms_norm_forms,

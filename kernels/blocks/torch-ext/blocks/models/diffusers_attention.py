@@ -44,6 +44,11 @@ def are_own_norms(cls: type, dtype: torch.dtype, *norms: nn.Module) -> bool:
     return True
 
 
+def is_layer_norm(norm: nn.Module, dtype: torch.dtype) -> bool:
+    """Return whether kernels may read the parameters of a LayerNorm, and its result has the dtype of its input."""
+    return is_own(norm, nn.LayerNorm) and all(p is None or p.dtype == dtype for p in (norm.weight, norm.bias))
+
+
 def heads_of(x: Tensor, heads: int) -> Tensor:
     """Return `[batch, tokens, heads, elements]` of `[batch, tokens, heads * elements]`."""
     return x.unflatten(2, (heads, -1))
