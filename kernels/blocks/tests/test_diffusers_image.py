@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from diffusers.models.attention_processor import AttnProcessor2_0, JointAttnProcessor2_0
 from diffusers.models.transformers import transformer_flux, transformer_flux2, transformer_qwenimage
 from model_cases import (
     accelerated,
@@ -62,7 +63,7 @@ def test_float32_gradients_are_those_of_the_model(blocks, name):
             {"ada_norm": 6, "gate_residual": 4, "gate_residual_ada_norm": 3},
         ),
         (pixart, {"ada_norm": 3, "gate_residual": 4, "gate_residual_ada_norm": 2}),
-        (sdxl, {"ada_norm": 2, "gate_residual_ada_norm": 4, "geglu_halves": 2}),
+        (sdxl, {"ada_norm": 2, "div": 0, "gate_residual_ada_norm": 4, "geglu_halves": 2}),
     ],
 )
 def test_kernels_compute_what_they_can(blocks, build, expected):
@@ -80,6 +81,9 @@ def test_kernels_compute_what_they_can(blocks, build, expected):
         (flux2, transformer_flux2.Flux2AttnProcessor, 2),
         (flux2, transformer_flux2.Flux2ParallelSelfAttnProcessor, 2),
         (qwen_image, transformer_qwenimage.QwenDoubleStreamAttnProcessor2_0, 2),
+        (sd3, JointAttnProcessor2_0, 2),
+        (pixart, AttnProcessor2_0, 4),
+        (sdxl, AttnProcessor2_0, 4),
     ],
 )
 def test_other_attention_processors_are_called(blocks, build, processor, calls):
@@ -116,7 +120,9 @@ def test_other_attention_processors_are_called(blocks, build, processor, calls):
         (sd3, "transformer_blocks.0.norm2_context"),
         (sd3, "transformer_blocks.1.norm1_context.norm"),
         (sd3, "transformer_blocks.1.norm2"),
+        (sd3, "transformer_blocks.0.attn"),
         (pixart, "transformer_blocks.0.norm1"),
+        (pixart, "transformer_blocks.1.attn1"),
         (pixart, "transformer_blocks.1.norm2"),
         (sdxl, "transformer_blocks.0.norm1"),
         (sdxl, "transformer_blocks.0.norm3"),

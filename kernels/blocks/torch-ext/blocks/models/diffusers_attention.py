@@ -54,6 +54,17 @@ def heads_of(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(2, (heads, -1))
 
 
+def mask_of_heads(attention: nn.Module, mask: Optional[Tensor], source: Tensor) -> Optional[Tensor]:
+    """Return the mask of an attention to `source` as Torch takes it: one for all heads, if it is."""
+    if mask is None:
+        return None
+    batch, tokens, _ = source.shape
+    if mask.dim() == 3 and mask.shape[0] == batch and mask.shape[2] == tokens:
+        return mask[:, None]  # broadcast to the heads
+    mask = attention.prepare_attention_mask(mask, tokens, batch)
+    return mask.view(batch, attention.heads, -1, mask.shape[-1])
+
+
 def plain_layer_norms_mismatch(*norms: nn.Module) -> Optional[str]:
     """Return why norms are not LayerNorms over one dimension without weight and bias."""
     for norm in norms:

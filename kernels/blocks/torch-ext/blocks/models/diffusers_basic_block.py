@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from ..kernel_set import adaln, takes
 from ..replacements import original_class, path_of, replaces
 from .diffusers_attention import is_layer_norm
+from .diffusers_plain_attention import attend
 
 
 def _mismatch(block: nn.Module) -> Optional[str]:
@@ -88,14 +89,14 @@ def _attend_to_self(
     block: nn.Module, normed: Tensor, context: Optional[Tensor], masks: _Masks, more: dict[str, Any]
 ) -> Tensor:
     source = context if block.only_cross_attention else None
-    return block.attn1(normed, encoder_hidden_states=source, attention_mask=masks[0], **more)
+    return attend(block.attn1, normed, source, masks[0], more)
 
 
 def _transform(block: nn.Module, x: Tensor, context: Optional[Tensor], masks: _Masks, more: dict[str, Any]) -> Tensor:
     attended = _attend_to_self(block, block.norm1(x), context, masks, more)
     if block.attn2 is not None:
         x, normed = _sum_and_norm(x, attended, block.norm2)
-        attended = block.attn2(normed, encoder_hidden_states=context, attention_mask=masks[1], **more)
+        attended = attend(block.attn2, normed, context, masks[1], more)
     x, normed = _sum_and_norm(x, attended, block.norm3)
     return block.ff(normed) + x
 
@@ -126,6 +127,6 @@ def _transform_modulated(
         x, normed = _sum_and_norm(x, attended, norm2, scale2, shift2, gate1)
     else:
         x = adaln.gate_residual(x, attended, gate1, "each")
-        attended = block.attn2(x, encoder_hidden_states=context, attention_mask=masks[1], **more)
+        attended = attend(block.attn2, x, context, masks[1], more)
         x, normed = _sum_and_norm(x, attended, norm2, scale2, shift2)
     return adaln.gate_residual(x, block.ff(normed), gate2, "each")

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from ..kernel_set import adaln, takes
 from ..replacements import replaces
 from .diffusers_attention import ada_norms_mismatch, are_own, plain_layer_norms_mismatch, transformed
+from .diffusers_plain_attention import attend_jointly
 
 
 def _joint_block_mismatch(block: nn.Module) -> Optional[str]:
@@ -52,11 +53,12 @@ class JointBlock:
             normed_context, context_modulation = self.norm1_context(context, temb), None
         else:
             normed_context, *context_modulation = self.norm1_context(context, emb=temb)
-        attended, attended_context = self.attn(hidden_states=normed, encoder_hidden_states=normed_context, **more)
+        attended, attended_context = attend_jointly(self.attn, normed, normed_context, more)
         if self.use_dual_attention:
             gate, *modulation, normed2, gate2 = modulation
             x = adaln.gate_residual(x, attended, gate, rounding="each")
-            attended, modulation = self.attn2(hidden_states=normed2, **more), (gate2, *modulation)
+            attended, _ = attend_jointly(self.attn2, normed2, None, more)
+            modulation = gate2, *modulation
         x = transformed(x, attended, self.norm2, self.ff, modulation)
         if context_modulation is None:
             return None, x
@@ -78,5 +80,5 @@ class SD3SingleBlock:
         if not (takes(x) and temb.dtype == x.dtype and are_own(nn.LayerNorm, self.norm2)):
             return super().forward(x, temb)
         normed, *modulation = self.norm1(x, emb=temb)
-        attended = self.attn(hidden_states=normed, encoder_hidden_states=None)
+        attended, _ = attend_jointly(self.attn, normed, None, {})
         return transformed(x, attended, self.norm2, self.ff, modulation)
