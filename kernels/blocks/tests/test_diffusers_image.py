@@ -178,13 +178,20 @@ def test_a_single_block_of_flux_2_with_streams_apart(blocks):
         assert error(found, own) < 1e-5
 
 
+@pytest.mark.parametrize("rows", [(1, 1), (BATCH, TOKENS)])
 @torch.no_grad()
-def test_modulations_of_one_row_for_all_samples(blocks):
-    block = flux2().model.single_transformer_blocks[0]
-    x, modulation = torch.randn(BATCH, TOKENS, WIDE), torch.randn(1, 1, 3 * WIDE)
-    expected = block(x, None, modulation)
+def test_modulations_of_all_samples_and_of_each_token(blocks, rows):
+    block = flux2().model.transformer_blocks[0]
+    inputs = {
+        "hidden_states": torch.randn(BATCH, TOKENS, WIDE),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, WIDE),
+        "temb_mod_img": torch.randn(*rows, 6 * WIDE),
+        "temb_mod_txt": torch.randn(BATCH, 6 * WIDE),
+    }
+    expected = block(**inputs)
     blocks.accelerate(block)
-    assert error(block(x, None, modulation), expected) < 1e-5
+    for found, own in zip(block(**inputs), expected):
+        assert error(found, own) < 1e-5
 
 
 @pytest.mark.parametrize("build", [flux, flux2])
