@@ -23,6 +23,8 @@ class Case:
 
     def in_dtype(self, dtype: torch.dtype) -> "Case":
         def cast(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: cast(part) for name, part in value.items()}
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
         inputs = {name: value if name in self.whole else cast(value) for name, value in self.inputs.items()}

@@ -10,6 +10,7 @@ from diffusers import (
     QwenImageTransformer2DModel,
     SD3Transformer2DModel,
     Transformer2DModel,
+    UNet2DConditionModel,
 )
 from diffusers.models.attention import BasicTransformerBlock
 from diffusers.models.transformers.transformer_sd3 import SD3SingleTransformerBlock
@@ -140,6 +141,32 @@ def sdxl() -> Case:
     return Case(randomized(model), inputs)
 
 
+def sdxl_unet() -> Case:
+    model = UNet2DConditionModel(
+        sample_size=8,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
+        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
+        attention_head_dim=(1, 2),
+        transformer_layers_per_block=(1, 2),
+        cross_attention_dim=16,
+        use_linear_projection=True,
+        addition_embed_type="text_time",
+        addition_time_embed_dim=4,
+        projection_class_embeddings_input_dim=32,
+        norm_num_groups=8,
+    )
+    inputs = {
+        "sample": torch.randn(BATCH, 4, 8, 8),
+        "timestep": torch.tensor(300),
+        "encoder_hidden_states": torch.randn(BATCH, TEXT, 16),
+        "added_cond_kwargs": {"text_embeds": torch.randn(BATCH, 8), "time_ids": torch.randn(BATCH, 6)},
+        "return_dict": False,
+    }
+    return Case(randomized(model), inputs)
+
+
 def basic_block(**options: Any) -> Case:
     block = BasicTransformerBlock(WIDE, HEADS, HEAD_DIM, **options)
     inputs = {"hidden_states": torch.randn(BATCH, TOKENS, WIDE), "encoder_hidden_states": torch.randn(BATCH, TEXT, 16)}
@@ -167,6 +194,7 @@ CASES = {
     "single block of SD 3": sd3_single_block,
     "PixArt": pixart,
     "SDXL": sdxl,
+    "SDXL, whole": sdxl_unet,
     "block without cross-attention": basic_block,
     "block with cross-attention only": lambda: basic_block(cross_attention_dim=16, only_cross_attention=True),
     "block of Latte": lambda: basic_block(norm_type="ada_norm_single"),

@@ -15,6 +15,7 @@ from model_cases import (
     error,
     operations,
 )
+from peft import LoraConfig
 from small_image_models import BATCH, CASES, TEXT, TOKENS, WIDE, basic_block, flux, flux2, pixart, qwen_image, sd3, sdxl
 
 pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels")
@@ -224,6 +225,23 @@ def test_image_prompts_of_flux(blocks):
     blocks.accelerate(block)
     for found, own in zip(block(**inputs), expected):
         assert error(found, own) < 1e-5
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("build", [flux, flux2, qwen_image, sd3])
+@torch.no_grad()
+def test_adapters(blocks, build, when):
+    case = build()
+    targets = ["to_q", "to_k", "to_out.0", "add_q_proj", "to_qkv_mlp_proj", "linear_in", "proj_out"]
+    if when == "after":
+        blocks.accelerate(case.model)
+    without = case.run()
+    case.model.add_adapter(LoraConfig(r=4, init_lora_weights=False, target_modules=targets))
+    blocks.accelerate(case.model)
+    found = case.run()
+    assert error(found, without) > 1e-2
+    blocks.restore(case.model)
+    assert error(found, case.run()) < 1e-5
 
 
 @pytest.mark.parametrize("build", [flux, qwen_image, sd3, sdxl])
