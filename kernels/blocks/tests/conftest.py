@@ -54,8 +54,23 @@ def blocks():
         return get_local_kernel(PROJECT)
 
 
-# The models are so small that more threads cost more time than they save, a hundred times as much on a busy machine.
-torch.set_num_threads(1)
+@pytest.fixture(scope="module")
+def one_thread():
+    """Many threads make models of this size slower, by a factor of 50 on a machine with other work."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def on_the_device_of_the_kernels(blocks):
+    device = blocks.kernel_set.DEVICE
+    if device == "cpu":
+        yield
+    else:
+        with torch.device(device):
+            yield
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import statistics
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ class Case:
 
     def in_dtype(self, dtype: torch.dtype) -> "Case":
         def cast(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {name: cast(part) for name, part in value.items()}
             return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
 
         inputs = {name: value if name in self.whole else cast(value) for name, value in self.inputs.items()}
@@ -70,10 +73,15 @@ def gradients(case):
     return torch.autograd.grad(outputs, tensors, torch.randn_like(outputs), allow_unused=True)
 
 
-def squared_errors(found, expected):
-    pairs = [(f, e) for f, e in zip(found, expected) if e is not None and e.norm() > 0]
-    assert len(pairs) > 10
-    return sum(error(f.float(), e) ** 2 for f, e in pairs)
+def error_ratio(ours, own, expected):
+    """Return the geometric mean over all gradients: some of them, as that of a bias of k, are little but rounding."""
+    ratios = [
+        error(found.float(), reference) / error(other.float(), reference)
+        for found, other, reference in zip(ours, own, expected)
+        if reference is not None and reference.norm() > 1e-6
+    ]
+    assert len(ratios) > 10
+    return statistics.geometric_mean(ratios)
 
 
 def operations(case):
@@ -116,8 +124,8 @@ def check_bfloat16_gradients(blocks, build):
     case = built(build)
     expected = gradients(case)
     lower = case.in_dtype(torch.bfloat16)
-    own = squared_errors(gradients(lower), expected)
-    assert 0 < squared_errors(gradients(accelerated(blocks, lower)), expected) <= 1.1**2 * own
+    own = gradients(lower)
+    assert error_ratio(gradients(accelerated(blocks, lower)), own, expected) <= 1.1
 
 
 def check_float32_gradients(blocks, build):

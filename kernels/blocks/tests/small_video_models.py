@@ -1,8 +1,6 @@
 """Small random video models of diffusers, with inputs for them."""
 
-import copy
 import importlib
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,35 +12,13 @@ from diffusers import (
     WanVACETransformer3DModel,
 )
 from diffusers.models.embeddings import get_3d_rotary_pos_embed
-from torch import Tensor, nn
+from model_cases import Case, randomized
 
 BATCH, FRAMES, HEIGHT, WIDTH = 2, 2, 4, 4
 TOKENS = FRAMES * HEIGHT * WIDTH
 HEADS, HEAD_DIM = 2, 32
 WIDE = HEADS * HEAD_DIM
 TEXT = 7
-
-
-@dataclass
-class Case:
-    """A model and its inputs. `whole`: inputs that keep their dtype in a model of bfloat16."""
-
-    model: nn.Module
-    inputs: dict[str, Any]
-    whole: tuple[str, ...] = ()
-
-    def in_dtype(self, dtype: torch.dtype) -> "Case":
-        def cast(value: Any) -> Any:
-            return value.to(dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
-
-        inputs = {name: value if name in self.whole else cast(value) for name, value in self.inputs.items()}
-        return Case(nn.Module.to(copy.deepcopy(self.model), dtype), inputs, self.whole)
-
-    def run(self) -> Tensor:
-        """Return the outputs as one vector of float32."""
-        outputs = self.model(**self.inputs)
-        outputs = (outputs,) if isinstance(outputs, Tensor) else outputs
-        return torch.cat([output.float().flatten() for output in outputs if output is not None])
 
 
 def ltx(per_token: bool = False, coordinates: bool = False, **options: Any) -> Case:
@@ -175,17 +151,6 @@ def cogvideox(rotary: bool = True) -> Case:
         grid = ((0, 0), (HEIGHT, WIDTH))
         inputs["image_rotary_emb"] = get_3d_rotary_pos_embed(HEAD_DIM, grid, (HEIGHT, WIDTH), FRAMES)
     return Case(randomized(model), inputs)
-
-
-def randomized(model: nn.Module) -> nn.Module:
-    """Give the weights of norms and the biases, which are ones and zeros in a new model, values that matter."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() < 2:
-                parameter.add_(torch.randn_like(parameter), alpha=0.1)
-            # So that bfloat16 and float32 models have the same parameters.
-            parameter.copy_(parameter.bfloat16())
-    return model.eval()
 
 
 CASES = {

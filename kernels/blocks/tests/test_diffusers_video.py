@@ -1,9 +1,6 @@
 """The video models of diffusers: as close to float32 as their own forwards, and unchanged where kernels may not run."""
 
 import copy
-import functools
-import statistics
-from collections import Counter
 
 import pytest
 import torch
@@ -12,57 +9,29 @@ from diffusers.models.attention_processor import CogVideoXAttnProcessor2_0
 from diffusers.models.transformers.transformer_hunyuan_video import HunyuanVideoAttnProcessor2_0
 from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
-from small_video_models import CASES, TEXT, TOKENS, WIDE, Case, cogvideox, hunyuan_video, ltx, wan, wan_block, wan_vace
+from model_cases import (
+    Case,
+    accelerated,
+    check_bfloat16_gradients,
+    check_bfloat16_output,
+    check_float32_gradients,
+    check_float32_output,
+    check_hooks,
+    check_processors,
+    error,
+    operations,
+)
+from small_video_models import CASES, TEXT, TOKENS, WIDE, cogvideox, hunyuan_video, ltx, wan, wan_block, wan_vace
 from torch import nn
 
-SEEDS = range(2)
+pytestmark = pytest.mark.usefixtures("one_thread", "on_the_device_of_the_kernels")
+
 GRADIENTS = ("LTX-Video", "Wan", "Wan, time per token", "HunyuanVideo", "CogVideoX")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    """Many threads make models of this size slower, by a factor of 50 on a machine with other work."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(autouse=True)
-def on_the_device_of_the_kernels(blocks):
-    device = blocks.kernel_set.DEVICE
-    if device == "cpu":
-        yield
-    else:
-        with torch.device(device):
-            yield
-
-
-def error(found, expected):
-    return ((found - expected).norm() / expected.norm()).item()
-
-
-def case_of(name, seed=0):
-    torch.manual_seed(seed)
-    return CASES[name]()
-
-
-def accelerated(blocks, case):
-    blocks.accelerate(case.model)
-    return case
-
-
 @pytest.mark.parametrize("name", CASES)
-@torch.no_grad()
 def test_bfloat16_output_is_as_close_to_float32_as_the_models_own(blocks, name):
-    own, ours = 0.0, 0.0
-    for seed in SEEDS:
-        case = case_of(name, seed)
-        expected = case.run()
-        lower = case.in_dtype(torch.bfloat16)
-        own += error(lower.run(), expected) ** 2
-        ours += error(accelerated(blocks, lower).run(), expected) ** 2
-    assert 0 < ours <= 1.1**2 * own
+    check_bfloat16_output(blocks, CASES[name])
 
 
 @torch.no_grad()
@@ -89,65 +58,18 @@ def test_wan_with_fused_projections(blocks):
 
 
 @pytest.mark.parametrize("name", CASES)
-@torch.no_grad()
 def test_float32_output_is_that_of_the_model(blocks, name):
-    case = case_of(name)
-    expected = case.run()
-    accelerated(blocks, case)
-    assert error(case.run(), expected) < 1e-5
-    assert error(case.run(), expected) < 1e-5  # with tables that were kept
-    blocks.restore(case.model)
-    assert torch.equal(case.run(), expected)
-
-
-def gradients(case):
-    """Return the gradients of the parameters, and of the inputs that have one."""
-    inputs = {}
-    for name in ("hidden_states", "encoder_hidden_states"):
-        inputs[name] = case.inputs[name].clone().requires_grad_()
-    outputs = Case(case.model, case.inputs | inputs).run()
-    torch.manual_seed(1)
-    tensors = [*case.model.parameters(), *inputs.values()]
-    return torch.autograd.grad(outputs, tensors, torch.randn_like(outputs), allow_unused=True)
-
-
-def error_ratio(ours, own, expected):
-    """Return the geometric mean over all gradients: some of them, as that of a bias of k, are little but rounding."""
-    ratios = [
-        error(found.float(), reference) / error(other.float(), reference)
-        for found, other, reference in zip(ours, own, expected)
-        if reference is not None and reference.norm() > 1e-6
-    ]
-    assert len(ratios) > 50
-    return statistics.geometric_mean(ratios)
+    check_float32_output(blocks, CASES[name])
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_bfloat16_gradients_are_as_close_to_float32_as_the_models_own(blocks, name):
-    case = case_of(name)
-    expected = gradients(case)
-    lower = case.in_dtype(torch.bfloat16)
-    own = gradients(lower)
-    ours = gradients(accelerated(blocks, lower))
-    assert error_ratio(ours, own, expected) <= 1.1
+    check_bfloat16_gradients(blocks, CASES[name])
 
 
 @pytest.mark.parametrize("name", GRADIENTS)
 def test_float32_gradients_are_those_of_the_model(blocks, name):
-    case = case_of(name)
-    expected = gradients(case)
-    found = gradients(accelerated(blocks, case))
-    for ours, own in zip(found, expected):
-        assert (ours is None) == (own is None)
-        if own is not None:
-            torch.testing.assert_close(ours, own, rtol=1e-5, atol=1e-5 * own.abs().max().item() + 1e-7)
-
-
-def operations(case):
-    """Return how often each op is called, without the names of their libraries."""
-    with torch.no_grad(), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        case.run()
-    return Counter(event.name.split("::")[-1] for event in profile.events() if "::" in event.name)
+    check_float32_gradients(blocks, CASES[name])
 
 
 @pytest.mark.parametrize(
@@ -172,7 +94,7 @@ def test_kernels_compute_what_they_can(blocks, build, expected):
 
 @torch.no_grad()
 def test_parts_of_one_tensor_are_joined_without_a_copy(blocks):
-    join = blocks.models.diffusers_hunyuan_video._joined
+    join = blocks.models.diffusers_attention.joined_tokens
     both = torch.randn(2, 10, 8)
     joined = join(both[:, :-3], both[:, -3:])
     assert joined.data_ptr() == both.data_ptr()
@@ -188,20 +110,6 @@ def test_parts_of_one_tensor_are_joined_without_a_copy(blocks):
 # --- what may not be accelerated -------------------------------------------------------------------------------------
 
 
-def counted(processor):
-    """Return a class derived from `processor` that counts its calls."""
-
-    class Counted(processor):
-        calls = 0
-
-        @functools.wraps(processor.__call__)  # the modules inspect its parameters
-        def __call__(self, *args, **kwargs):
-            Counted.calls += 1
-            return super().__call__(*args, **kwargs)
-
-    return Counted
-
-
 @pytest.mark.parametrize(
     ("build", "processor", "calls"),
     [
@@ -211,17 +119,8 @@ def counted(processor):
         (cogvideox, CogVideoXAttnProcessor2_0, 2),
     ],
 )
-@torch.no_grad()
 def test_other_attention_processors_are_called(blocks, build, processor, calls):
-    case = build()
-    expected = case.run()
-    accelerated(blocks, case)
-    other = counted(processor)
-    for module in case.model.modules():
-        if type(getattr(module, "processor", None)) is processor:
-            module.set_processor(other())
-    assert error(case.run(), expected) < 1e-5
-    assert other.calls == calls
+    check_processors(blocks, build, processor, calls)
 
 
 @pytest.mark.parametrize(
@@ -249,16 +148,8 @@ def test_other_attention_processors_are_called(blocks, build, processor, calls):
         (cogvideox, "norm_out.norm"),
     ],
 )
-@torch.no_grad()
 def test_modules_with_hooks_are_called(blocks, build, path):
-    case = build()
-    accelerated(blocks, case)
-    case.model.get_submodule(path).register_forward_hook(
-        lambda module, args, output: tuple(o * 2 for o in output) if isinstance(output, tuple) else output * 2
-    )
-    found = case.run()
-    blocks.restore(case.model)
-    assert error(found, case.run()) < 1e-5
+    check_hooks(blocks, build, path)
 
 
 @pytest.mark.parametrize(

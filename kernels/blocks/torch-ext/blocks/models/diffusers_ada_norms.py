@@ -30,7 +30,7 @@ def _zero_mismatch(module: nn.Module) -> Optional[str]:
 
 
 def _takes(module: nn.Module, x: Tensor) -> bool:
-    return takes(x) and x.dim() == 3 and is_own(module.norm, nn.LayerNorm)
+    return takes(x) and x.dim() == 3 and is_own(module.norm, *_NORMS)
 
 
 @replaces(

@@ -44,9 +44,25 @@ def are_own_norms(cls: type, dtype: torch.dtype, *norms: nn.Module) -> bool:
     return True
 
 
+def is_layer_norm(norm: nn.Module, dtype: torch.dtype) -> bool:
+    """Return whether kernels may read the parameters of a LayerNorm, and its result has the dtype of its input."""
+    return is_own(norm, nn.LayerNorm) and all(p is None or p.dtype == dtype for p in (norm.weight, norm.bias))
+
+
 def heads_of(x: Tensor, heads: int) -> Tensor:
     """Return `[batch, tokens, heads, elements]` of `[batch, tokens, heads * elements]`."""
     return x.unflatten(2, (heads, -1))
+
+
+def mask_of_heads(attention: nn.Module, mask: Optional[Tensor], source: Tensor) -> Optional[Tensor]:
+    """Return the mask of an attention to `source` as Torch takes it: one for all heads, if it is."""
+    if mask is None:
+        return None
+    batch, tokens, _ = source.shape
+    if mask.dim() == 3 and mask.shape[0] == batch and mask.shape[2] == tokens:
+        return mask[:, None]  # broadcast to the heads
+    mask = attention.prepare_attention_mask(mask, tokens, batch)
+    return mask.view(batch, attention.heads, -1, mask.shape[-1])
 
 
 def plain_layer_norms_mismatch(*norms: nn.Module) -> Optional[str]:

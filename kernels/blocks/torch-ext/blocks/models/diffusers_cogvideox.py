@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from ..kernel_set import adaln, rope3d, takes
 from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves
-from .diffusers_attention import diffusers_norms, heads_of, library_of
+from .diffusers_attention import diffusers_norms, heads_of, is_layer_norm, library_of
 
 _LAYER_NORM = "torch.nn.modules.normalization.LayerNorm"
 
@@ -29,11 +29,6 @@ def _norm_mismatch(module: nn.Module) -> Optional[str]:
     return _layer_norm_mismatch(module.norm)
 
 
-def _has_dtype(norm: nn.Module, dtype: torch.dtype) -> bool:
-    """Return whether kernels may read the parameters of a LayerNorm, and its result has the dtype of its input."""
-    return is_own(norm, nn.LayerNorm) and all(p is None or p.dtype == dtype for p in (norm.weight, norm.bias))
-
-
 @replaces(
     "diffusers.models.normalization.CogVideoXLayerNormZero",
     does="LayerNorm with modulation",
@@ -44,7 +39,7 @@ class CogVideoXNorm:
         self, hidden_states: Tensor, encoder_hidden_states: Tensor, temb: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         x, context, norm = hidden_states, encoder_hidden_states, self.norm
-        if not (takes(x) and temb.dtype == context.dtype == x.dtype and _has_dtype(norm, x.dtype)):
+        if not (takes(x) and temb.dtype == context.dtype == x.dtype and is_layer_norm(norm, x.dtype)):
             return super().forward(x, context, temb)
         shift, scale, gate, c_shift, c_scale, c_gate = self.linear(self.silu(temb)).chunk(6, dim=1)
         options = norm.weight, norm.bias, norm.eps, "each"
@@ -63,7 +58,7 @@ class AdaLayerNorm:
             and takes(x)
             and x.dim() == 3
             and temb.dtype == x.dtype
-            and _has_dtype(norm, x.dtype)
+            and is_layer_norm(norm, x.dtype)
         ):
             return super().forward(x, timestep, temb)
         shift, scale = self.linear(self.silu(temb)).chunk(2, dim=1)
@@ -103,7 +98,7 @@ class CogVideoXBlock:
             takes(x)
             and temb.dtype == context.dtype == x.dtype
             and is_own(norm2, diffusers_norms().CogVideoXLayerNormZero)
-            and _has_dtype(norm2.norm, x.dtype)
+            and is_layer_norm(norm2.norm, x.dtype)
         ):
             return super().forward(x, context, temb, image_rotary_emb, attention_kwargs)
         normed, normed_context, gate1, c_gate1 = self.norm1(x, context, temb)
@@ -137,8 +132,8 @@ def _has_own_attention(block: nn.Module, dtype: torch.dtype) -> bool:
     return (
         is_own(attention, library.Attention)
         and type(attention.processor) is library.CogVideoXAttnProcessor2_0
-        and _has_dtype(attention.norm_q, dtype)
-        and _has_dtype(attention.norm_k, dtype)
+        and is_layer_norm(attention.norm_q, dtype)
+        and is_layer_norm(attention.norm_k, dtype)
     )
 
 

@@ -106,9 +106,12 @@ class FluxSingleBlock:
         return x[:, :tokens], x[:, tokens:]
 
 
-def _attention_mismatch(attention: nn.Module) -> Optional[str]:
+def head_norms_mismatch(attention: nn.Module) -> Optional[str]:
+    """Return why q and k of an attention of Flux.1 or Flux.2 cannot be computed by kernels."""
     if not isinstance(attention.head_dim, int):
         return "the size of its heads is not a number"
+    if not isinstance(attention.fused_projections, bool):
+        return "it does not say whether its projections are fused"
     return norms_mismatch("torch.nn.modules.normalization.RMSNorm", *_norms(attention))
 
 
@@ -119,12 +122,12 @@ def _norms(attention: nn.Module) -> tuple[nn.Module, ...]:
     return norms
 
 
-def attends_with_own(attention: nn.Module, processor: type, x: Tensor, context: Optional[Tensor], rotary: Any) -> bool:
-    """Return whether kernels may compute q and k of an attention of Flux.1 or Flux.2."""
+def attends_with_own(attention: nn.Module, processor: str, x: Tensor, context: Optional[Tensor], rotary: Any) -> bool:
+    """Return whether kernels may compute q and k of an attention of Flux.1 or Flux.2, with the named processor."""
     return (
         rotary is not None
         and takes(x)
-        and type(attention.processor) is processor
+        and type(attention.processor) is getattr(library_of(attention), processor)
         and (context is None) == (attention.added_kv_proj_dim is None)
         and are_own_norms(nn.RMSNorm, x.dtype, *_norms(attention))
     )
@@ -157,7 +160,7 @@ def attended_tokens(
 @replaces(
     "diffusers.models.transformers.transformer_flux.FluxAttention",
     does="q and k norms with rotary embedding",
-    mismatch=_attention_mismatch,
+    mismatch=head_norms_mismatch,
 )
 class FluxAttention:
     def forward(
@@ -169,8 +172,7 @@ class FluxAttention:
         **kwargs: Any,
     ) -> Union[Tensor, _BothStreams]:
         x, context, rotary = hidden_states, encoder_hidden_states, image_rotary_emb
-        processor = library_of(self).FluxAttnProcessor
-        if kwargs or not attends_with_own(self, processor, x, context, rotary):
+        if kwargs or not attends_with_own(self, "FluxAttnProcessor", x, context, rotary):
             return super().forward(x, context, attention_mask, rotary, **kwargs)
         attended = attended_tokens(self, x, context, attention_mask, rotary)
         if context is None:

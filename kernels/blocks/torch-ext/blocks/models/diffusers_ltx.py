@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from ..kernel_set import adaln, rope3d, takes
 from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves, keep_tables, with_halves
-from .diffusers_attention import are_own_norms, diffusers_norms, heads_of, library_of, norms_mismatch
+from .diffusers_attention import are_own_norms, diffusers_norms, heads_of, library_of, mask_of_heads, norms_mismatch
 
 
 def _block_mismatch(block: nn.Module) -> Optional[str]:
@@ -97,7 +97,7 @@ class LTXAttention:
             heads_of(query, heads),
             heads_of(key, heads),
             heads_of(value, heads),
-            attn_mask=_mask_of_heads(self, attention_mask, source),
+            attn_mask=mask_of_heads(self, attention_mask, source),
             dropout_p=0.0,
             is_causal=False,
             backend=processor._attention_backend,
@@ -105,16 +105,6 @@ class LTXAttention:
         )
         to_out, dropout = self.to_out
         return dropout(to_out(attended.flatten(2, 3).to(query.dtype)))
-
-
-def _mask_of_heads(attention: nn.Module, mask: Optional[Tensor], source: Tensor) -> Optional[Tensor]:
-    if mask is None:
-        return None
-    batch, tokens, _ = source.shape
-    if mask.dim() == 3 and mask.shape[0] == batch and mask.shape[2] == tokens:
-        return mask[:, None]  # broadcast to the heads
-    mask = attention.prepare_attention_mask(mask, tokens, batch)
-    return mask.view(batch, attention.heads, -1, mask.shape[-1])
 
 
 def _rotary_mismatch(rotary: nn.Module) -> Optional[str]:

@@ -130,8 +130,9 @@ def _attend_to_both(
     attended = dispatch_attention(library_of(block), attention.processor, *heads, mask)
     attended_context, attended = attended.split((context.shape[1], x.shape[1]), dim=1)
     # A projection copies what is not contiguous, and then adds its bias in a kernel of its own.
-    attended = attention.to_out[0](attended.contiguous())
-    for dropout in attention.to_out[1:]:
+    to_out, *others = attention.to_out
+    attended = to_out(attended.contiguous())
+    for dropout in others:
         attended = dropout(attended)
     return attended, attention.to_add_out(attended_context.contiguous())
 
