@@ -174,14 +174,25 @@ CASES = {
 
 
 def make(case: Case, device: str, dtype: torch.dtype, layers: int | None = None) -> tuple[nn.Module, dict[str, Any]]:
-    """Return the model in evaluation mode and its inputs, the same ones in every call."""
+    """Return the model and its inputs."""
+    model = make_model(case, device, dtype, layers)
+    return model, make_inputs(case, model, device, dtype)
+
+
+def make_model(case: Case, device: str, dtype: torch.dtype, layers: int | None = None) -> nn.Module:
+    """Return the model in evaluation mode, with the same parameters in every call."""
     torch.manual_seed(0)
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            model = case.model(layers or case.layers).eval()
-            torch.manual_seed(1)
-            return model, case.inputs(model, dtype)
+            return case.model(layers or case.layers).eval()
     finally:
         torch.set_default_dtype(default)
+
+
+def make_inputs(case: Case, model: nn.Module, device: str, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the arguments of a forward, the same ones in every call."""
+    torch.manual_seed(1)
+    with torch.device(device):
+        return case.inputs(model, dtype)

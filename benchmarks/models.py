@@ -23,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_cases import CASES, Case, make
+from model_cases import CASES, Case, make, make_inputs, make_model
 from torch import Tensor, multiprocessing, nn
 
 _ROUNDS = 7
-_ROUND_MS = 200  # the least time of the calls of one round
-_MOST_CALLS = 32
+_ROUND_MS = 150  # the least time of the calls of one round
+_MOST_CALLS = 32  # the cache of the decoding case has room for twice as many
 
+_COMPILED = ("compile", "reduce-overhead", "compile-accelerated")
 VARIANTS = ("eager", "compile", "reduce-overhead", "accelerated", "graphs", "compile-accelerated")
 
 
@@ -42,6 +43,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True, help="Add the results to this file.")
     parser.add_argument("--layers", type=int, help="Use as many layers as this, to try the script.")
     parser.add_argument("--device", default="cuda", help="[default: cuda]")
+    parser.add_argument("--seconds", type=float, default=900, help="Time only what is compiled by then. [default: 900]")
     arguments = parser.parse_args()
     names = arguments.case or list(CASES)
     variants = arguments.variant or list(VARIANTS)
@@ -81,63 +83,106 @@ def _blocks() -> Any:
 
 
 def _time_together(names: list[str], variants: list[str], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Time every case. All compile at the same time, each in a process of its own; then they are timed one by one."""
-    context = multiprocessing.get_context("spawn")
-    children = []
+    """Time every case. Each variant of each case has a process; all compile at the same time, then take turns.
+
+    Those that do not compile make their first call before, on a machine that is not busy.
+    """
+    deadline = time.monotonic() + arguments.seconds
+    models: dict[Any, nn.Module] = {}  # the processes share their parameters
+    inputs: dict[str, dict[str, Any]] = {}
+    children: dict[str, dict[str, Any]] = {name: {} for name in names}
+    first: dict[str, dict[str, float]] = {name: {} for name in names}
+    for compiled in (False, True):
+        chosen = [variant for variant in variants if (variant in _COMPILED) == compiled]
+        for name in names:
+            case, device = CASES[name], arguments.device
+            if name not in inputs:
+                if case.model not in models:
+                    models[case.model] = make_model(case, device, torch.bfloat16, arguments.layers)
+                inputs[name] = make_inputs(case, models[case.model], device, torch.bfloat16)
+            for variant in chosen:
+                children[name][variant] = _start(name, variant, models[case.model], inputs[name], device)
+        for name in names:
+            first[name].update(_first_calls(name, {v: children[name][v] for v in chosen}, deadline))
+    results = {}
     for name in names:
-        ours, theirs = context.Pipe()
-        options = (name, variants, arguments.device, arguments.layers, theirs)
-        child = context.Process(target=_time_case, args=options, daemon=True)
-        child.start()
-        theirs.close()
-        children.append((name, child, ours))
-    results: dict[str, Any] = {}
-    ready = [(name, child, pipe) for name, child, pipe in children if _receive(name, pipe)]
-    for name, child, pipe in ready:
-        pipe.send("go")
-        result = _receive(name, pipe)
-        if result:
-            results[name] = result
-            _add(arguments.json, "time", {name: result})
-        child.join()
+        ready = {variant: children[name][variant] for variant in variants if variant in first[name]}
+        results[name] = {
+            "layers": arguments.layers or CASES[name].layers,
+            "milliseconds": _take_turns(ready),
+            "first-call-seconds": first[name],
+        }
+        _add(arguments.json, "time", {name: results[name]})
     return results
 
 
-def _receive(name: str, pipe: Any) -> Any:
-    try:
-        message = pipe.recv()
-    except EOFError:
-        message = None
-    if not message:
-        print(f"{name}: failed", flush=True)
-    return message
+def _start(name: str, variant: str, model: nn.Module, inputs: dict[str, Any], device: str) -> Any:
+    """Start the process of a variant, and return the end of its pipe."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    context.Process(target=_run_variant, args=(name, variant, model, inputs, device, theirs), daemon=True).start()
+    theirs.close()
+    return ours
 
 
-def _time_case(name: str, variants: list[str], device: str, layers: int | None, pipe: Any) -> None:
-    case = CASES[name]
+def _first_calls(name: str, children: dict[str, Any], deadline: float) -> dict[str, float]:
+    """Return the seconds of the first call of each variant that is ready before the deadline."""
+    first = {}
+    for variant, pipe in children.items():
+        try:
+            if pipe.poll(max(0.0, deadline - time.monotonic())):
+                first[variant] = pipe.recv()
+                continue
+        except EOFError:
+            pass  # it has said why
+        print(f"{name}, {variant}: not ready", flush=True)
+    return first
+
+
+def _take_turns(ready: dict[str, Any]) -> dict[str, float]:
+    """Return the median time of a call of each variant in milliseconds."""
+
+    def measure(variant: str, calls: int) -> float:
+        ready[variant].send(calls)
+        return float(ready[variant].recv())
+
+    calls = {variant: max(3, min(_MOST_CALLS, int(_ROUND_MS / measure(variant, 3)))) for variant in ready}
+    times: dict[str, list[float]] = {variant: [] for variant in ready}
+    for _ in range(_ROUNDS):
+        for variant in ready:
+            times[variant].append(measure(variant, calls[variant]))
+    return {variant: statistics.median(of) for variant, of in times.items()}
+
+
+def _run_variant(name: str, variant: str, model: nn.Module, inputs: dict[str, Any], device: str, pipe: Any) -> None:
+    """Make the first call, send its seconds, and then time as many calls as asked for."""
+    reset = CASES[name].reset
     with torch.no_grad():
-        model, inputs = make(case, device, torch.bfloat16, layers)
-        calls, first = {}, {}
-        for variant in variants:
-            started = time.perf_counter()
+        _synchronize(device)
+        started = time.perf_counter()
+        try:
+            call, said = _prepare(variant, model, inputs)
+            reset(inputs)
+            call()
+            _synchronize(device)
+            first = time.perf_counter() - started
+            for _ in range(3):  # a graph is captured at the second call
+                reset(inputs)
+                call()
+            _synchronize(device)
+        except Exception as error:  # a variant that does not run has no time
+            print(f"{name}, {variant}: {type(error).__name__}: {str(error)[:500]}", flush=True)
+            return
+        print(f"{name}, {variant}: {first:.1f} s {said}", flush=True)
+        pipe.send(first)
+        while True:
             try:
-                calls[variant], said = _prepare(variant, model, inputs)
-                print(f"{name}, {variant}: {said}", flush=True)
-                case.reset(inputs)
-                calls[variant]()
-                _synchronize(device)
-                first[variant] = time.perf_counter() - started
-                for _ in range(3):  # a graph is captured at the second call
-                    case.reset(inputs)
-                    calls[variant]()
-                _synchronize(device)
-            except Exception as error:  # a variant that does not run has no time
-                print(f"{name}, {variant}: {type(error).__name__}: {str(error)[:500]}", flush=True)
-                calls.pop(variant, None)
-        pipe.send("ready")
-        pipe.recv()
-        times = _time(calls, lambda: case.reset(inputs), device)
-    pipe.send({"layers": layers or case.layers, "milliseconds": times, "first-call-seconds": first})
+                calls = pipe.recv()
+            except EOFError:
+                return
+            reset(inputs)
+            call()
+            pipe.send(_elapsed(call, calls, device))
 
 
 def _prepare(variant: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[Callable[[], Any], str]:
@@ -158,20 +203,6 @@ def _prepare(variant: str, model: nn.Module, inputs: dict[str, Any]) -> tuple[Ca
         return model(**inputs)
 
     return call, said
-
-
-def _time(calls: dict[str, Callable[[], Any]], reset: Callable[[], None], device: str) -> dict[str, float]:
-    """Return the median time of a call of each in milliseconds; they take turns."""
-    counts = {}
-    for variant, call in calls.items():
-        reset()
-        counts[variant] = max(3, min(_MOST_CALLS, int(_ROUND_MS / _elapsed(call, 3, device))))
-    times: dict[str, list[float]] = {variant: [] for variant in calls}
-    for _ in range(_ROUNDS):
-        for variant, call in calls.items():
-            reset()
-            times[variant].append(_elapsed(call, counts[variant], device))
-    return {variant: statistics.median(of) for variant, of in times.items()}
 
 
 def _elapsed(call: Callable[[], Any], count: int, device: str) -> float:

@@ -31,6 +31,11 @@ Times = Mapping[str, float]
 _LONG = ("ltx-7056", "wan-7800", "wan-32760", "qwen3-8192")  # 7,000 tokens and more
 
 
+# GPU milliseconds beside GEMM and attention with the kernels of adaln, rmsnorm and rope3d called by hand, before there were
+# kernels for q and k norms with rotary embedding, sums without gates, and gated activations.
+_LEFT_BY_HAND = {"ltx-2464": 3.5, "wan-7800": 9.7, "qwen3-128": 0.65}
+
+
 @dataclass(frozen=True)
 class Target:
     """A figure's row in the table of targets. `met` is None if nothing was measured."""
@@ -104,8 +109,9 @@ def find_targets(report: Mapping[str, Any]) -> Iterator[Target]:
         if "accelerated" in result["first-call-seconds"]
     }
     left = {
-        case: profile["accelerated"]["other"] / profile["eager"]["other"]
-        for case, profile in report.get("profile", {}).items()
+        case: report["profile"][case]["accelerated"]["other"] / before
+        for case, before in _LEFT_BY_HAND.items()
+        if case in report.get("profile", {})
     }
     trained = {case: times["accelerated"] / times["eager"] for case, times in report.get("train", {}).items()}
     errors = {
@@ -121,7 +127,7 @@ def find_targets(report: Mapping[str, Any]) -> Iterator[Target]:
         "compile on top of accelerated / compile", _ratios(report, "compile-accelerated", "compile"), 1.01
     )
     yield _each_target("accelerating and the first call", first, 3, " s")
-    yield _each_target("GPU time beside GEMM and attention: accelerated / eager", left, 0.5)
+    yield _each_target("GPU time beside GEMM and attention / with the first kernels, put in by hand", left, 0.5)
     yield _each_target("training step: accelerated / eager", trained, 0.8)
     yield _pipeline_target(report.get("pipeline", {}).get("ltx-pipeline"))
     yield _each_target("difference from float32: accelerated / eager", errors, 1.1)
