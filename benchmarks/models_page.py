@@ -31,8 +31,8 @@ Times = Mapping[str, float]
 _LONG = ("ltx-7056", "wan-7800", "wan-32760", "qwen3-8192")  # 7,000 tokens and more
 
 
-# GPU milliseconds beside GEMM and attention with the kernels of adaln, rmsnorm and rope3d called by hand, before there were
-# kernels for q and k norms with rotary embedding, sums without gates, and gated activations.
+# GPU milliseconds beside GEMM and attention with the kernels of adaln, rmsnorm and rope3d called by hand, before there
+# were kernels for q and k norms with rotary embedding, sums without gates, and gated activations.
 _LEFT_BY_HAND = {"ltx-2464": 3.5, "wan-7800": 9.7, "qwen3-128": 0.65}
 
 
