@@ -46,6 +46,12 @@ class Target:
     met: bool | None
 
 
+def read_results() -> dict[str, Any]:
+    """Return the report, the parsed JSON."""
+    report: dict[str, Any] = json.loads(RESULTS.read_text())
+    return report
+
+
 def main_page(report: Mapping[str, Any]) -> str:
     """Return the page for a report, the parsed JSON."""
     machine = report["machine"]
@@ -53,6 +59,8 @@ def main_page(report: Mapping[str, Any]) -> str:
     verdicts = {True: "met", False: "missed", None: "not measured"}
     targets = [f"| {t.what} | {t.wanted} | {t.measured} | {verdicts[t.met]} |" for t in find_targets(report)]
     sections = {
+        "kernels": "[kernels](kernels.md)",
+        "picture": "![The speed of a forward beside eager](models/models.h100.svg)",
         "machine": f"{machine['device']}; {versions}",
         "targets": "\n".join(["| figure | target | measured | |", "| --- | --- | --- | --- |", *targets]),
         "times": "\n".join(_times(report.get("time", {}))),
@@ -231,7 +239,7 @@ def draw(report: Mapping[str, Any]) -> Figure:
 @click.option("--check", is_flag=True, help="Write nothing; fail if the page is not up to date.")
 def main(check: bool) -> None:
     """Write the page and the picture, or check the page."""
-    report = json.loads(RESULTS.read_text())
+    report = read_results()
     page = main_page(report)
     if check:
         if PAGE.read_text() != page:
