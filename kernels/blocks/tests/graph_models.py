@@ -61,9 +61,9 @@ def module_of(blocks, name):
     return importlib.import_module(f"{blocks.__name__}.{name}")
 
 
-def tensors_of(graphs, structure):
+def tensors_of(calls, structure):
     found = []
-    graphs.rebuild(structure, lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None)
+    calls.rebuild(structure, lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None)
     return found
 
 
@@ -72,9 +72,9 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None):
 
     Only the class that calls CUDA is another one. With `error`, every capture fails with it.
     """
-    graphs = module_of(blocks, "graphs")
+    calls, gpu, graphs = (module_of(blocks, name) for name in ("calls", "gpu", "graphs"))
 
-    class Cpu(graphs.Gpu):
+    class Cpu(gpu.Gpu):
         type = "cpu"
 
         def find_obstacle(self, device):
@@ -85,14 +85,14 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None):
 
         def capture(self, run, pool, device):
             if error is not None:
-                raise graphs.Refused(error)
+                raise calls.Refused(error)
             output = run()
             runs = []
 
             def replay():
                 runs.append(None)
                 if len(runs) > 1:  # the capture was the first run: on a GPU it computes nothing
-                    for old, new in zip(tensors_of(graphs, output), tensors_of(graphs, run())):
+                    for old, new in zip(tensors_of(calls, output), tensors_of(calls, run())):
                         old.copy_(new)
 
             return replay, output, 0

@@ -145,7 +145,7 @@ def test_refused_arguments(blocks, argument, reason):
 
 
 def test_global_settings_are_part_of_the_key(blocks):
-    gpu = module_of(blocks, "graphs").Gpu()
+    gpu = module_of(blocks, "gpu").Gpu()
     before = gpu.modes()
     with torch.enable_grad():
         assert gpu.modes() != before
@@ -466,7 +466,7 @@ def test_output_has_the_cache_of_the_call(blocks):
 def test_state_of_a_cache_does_not_keep_it_alive(blocks):
     cache = StaticCache(llama().config, max_cache_len=32)
     cache.early_initialization(1, 2, 16, torch.float32, torch.device("cpu"))
-    state = module_of(blocks, "graphs")._Caches({"cache": cache}, torch.device("cpu"))
+    state = module_of(blocks, "graph_runner")._Caches({"cache": cache}, torch.device("cpu"))
     assert state.find_difference({"cache": cache}) is None
     keys = weakref.ref(cache.layers[0].keys)
     del cache

@@ -200,7 +200,7 @@ def test_error_inside_a_capture(blocks, fail):
         assert sum(number for reason, number in counts.eager.items() if "it cannot be captured" in reason) == 3
     assert torch.cuda.current_stream() == stream
     assert not torch.cuda.is_current_stream_capturing()
-    assert not module_of(blocks, "graphs")._broken, "Torch could not end the capture"
+    assert not module_of(blocks, "gpu")._broken, "Torch could not end the capture"
     # The allocator, the random number generator and later captures work.
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

@@ -90,13 +90,13 @@ def reason_to_keep(module: nn.Module, replacement: Replacement) -> Optional[str]
 
 def put(module: nn.Module, replacement: Replacement) -> None:
     """Give `module` the faster forward."""
-    _set_class(module, _join(replacement, type(module)))
+    set_class(module, _join(replacement, type(module)))
 
 
 def take_out(module: nn.Module) -> None:
     """Give `module` its own class back, if it has a faster forward."""
     if replacement_in(module) is not None:
-        _set_class(module, _own_class(type(module)))
+        set_class(module, _own_class(type(module)))
 
 
 def replacement_in(module: nn.Module) -> Optional[Replacement]:
@@ -120,7 +120,8 @@ def _is_rewritten(module: nn.Module) -> bool:
     return "forward" in module.__dict__ and not _is_bound(module, module.__dict__["forward"])
 
 
-def _set_class(module: nn.Module, cls: type) -> None:
+def set_class(module: nn.Module, cls: type) -> None:
+    """Set the class of a module, and of its forward where wrappers keep that bound."""
     # The hooks of accelerate, which move weights between devices, keep the bound forward that they found, and leave it
     # in the module when they are removed.
     bound = [name for name in ("forward", "_old_forward") if _is_bound(module, module.__dict__.get(name))]

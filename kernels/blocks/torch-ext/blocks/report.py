@@ -11,7 +11,7 @@ from torch import nn
 
 from . import kernel_set
 from .comparison import Comparison
-from .graphs import GraphCounts
+from .graph_runner import GraphCounts
 from .tested_versions import TESTED
 
 

@@ -1,0 +1,157 @@
+"""What CUDA graphs ask of Torch and CUDA: captures, the order of streams, and the settings that kernels depend on."""
+
+import ctypes
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Optional
+
+import torch
+
+from .calls import Refused
+
+# Only one thread may capture at a time: captures share the state of the random number generator.
+_capturing = threading.Lock()
+# Graphs whose captures Torch could not end. Its allocator goes on referring to them.
+_broken: list[torch.cuda.CUDAGraph] = []
+
+
+class Gpu:
+    """What the runner of one model asks of CUDA."""
+
+    type = "cuda"
+
+    def __init__(self) -> None:
+        self._stream: Optional[torch.cuda.Stream] = None
+        self._last: Optional[tuple[torch.cuda.Stream, torch.cuda.Event]] = None
+
+    def find_obstacle(self, device: torch.device) -> Optional[str]:
+        """Return why a call on `device` can neither be captured nor replayed now, or None."""
+        if torch.cuda.current_device() != device.index:
+            return "the current CUDA device is not that of the model"
+        if torch.cuda.is_current_stream_capturing():
+            return "the caller captures a graph"
+        return "a capture could not be ended" if _broken else None
+
+    def modes(self) -> tuple:
+        """Return the global settings that kernels are chosen by."""
+        autocast = torch.is_autocast_enabled("cuda")
+        return (
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            autocast and torch.get_autocast_dtype("cuda"),
+            torch.get_default_dtype(),
+            torch.are_deterministic_algorithms_enabled(),
+            *_float32_precision(),
+            torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+            torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction,
+            torch.backends.cuda.flash_sdp_enabled(),
+            torch.backends.cuda.mem_efficient_sdp_enabled(),
+            torch.backends.cuda.math_sdp_enabled(),
+            torch.backends.cuda.cudnn_sdp_enabled(),
+            torch.backends.cudnn.enabled,
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.benchmark,
+        )
+
+    def new_pool(self) -> Any:
+        return torch.cuda.graph_pool_handle()
+
+    def capture(self, run: Callable[[], Any], pool: Any, device: torch.device) -> tuple[Callable[[], None], Any, int]:
+        """Capture what `run` does. Return a function that repeats it, what `run` returned, and the memory it took.
+
+        Raises:
+            Refused: If it cannot be captured. Torch and CUDA are as before then.
+        """
+        if self._stream is None:
+            # Not Torch's one stream for captures: cuBLAS has a workspace for each stream, and graphs that are captured
+            # on one stream must not run at the same time.
+            self._stream = torch.cuda.Stream(device)
+        graph = torch.cuda.CUDAGraph()
+        cause: Optional[BaseException] = None
+        # Other threads may allocate and wait meanwhile.
+        capture = torch.cuda.graph(graph, pool, self._stream, capture_error_mode="thread_local")
+        with _capturing:
+            try:
+                # `graph` leaves its stream current if it fails to end the capture: the outer context resets it.
+                with torch.cuda.stream(torch.cuda.current_stream(device)), capture, _autocast_without_cache():
+                    before = torch.cuda.memory_reserved(device)
+                    try:
+                        output = run()
+                    except BaseException as error:
+                        cause = error
+                        raise
+                    used = torch.cuda.memory_reserved(device) - before
+            except BaseException as error:
+                if error is not cause and not _end_capture(graph, self._stream):
+                    _broken.append(graph)
+                if not isinstance(error, Exception):
+                    raise
+                name, text = type(cause or error).__name__, str(cause or error).strip().partition("\n")[0]
+                cause = None  # its traceback has this frame, and with it the memory
+                raise Refused(f"it cannot be captured: {name}: {text}") from None
+        return graph.replay, output, max(used, 0)
+
+    @contextmanager
+    def in_order(self, device: torch.device) -> Iterator[None]:
+        """Let the current stream wait for the last use of the graphs' memory, and record this one."""
+        stream = torch.cuda.current_stream(device)
+        if self._last is not None and self._last[0] != stream:
+            stream.wait_event(self._last[1])
+        yield
+        event = self._last[1] if self._last is not None else torch.cuda.Event()
+        event.record(stream)
+        self._last = stream, event
+
+    def wait(self) -> None:
+        """Wait until the GPU has finished all replays."""
+        if self._last is not None:
+            self._last[1].synchronize()
+
+    def release(self) -> None:
+        """Give the memory of dropped graphs back."""
+        if self._last is not None:
+            torch.cuda.empty_cache()
+
+
+def _float32_precision() -> tuple:
+    """Return whether products of float32 use TF32. Torch 2.9 and later refuse the old names after a use of the new."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    if hasattr(matmul, "fp32_precision"):
+        return matmul.fp32_precision, cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision
+    return matmul.allow_tf32, cudnn.allow_tf32
+
+
+def _autocast_without_cache() -> AbstractContextManager:
+    """Return a context for a capture: the weights that autocast caches are freed when its context ends."""
+    if not torch.is_autocast_enabled("cuda"):
+        return nullcontext()
+    return torch.autocast("cuda", dtype=torch.get_autocast_dtype("cuda"), cache_enabled=False)
+
+
+def _end_capture(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> bool:
+    """Let Torch finish a capture that CUDA has ended with an error. Return whether that worked.
+
+    `capture_end` raises CUDA's error before it tells the allocator and the random number generator that the capture is
+    over. Then random numbers, and memory that several streams use, would be in the state of a capture for ever. It gets
+    as far as that if it ends another, empty capture of the same stream.
+    """
+    try:
+        driver = ctypes.CDLL("nvcuda.dll" if os.name == "nt" else "libcuda.so.1")
+        handle = ctypes.c_void_p(stream.cuda_stream)
+        relaxed = 2
+        if driver.cuStreamBeginCapture_v2(handle, relaxed) != 0:
+            return False
+        with torch.cuda.stream(stream), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the graph is empty
+            try:
+                graph.capture_end()
+            finally:
+                if torch.cuda.is_current_stream_capturing():
+                    driver.cuStreamEndCapture(handle, ctypes.byref(ctypes.c_void_p()))
+        graph.reset()
+        return True
+    except (OSError, AttributeError, RuntimeError):
+        return False
