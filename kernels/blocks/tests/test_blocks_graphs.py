@@ -286,6 +286,46 @@ def test_object_that_holds_one_tensor(blocks, value):
     assert "layer.holder" in snapshot.find_difference(module)
 
 
+class Weights(nn.Module):
+    """Parameters and buffers with one element, with none, and with several."""
+
+    def __init__(self):
+        super().__init__()
+        self.scalar = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.several = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_parameter("none", None)
+        self.register_buffer("one", torch.ones(1))
+        self.register_buffer("no", None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer, "scalar", nn.Parameter(torch.ones(()), requires_grad=False)),
+        lambda layer: setattr(layer, "one", torch.ones(1)),
+        lambda layer: setattr(layer, "several", nn.Parameter(torch.ones(3), requires_grad=False)),
+        lambda layer: setattr(layer, "none", nn.Parameter(torch.ones(()), requires_grad=False)),
+        lambda layer: setattr(layer, "no", torch.ones(1)),
+        lambda layer: setattr(layer, "several", None),
+        lambda layer: delattr(layer, "no"),
+        lambda layer: setattr(layer.scalar, "data", torch.ones(())),
+        lambda layer: setattr(layer.several, "data", torch.ones(3)),
+        lambda layer: layer._buffers.update(another=None),
+        lambda layer: layer._parameters.update(renamed=layer._parameters.pop("several")),
+        lambda layer: setattr(layer, "_parameters", {}),
+        lambda layer: setattr(layer, "_forward_hooks", {1: print}),
+        lambda layer: layer.several.set_(torch.ones(3)),
+    ],
+)
+def test_weights_that_were_replaced_by_equal_ones(blocks, change):
+    module = Wrapped(Weights())
+    snapshot = module_of(blocks, "snapshots").Snapshot(module, torch.device("cpu"))
+    module.layer.several.mul_(2).div_(2)
+    assert snapshot.is_current(module)
+    change(module.layer)
+    assert not snapshot.is_current(module)
+
+
 def test_cached_tensors_on_the_host_are_compared_by_version(blocks):
     snapshots = module_of(blocks, "snapshots")
     module = nn.Identity()
@@ -310,6 +350,33 @@ def test_hooks_inside(blocks):
     handle.remove()
     warm(model, counts, inputs)
     assert counts.note is None
+
+
+def test_obstacle_is_looked_for_where_it_was(blocks):
+    snapshots = module_of(blocks, "snapshots")
+    model = ltx()
+    hooked = model.transformer_blocks[1].attn1
+    handle = hooked.register_forward_hook(lambda module, args, output: output)
+    snapshot = snapshots.Snapshot(model, torch.device("cpu"))
+    assert snapshot.obstacle == "transformer_blocks.1.attn1 has hooks"
+    model.transformer_blocks[0].norm1.eps = 1e-2
+    assert snapshot.is_current(model), "nothing else matters"
+    model.transformer_blocks[1].attn1 = copy.deepcopy(model.transformer_blocks[0].attn1)
+    assert not snapshot.is_current(model)
+    model.transformer_blocks[1].attn1 = hooked
+    assert snapshot.is_current(model)
+    handle.remove()
+    assert not snapshot.is_current(model)
+    assert snapshot.find_difference(model) == "'transformer_blocks.1.attn1 has hooks' is no longer true"
+    model.transformer_blocks[1].attn1.forward = lambda *args, **kwargs: None
+    assert snapshots.Snapshot(model, torch.device("cpu")).obstacle == (
+        "the forward of transformer_blocks.1.attn1 was replaced by other code"
+    )
+    on_another = snapshots.Snapshot(Wrapped(nn.Linear(3, 3)), torch.device("meta"))
+    assert on_another.obstacle == "layer.weight is on cpu, other parameters on meta"
+    assert on_another.is_current(Wrapped(nn.Linear(3, 3)))
+    assert not on_another.is_current(Wrapped(nn.Linear(3, 3, device="meta")))
+    assert not on_another.is_current(nn.Linear(3, 3))
 
 
 def test_hooks_of_the_model_itself_run_around_a_replay(blocks):

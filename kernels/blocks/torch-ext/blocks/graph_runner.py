@@ -316,6 +316,7 @@ class _Input:
     def __init__(self, like: Tensor) -> None:
         # A dimension of stride 0, as `expand` makes, is held once.
         self._once = tuple(slice(0, 1) if stride == 0 else slice(None) for stride in like.stride())
+        self._is_expanded = 0 in like.stride()
         view = like[self._once]
         end = 0
         for stride, size in sorted((stride, size) for stride, size in zip(view.stride(), view.shape) if size > 1):
@@ -327,7 +328,7 @@ class _Input:
         self.bytes = self._memory.untyped_storage().nbytes()
 
     def fill(self, tensor: Tensor) -> None:
-        self._memory.copy_(tensor[self._once])
+        self._memory.copy_(tensor[self._once] if self._is_expanded else tensor)
 
     def give_back(self, tensor: Tensor) -> None:
         tensor[self._once].copy_(self._memory)

@@ -5,7 +5,6 @@ import logging
 import types
 import weakref
 from collections import defaultdict, deque
-from itertools import chain, compress
 from operator import eq, itemgetter
 from typing import Any, Optional
 
@@ -58,9 +57,9 @@ class Snapshot:
     because a graph reads them anew; tensors on other devices are compared by their version.
 
     Not detected: changes of global variables, of attributes of classes except `forward`, of values in closures and in
-    objects without `__dict__`, of global module hooks, of an active `TorchFunctionMode` or `TorchDispatchMode`; a
-    number replaced by an equal one of another type (1 by 1.0); a parameter whose `.data` becomes another view of the
-    same memory.
+    objects without `__dict__`, of a `__dict__` that is replaced as a whole, of global module hooks, of an active
+    `TorchFunctionMode` or `TorchDispatchMode`; a number replaced by an equal one of another type (1 by 1.0); a
+    parameter whose `.data` becomes another view of the same memory.
 
     Attributes:
         obstacle: Why no graph can be captured in this state, or None.
@@ -69,6 +68,7 @@ class Snapshot:
     def __init__(self, root: Any, device: torch.device) -> None:
         """Take a snapshot of `root`, which graphs on `device` read. `root` itself is not kept alive."""
         self.obstacle: Optional[str] = None
+        self._obstacle_at: Optional[str] = None  # the path of a module
         self._device = device
         self._root_class = type(root)
         self._root_attributes = _attributes_of_root(root)
@@ -78,7 +78,7 @@ class Snapshot:
         self._containers: list[Any] = []
         self._copies: list[Any] = []
         self._empty: list[Any] = []
-        self._weights: list[dict[str, Optional[Tensor]]] = []
+        self._weights: list[Tensor] = []
         self._tensors: list[tuple[Any, Any, Tensor, Optional[int], Optional[int]]] = []
         self._names: dict[int, str] = {}  # by id of a dictionary or container that the snapshot holds
         self._walk(root)
@@ -90,15 +90,20 @@ class Snapshot:
         twice = {keys: keys * 2 if len(keys) == 1 else keys for keys in self._by_keys if keys}
         getters = [(keys, itemgetter(*twice[keys]), self._by_keys[keys]) for keys in twice]
         self._groups = [(keys, get, dicts, list(map(get, dicts))) for keys, get, dicts in getters]
-        self._values = list(chain.from_iterable(map(dict.values, self._weights)))
-        self._is_tensor = [value is not None for value in self._values]
-        self._addresses = [] if self.obstacle else self._find_addresses(self._values)
+        self._addresses = list(map(Tensor.data_ptr, self._weights))
 
     def is_current(self, root: Any) -> bool:
-        """Return whether `root`, from which the snapshot was taken, is still in the same state."""
+        """Return whether `root`, from which the snapshot was taken, is still in the same state.
+
+        With an obstacle, return whether it is still there: nothing else matters then, and the walk ended at it.
+        """
+        # This runs before every replay: each line is a loop in C over a whole model.
         # `==` of tensors, or of NumPy's arrays, raises an error unless they are one object: then there is a change.
+        # `_tensors` has those with one element, which `==` compares by value.
         # `==` compares a container that was replaced with what it replaced, so later changes of the new one count, too.
         try:
+            if self.obstacle is not None:
+                return self._has_same_obstacle(root)
             return (
                 type(root) is self._root_class
                 and _is_same_root(_attributes_of_root(root), self._root_attributes)
@@ -108,7 +113,7 @@ class Snapshot:
                 and list(map(len, self._dicts)) == self._sizes
                 and all(all(map(eq, map(get, dicts), saved)) for _, get, dicts, saved in self._groups)
                 and self._containers == self._copies
-                and self._has_same_weights()
+                and list(map(Tensor.data_ptr, self._weights)) == self._addresses
                 and all(_is_unchanged(*tensor) for tensor in self._tensors)
             )
         except Exception:
@@ -116,6 +121,8 @@ class Snapshot:
 
     def find_difference(self, root: Any) -> str:
         """Return the name of what has changed in `root`."""
+        if self.obstacle is not None:
+            return f"{self.obstacle!r} is no longer true"
         now = _attributes_of_root(root)
         for key in {**now, **self._root_attributes}:
             if key not in now or key not in self._root_attributes or not _is_same(now[key], self._root_attributes[key]):
@@ -140,12 +147,9 @@ class Snapshot:
                 return f"the tensor {self._names[id(tensor[0])]}.{tensor[1]}"
         return "its class" if type(root) is not self._root_class else "its parameters or buffers"
 
-    def _has_same_weights(self) -> bool:
-        values = list(chain.from_iterable(map(dict.values, self._weights)))
-        return values == self._values and self._find_addresses(values) == self._addresses
-
-    def _find_addresses(self, values: list[Optional[Tensor]]) -> list[int]:
-        return list(map(Tensor.data_ptr, compress(values, self._is_tensor)))
+    def _has_same_obstacle(self, root: Any) -> bool:
+        path = self._obstacle_at
+        return path is None or self._find_obstacle(root.get_submodule(path), path) == self.obstacle
 
     # --- taking it ---------------------------------------------------------------------------------------------------
 
@@ -156,8 +160,7 @@ class Snapshot:
         def meet(owner: Any, key: Any, path: str) -> None:
             value = owner[key]
             if isinstance(value, Tensor):
-                address = value.data_ptr() if type(value) in PLAIN_TENSORS else None
-                self._tensors.append((owner, key, value, address, self._version(value)))
+                self._take_tensor(owner, key)
             elif id(value) not in seen and not isinstance(value, _OPAQUE):
                 seen.add(id(value))
                 waiting.append((value, path))
@@ -176,6 +179,8 @@ class Snapshot:
         if isinstance(root, nn.Module):
             seen.update(id(vars(root).get(key)) for key in (*_WEIGHTS, "_modules"))
             self._take_module(root, "", waiting)
+            if self.obstacle is not None:
+                return
         look_into(self._root_attributes, "")
         while waiting:
             value, path = waiting.popleft()
@@ -197,23 +202,37 @@ class Snapshot:
             elif type(getattr(value, "__dict__", None)) is dict:
                 record(vars(value))
                 look_into(vars(value), path)
-            if len(seen) > _LIMIT:
+            if self.obstacle is None and len(seen) > _LIMIT:
                 self.obstacle = f"it holds more than {_LIMIT} objects"
+            if self.obstacle is not None:
                 return
 
     def _take_module(self, module: nn.Module, path: str, waiting: "deque[tuple[Any, str]]") -> None:
         """Take up what every module has: parameters, buffers, submodules and hooks."""
         attributes = vars(module)
-        self.obstacle = self.obstacle or self._find_obstacle(module, path)
-        if "_parameters" not in attributes:
+        self.obstacle = self._find_obstacle(module, path)
+        if self.obstacle is not None:
+            self._obstacle_at = path
             return
-        for key in (*_WEIGHTS, *(_HOOKS if path else ())):
-            self._names[id(attributes[key])] = f"{path}.{key}" if path else key
-            (self._weights if attributes[key] and key in _WEIGHTS else self._empty).append(attributes[key])
+        for key in _WEIGHTS:
+            self._contain(attributes[key], f"{path}.{key}" if path else key)
+            for name, tensor in attributes[key].items():
+                if tensor is not None:
+                    self._weights.append(tensor)
+                    if tensor.numel() == 1:
+                        self._take_tensor(attributes[key], name)
+        for key in _HOOKS if path else ():
+            self._names[id(attributes[key])] = f"{path}.{key}"
+            self._empty.append(attributes[key])
         self._contain(attributes["_modules"], f"the modules of {path or 'the model'}")
         for name, child in attributes["_modules"].items():
             if child is not None:
                 waiting.append((child, f"{path}.{name}" if path else name))
+
+    def _take_tensor(self, owner: Any, key: Any) -> None:
+        tensor = owner[key]
+        address = tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else None
+        self._tensors.append((owner, key, tensor, address, self._version(tensor)))
 
     def _contain(self, container: Any, path: str) -> None:
         self._names[id(container)] = path
