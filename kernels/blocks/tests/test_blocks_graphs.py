@@ -334,6 +334,18 @@ def test_cached_tensors_on_the_host_are_compared_by_version(blocks):
     assert snapshot.is_current(module)
     module.table.add_(1)
     assert not snapshot.is_current(module)
+    assert snapshot.find_difference(module) == "the tensor table"
+
+
+def test_memory_of_a_tensor_inside_an_object(blocks):
+    module = Wrapped(nn.Identity())
+    module.layer.holder = Holder([torch.ones(3)])
+    snapshot = module_of(blocks, "snapshots").Snapshot(module, torch.device("cpu"))
+    module.layer.holder.value[0].mul_(2)
+    assert snapshot.is_current(module), "graphs read what is in the memory"
+    module.layer.holder.value[0].data = torch.ones(3)
+    assert not snapshot.is_current(module)
+    assert snapshot.find_difference(module) == "the tensor layer.holder.value.0"
 
 
 # --- what cannot be captured ------------------------------------------------------------------------------------------

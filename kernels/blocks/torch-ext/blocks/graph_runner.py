@@ -182,7 +182,11 @@ class GraphRunner:
             raise
 
     def _check_state(self, model: nn.Module, device: torch.device) -> str:
-        """Drop the graphs if the model has changed. Return why a call whose graph is missing now runs eagerly."""
+        """Drop the graphs if the model has changed. Return why a call whose graph is missing now runs eagerly.
+
+        This cannot wait until the replay is launched. A graph of an outdated state may write to tensors that outlive
+        it, as those of a cache, and may read indices out of range, after which CUDA is of no use to the process.
+        """
         reason = "the first call of its shape"
         if self._snapshot is not None and not self._snapshot.is_current(model):
             reason = f"the model has changed: {self._snapshot.find_difference(model)}"

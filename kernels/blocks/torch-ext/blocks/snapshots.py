@@ -5,7 +5,7 @@ import logging
 import types
 import weakref
 from collections import defaultdict, deque
-from operator import eq, itemgetter
+from operator import eq, getitem, is_, itemgetter
 from typing import Any, Optional
 
 import torch
@@ -78,8 +78,11 @@ class Snapshot:
         self._containers: list[Any] = []
         self._copies: list[Any] = []
         self._empty: list[Any] = []
-        self._weights: list[Tensor] = []
-        self._tensors: list[tuple[Any, Any, Tensor, Optional[int], Optional[int]]] = []
+        self._addressed: list[Tensor] = []  # whose addresses a graph has
+        self._owners: list[Any] = []
+        self._keys: list[Any] = []
+        self._tensors: list[Tensor] = []  # each is `owner[key]`
+        self._on_host: list[tuple[Tensor, int]] = []  # with their versions
         self._names: dict[int, str] = {}  # by id of a dictionary or container that the snapshot holds
         self._walk(root)
         # From here on: what `is_current` compares with.
@@ -90,7 +93,7 @@ class Snapshot:
         twice = {keys: keys * 2 if len(keys) == 1 else keys for keys in self._by_keys if keys}
         getters = [(keys, itemgetter(*twice[keys]), self._by_keys[keys]) for keys in twice]
         self._groups = [(keys, get, dicts, list(map(get, dicts))) for keys, get, dicts in getters]
-        self._addresses = list(map(Tensor.data_ptr, self._weights))
+        self._addresses = list(map(Tensor.data_ptr, self._addressed))
 
     def is_current(self, root: Any) -> bool:
         """Return whether `root`, from which the snapshot was taken, is still in the same state.
@@ -113,8 +116,9 @@ class Snapshot:
                 and list(map(len, self._dicts)) == self._sizes
                 and all(all(map(eq, map(get, dicts), saved)) for _, get, dicts, saved in self._groups)
                 and self._containers == self._copies
-                and list(map(Tensor.data_ptr, self._weights)) == self._addresses
-                and all(_is_unchanged(*tensor) for tensor in self._tensors)
+                and all(map(is_, map(getitem, self._owners, self._keys), self._tensors))
+                and list(map(Tensor.data_ptr, self._addressed)) == self._addresses
+                and all(tensor._version == version for tensor, version in self._on_host)
             )
         except Exception:
             return False
@@ -142,9 +146,12 @@ class Snapshot:
         for container, copy in zip(self._containers + self._empty, self._copies + [None] * len(self._empty)):
             if container if copy is None else not _is_same(container, copy):
                 return self._names[id(container)]
-        for tensor in self._tensors:
-            if not _is_unchanged(*tensor):
-                return f"the tensor {self._names[id(tensor[0])]}.{tensor[1]}"
+        changed = {id(tensor) for tensor, then in zip(self._addressed, self._addresses) if tensor.data_ptr() != then}
+        changed.update(id(tensor) for tensor, then in self._on_host if tensor._version != then)
+        for owner, key, tensor in zip(self._owners, self._keys, self._tensors):
+            if owner[key] is not tensor or id(tensor) in changed:
+                name = f"{self._names[id(owner)]}.{key}".lstrip(".")
+                return f"the tensor {name}"
         return "its class" if type(root) is not self._root_class else "its parameters or buffers"
 
     def _has_same_obstacle(self, root: Any) -> bool:
@@ -218,7 +225,7 @@ class Snapshot:
             self._contain(attributes[key], f"{path}.{key}" if path else key)
             for name, tensor in attributes[key].items():
                 if tensor is not None:
-                    self._weights.append(tensor)
+                    self._addressed.append(tensor)
                     if tensor.numel() == 1:
                         self._take_tensor(attributes[key], name)
         for key in _HOOKS if path else ():
@@ -231,8 +238,14 @@ class Snapshot:
 
     def _take_tensor(self, owner: Any, key: Any) -> None:
         tensor = owner[key]
-        address = tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else None
-        self._tensors.append((owner, key, tensor, address, self._version(tensor)))
+        self._owners.append(owner)
+        self._keys.append(key)
+        self._tensors.append(tensor)
+        if type(tensor) in PLAIN_TENSORS:
+            self._addressed.append(tensor)
+        # A graph may have baked in what is on another device. A version changes when a tensor is written.
+        if tensor.device != self._device and not tensor.is_inference():
+            self._on_host.append((tensor, tensor._version))
 
     def _contain(self, container: Any, path: str) -> None:
         self._names[id(container)] = path
@@ -264,10 +277,6 @@ class Snapshot:
                     return f"{path}.{name} is on {tensor.device}, other parameters on {self._device}".lstrip(".")
         return None
 
-    def _version(self, tensor: Tensor) -> Optional[int]:
-        """Return a number that changes when a tensor on another device is written: graphs may have baked it in."""
-        return None if tensor.device == self._device or tensor.is_inference() else tensor._version
-
 
 def _attributes_of_root(root: Any) -> dict[str, Any]:
     if not isinstance(root, nn.Module):
@@ -291,11 +300,3 @@ def _is_same(now: Any, then: Any) -> bool:
         return now is then or (not isinstance(then, Tensor) and bool(now == then))
     except Exception:
         return False
-
-
-def _is_unchanged(owner: Any, key: Any, tensor: Tensor, address: Optional[int], version: Optional[int]) -> bool:
-    return (
-        owner[key] is tensor
-        and (address is None or tensor.data_ptr() == address)
-        and (version is None or tensor._version == version)
-    )
