@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from model_titles import TITLES
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "models.h100.json"
+RESULTS = ROOT / "benchmarks" / "results" / "models-h100.json"
 PAGE = ROOT / "docs" / "models.md"
 PICTURE = ROOT / "docs" / "models" / "models.h100.svg"
 _PROSE = ROOT / "benchmarks" / "models_page.md"

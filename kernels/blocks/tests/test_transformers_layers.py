@@ -8,7 +8,6 @@ import kernels
 import pytest
 import torch
 import transformers
-from conftest import DEPENDENCIES
 from kernels import LocalLayerRepository, Mode, kernelize, replace_kernel_forward_from_hub, use_kernel_mapping
 from text_models import CONFIGS, error, logits, model_of, ops_of
 from transformers import KernelConfig
@@ -16,6 +15,7 @@ from transformers.utils import kernel_config
 from transformers.utils.import_utils import is_kernels_available
 
 PROJECT = Path(__file__).parents[1]
+KERNELS = ("adaln", "blocks", "geglu", "rmsnorm", "rope3d")
 # By the layer's name in transformers, where the MLPs have none before `replace_kernel_forward_from_hub`.
 LLAMA = {"RMSNorm": "LlamaRMSNorm", "rotary_pos_emb": "RotaryPosEmb", "MLP": "GatedMLP"}
 LAYERS = {
@@ -33,7 +33,7 @@ NEEDS_KERNELS = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def built_packages(monkeypatch):
-    paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in (*DEPENDENCIES, "blocks")]
+    paths = [f"kernels-community/{name}={PROJECT.parent / name}" for name in KERNELS]
     given = os.environ.get("LOCAL_KERNELS")
     monkeypatch.setenv("LOCAL_KERNELS", ":".join([*paths, given] if given else paths))
 

@@ -9,8 +9,8 @@ from ..kernel_set import DEVICE, geglu, takes
 from ..replacements import has_hooks, is_own, replaces
 
 _PLAIN = (Tensor, nn.Parameter)
-# Not documented by Torch, which may rename it.
-_ADDMM_ACTIVATION = getattr(torch, "_addmm_activation", None)
+# Torch has no documented function for it. The schemas of ATen's ops stay compatible.
+_ADDMM_ACTIVATION = getattr(torch.ops.aten, "_addmm_activation", None)
 _HAS_EPILOGUE = DEVICE == "cuda" and _ADDMM_ACTIVATION is not None
 
 
@@ -43,7 +43,7 @@ def is_plain_linear(projection: nn.Module, dtype: torch.dtype) -> bool:
 def linear_gelu(projection: nn.Module, x: Tensor) -> Tensor:
     """Return `gelu(projection(x), approximate="tanh")`, with the GELU in the epilogue of the matrix multiplication."""
     rows = x.flatten(0, -2)
-    out = _ADDMM_ACTIVATION(projection.bias, rows, projection.weight.t(), use_gelu=True)
+    out = _ADDMM_ACTIVATION.default(projection.bias, rows, projection.weight.t(), use_gelu=True)
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
