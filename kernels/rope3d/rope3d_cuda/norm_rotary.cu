@@ -43,6 +43,9 @@ bool is_norm_vectorizable(const NormRotation& problem, int64_t element_bytes) {
       !is_table_vectorizable(rotation.table, rotation.pairs, width)) {
     return false;
   }
+  const int64_t last_row =
+      (rotation.batch - 1) * rotation.table.batch_stride + (rotation.tokens - 1) * rotation.table.row_stride;
+  if (last_row * (table == Type::float32 ? 4 : 2) / kit::kVectorBytes > UINT32_MAX) return false;
   for (int i = 0; i < kMaxSides; ++i) {
     const Side& side = rotation.sides[i];
     const SideNorm& norm = problem.norms[i];
