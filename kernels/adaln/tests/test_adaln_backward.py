@@ -93,6 +93,7 @@ def test_added_backward(hidden, dtype):
         assert_gradients(ours, *references, [residual, branch, None, None, None, None, None], grads)
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("kind", MODULATIONS)
 @pytest.mark.parametrize(
     "shape",

@@ -112,6 +112,7 @@ def test_one_gate_for_rows_that_have_their_own_scale(dtype):
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("layer", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(512, 4096), (1000, 1000), (64, 30000)])
@@ -214,6 +215,7 @@ def test_eps(eps):
         assert_gradients(*functions, [x, scale, shift], [random(6, 40, dtype=torch.float32)])
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(
     ("shape", "modulation"),
     [

@@ -44,6 +44,13 @@ def test_backward(shape, dtype, activation):
             assert torch.equal(one, half)
 
 
+@pytest.mark.usefixtures("two_threads")
+def test_backward_of_halves_by_two_threads():
+    x, grad = random(1100, 128, dtype=torch.float32, requires_grad=True), random(1100, 64, dtype=torch.float32)
+    expected, actual = (gradients(f, [x], grad) for f in (lambda x: eager(*split(x, "second")), of_halves))
+    torch.testing.assert_close(actual, expected)
+
+
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_backward_of_the_reference(activation):
     """The reference of the gradients is itself correct."""

@@ -45,6 +45,7 @@ def test_up_as_an_argument():
     assert torch.equal(kernel.swiglu(gate, up), kernel.swiglu_pair(gate, up))
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_error_over_many_elements(dtype, activation):
@@ -127,6 +128,7 @@ def test_subnormal(activation):
     torch.testing.assert_close(of_pair(tiny, gate, activation), tiny / 2, rtol=0, atol=2e-45)
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (3000, 64), (2, 3, 5, 7, 96), (1025, 2), (300, 200), (1001, 130)])
 def test_shapes(shape):
     x = random(*shape, dtype=torch.float16)

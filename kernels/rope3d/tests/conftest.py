@@ -8,6 +8,18 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "kernels_ci: the subset that checks a build within a few seconds")
 
 
+# Most tensors are so small that more threads cost more time than they save, 20 times as much on a busy machine.
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def two_threads():
+    """Let the CPU kernels divide tensors of more than 65,536 elements between two threads."""
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

@@ -153,6 +153,7 @@ def test_without_k(norm, half):
     assert none is None and torch.equal(alone, both[0])
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("norm", "half"), FORMS)
 def test_many_tokens(norm, half):
     """More sequences, tokens and heads than a block has, with one table and with one for each sequence."""

@@ -62,6 +62,7 @@ def test_options(norm, rounding, dtype):
     compare(4, 2, 64, dtype, norm, False, prefix=3, offset=1.0, weight_dtype=torch.float32, rounding=rounding)
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize(("norm", "half"), FORMS if DEVICE == "cuda" else FORMS[:1])
 def test_many_tokens(norm, half):
     """More tokens than the blocks of a GPU take at once."""
@@ -120,6 +121,7 @@ def test_only_what_needs_a_gradient_gets_one(norm, needed, used):
         assert not kernel.norm_rotary(*leaves, cos, sin, norm=norm)[0].requires_grad
 
 
+@pytest.mark.usefixtures("two_threads")
 def test_equal_inputs_give_equal_bits():
     inputs, weights = heads_of(4, 2, 64, torch.bfloat16, 2, 500)
     cos, sin = tables(angles(500, 32))

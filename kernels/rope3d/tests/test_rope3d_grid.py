@@ -75,6 +75,7 @@ def test_grids_and_heads(grid, heads):
         assert_as_good(out, x, angles)
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("seed", range(5))
 def test_error_over_many_tokens(seed):
     """Compare the mean error for the shapes of models, where no tolerance hides a wrong angle."""

@@ -68,6 +68,7 @@ def test_layouts(inplace, prefix, half, dim, dtype):
         assert inplace or torch.equal(a, before), name
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("half", [False, True])
 def test_many_tokens(half):
     """Enough tokens that a launch divides them differently with heads first, and more heads than fit one block."""

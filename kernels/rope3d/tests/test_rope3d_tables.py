@@ -53,6 +53,7 @@ def test_tables(rotary_dim, doubled, half, shape, table_dtype):
         assert_as_good(out, x, (cos, sin), half)
 
 
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("shape", [(405,), (6, 405)])
 def test_tables_of_many_sequences(shape):
     """More sequences than share a table row, and more tokens than a block takes; shared and separate tables."""
