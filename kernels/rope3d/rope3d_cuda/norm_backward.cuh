@@ -53,7 +53,7 @@ __device__ __forceinline__ void store_sums_of_block(const NormParams& params, co
   for (int i = 0; i < Tile::kColumns; ++i) {
     if (!columns[i].in_row || columns[i].head >= side.heads) continue;
 #pragma unroll
-    for (int vector = 0; vector < 2; ++vector) {
+    for (int vector = 0; vector < Tile::kVectors; ++vector) {
       float values[Tile::kWidth];
 #pragma unroll
       for (int j = 0; j < Tile::kWidth; ++j) values[j] = sums[i][vector * Tile::kWidth + j];
@@ -92,44 +92,43 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].backward_threads, 512 / kN
 #pragma unroll
     for (int i = 0; i < Tile::kColumns; ++i) load_column_angles<Tile, T>(params, unit, columns[i], angles[i]);
     float sums[kSums] = {};
-    // The first pass sums up, the second stores. One loop, because nearly all of its code serves both.
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      float factors[Tile::kElements];
-      for_each_column<Tile>([&](auto row, auto i) {
-        if (!has_column<row()>(params, unit, columns[i()])) return;
-        constexpr int kSide = row() % kMaxSides;
-        const NormSide& side = params.sides[kSide];
-        ColumnData<Tile, T>& column = x[row()][i()];
-        column.make_opaque();
-        grad[row()][i()].make_opaque();
-        float values[Tile::kElements], grads[Tile::kElements];
-        column.decode_all(values);
-        grad[row()][i()].decode_all(grads);
-        rotate_column<Tile, true>(params.half, angles[i()], grads);
-        // The rows of a side share them. If the first one does not exist, none does.
-        if (row() < kMaxSides) get_factors<Tile, T, false>(params, side, columns[i()], weights, factors);
-        if (pass == 0) {
+    for_each_column<Tile>([&](auto row, auto i) {
+      if (!has_column<row()>(params, unit, columns[i()])) return;
+      float values[Tile::kElements], grads[Tile::kElements], factors[Tile::kElements];
+      x[row()][i()].decode_all(values);
+      grad[row()][i()].decode_all(grads);
+      rotate_column<Tile, true>(angles[i()], grads);
+      get_factors<Tile, T, false>(params, params.sides[row() % kMaxSides], columns[i()], weights, factors);
 #pragma unroll
-          for (int j = 0; j < Tile::kElements; ++j) {
-            sums[2 * row()] += values[j] * values[j];
-            sums[2 * row() + 1] += values[j] * (grads[j] * factors[j]);
-          }
-          return;
-        }
-        const float rstd = rsqrtf(sums[2 * row()] * side.inverse_of_elements + params.eps);
-        const float projection = rstd * rstd * (sums[2 * row() + 1] * side.inverse_of_elements);
-#pragma unroll
-        for (int j = 0; j < Tile::kElements; ++j) {
-          weight_sums[kSide][i()][j] += grads[j] * (values[j] * rstd);
-          values[j] = rstd * (grads[j] * factors[j] - values[j] * projection);
-        }
-        column.encode_all(values);
-        store_column<Tile, T, row()>(params, side.to, unit, columns[i()], column);
-      });
-      if (pass == 0) sum_over_row<Tile>(params, sums, scratch[buffer]);
-    }
+      for (int j = 0; j < Tile::kElements; ++j) {
+        sums[2 * row()] += values[j] * values[j];
+        sums[2 * row() + 1] += values[j] * (grads[j] * factors[j]);
+      }
+    });
+    sum_over_row<Tile>(params, sums, scratch[buffer]);
     buffer ^= 1;
+    for_each_column<Tile>([&](auto row, auto i) {
+      if (!has_column<row()>(params, unit, columns[i()])) return;
+      constexpr int kSide = row() % kMaxSides;
+      const NormSide& side = params.sides[kSide];
+      const float rstd = rsqrtf(sums[2 * row()] * side.inverse_of_elements + params.eps);
+      const float projection = rstd * rstd * (sums[2 * row() + 1] * side.inverse_of_elements);
+      ColumnData<Tile, T>& column = x[row()][i()];
+      column.make_opaque();
+      grad[row()][i()].make_opaque();
+      float values[Tile::kElements], grads[Tile::kElements], factors[Tile::kElements];
+      column.decode_all(values);
+      grad[row()][i()].decode_all(grads);
+      rotate_column<Tile, true>(angles[i()], grads);
+      get_factors<Tile, T, false>(params, side, columns[i()], weights, factors);
+#pragma unroll
+      for (int j = 0; j < Tile::kElements; ++j) {
+        weight_sums[kSide][i()][j] += grads[j] * (values[j] * rstd);
+        values[j] = rstd * (grads[j] * factors[j] - values[j] * projection);
+      }
+      column.encode_all(values);
+      store_column<Tile, T, row()>(params, side.to, unit, columns[i()], column);
+    });
   }
   trigger_next_grid();
 #pragma unroll

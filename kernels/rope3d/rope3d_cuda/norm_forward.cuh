@@ -43,7 +43,6 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     for (const float value : values) sums[row()] += value * value;
   });
   sum_over_row<Tile>(params, sums, scratch);
-  float factors[Tile::kElements];
   for_each_column<Tile>([&](auto row, auto i) {
     if (!has_column<row()>(params, unit, columns[i()])) return;
     constexpr int kSide = row() % kMaxSides;
@@ -51,10 +50,9 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     const float rstd = rsqrtf(sums[row()] * side.inverse_of_elements + params.eps);
     ColumnData<Tile, T>& column = data[row()][i()];
     column.make_opaque();
-    float values[Tile::kElements];
+    float values[Tile::kElements], factors[Tile::kElements];
     column.decode_all(values);
-    // The rows of a side share them. If the first one does not exist, none does.
-    if (row() < kMaxSides) get_factors<Tile, T, true>(params, side, columns[i()], weights[kSide][i()], factors);
+    get_factors<Tile, T, true>(params, side, columns[i()], weights[kSide][i()], factors);
 #pragma unroll
     for (float& value : values) value *= rstd;
     if constexpr (sizeof(T) < sizeof(float)) {
@@ -69,7 +67,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     for (int j = 0; j < Tile::kElements; ++j) values[j] *= factors[j];
     column.encode_all(values);
     column.decode_all(values);
-    rotate_column<Tile, false>(params.half, angles[i()], values);
+    rotate_column<Tile, false>(angles[i()], values);
     column.encode_all(values);
     store_column<Tile, T, row()>(params, side.to, unit, columns[i()], column);
   });

@@ -1,5 +1,5 @@
 // RMSNorm with rotary embedding: the general kernels of both passes, for rows of any length, stride and alignment, and
-// tables of any dtype. The dtype of every tensor is known at run time only: these kernels save bytes, not time.
+// tables of any dtype.
 //
 // Reads:    what the fast kernels read, but each row twice.
 // Writes:   what the fast kernels write.
@@ -27,31 +27,8 @@ __device__ __forceinline__ float decode_entry(Type type, const void* table, int6
   }
 }
 
-__device__ __forceinline__ void encode_entry(Type type, void* to, int64_t index, float value) {
-  switch (type) {
-    case Type::float16:
-      static_cast<__half*>(to)[index] = encode<__half>(value);
-      break;
-    case Type::bfloat16:
-      static_cast<__nv_bfloat16*>(to)[index] = encode<__nv_bfloat16>(value);
-      break;
-    default:
-      static_cast<float*>(to)[index] = value;
-  }
-}
-
-__device__ __forceinline__ float round_to(Type type, float value) {
-  switch (type) {
-    case Type::float16:
-      return decode(encode<__half>(value));
-    case Type::bfloat16:
-      return decode(encode<__nv_bfloat16>(value));
-    default:
-      return value;
-  }
-}
-
 // A row, and access to its pairs by their number in the row.
+template <typename T>
 struct GeneralRow {
   const NormRotation& problem;
   int side;
@@ -88,21 +65,22 @@ struct GeneralRow {
     return pair;
   }
 
-  // The index of the first element of a pair's head.
-  __device__ int64_t head(const Strides& strides, const Pair& pair) const {
-    return sequence * strides.batch + token * strides.token + (first_head + pair.head) * strides.head;
+  // The first element of a pair's head. T: with or without const.
+  template <typename Element>
+  __device__ Element* head(Element* data, const Strides& strides, const Pair& pair) const {
+    return data + sequence * strides.batch + token * strides.token + (first_head + pair.head) * strides.head;
   }
 
   __device__ void load(const void* data, const Strides& strides, const Pair& pair, float& a, float& b) const {
-    const int64_t from = head(strides, pair);
-    a = decode_entry(problem.rotation.type, data, from + pair.first);
-    b = decode_entry(problem.rotation.type, data, from + pair.second);
+    const T* from = head(static_cast<const T*>(data), strides, pair);
+    a = decode(from[pair.first]);
+    b = decode(from[pair.second]);
   }
   __device__ void store(const Pair& pair, float a, float b) const {
     const Side& target = problem.rotation.sides[side];
-    const int64_t to = head(target.to_strides, pair);
-    encode_entry(problem.rotation.type, target.to, to + pair.first, a);
-    encode_entry(problem.rotation.type, target.to, to + pair.second, b);
+    T* to = head(static_cast<T*>(target.to), target.to_strides, pair);
+    to[pair.first] = encode<T>(a);
+    to[pair.second] = encode<T>(b);
   }
 
   __device__ int64_t weight_index(const Pair& pair, int64_t element) const {
@@ -112,11 +90,6 @@ struct GeneralRow {
     const SideNorm& norm = problem.norms[side];
     if (norm.weight == nullptr) return 1.0f;
     return decode_entry(norm.weight_type, norm.weight, weight_index(pair, element)) + problem.offset;
-  }
-  // The result of the norm, before the rotation.
-  __device__ float normed(float value, float factor) const {
-    const Type type = problem.rotation.type;
-    return round_to(type, (problem.rounded_before_weight ? round_to(type, value) : value) * factor);
   }
 };
 
@@ -137,67 +110,94 @@ __device__ __forceinline__ void sum_over_general_block(float (&sums)[kSums]) {
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
     sums[i] = 0.0f;
-#pragma unroll 1
     for (uint32_t warp = 0; warp < blockDim.x / 32; ++warp) sums[i] += of_warps[warp][i];
   }
 }
 
-// blockIdx.y: the side. Backward, a block writes its part of the weight's gradient, if that is requested.
-static __global__ void __launch_bounds__(kGeneralThreads)
-    norm_rotate_general_kernel(const __grid_constant__ NormRotation problem, bool backward) {
-  const int number_of_side = static_cast<int>(blockIdx.y);
+template <typename T>
+__device__ __forceinline__ void norm_general_row(const GeneralRow<T>& row, int64_t pairs) {
+  const NormRotation& problem = row.problem;
+  const Side& side = problem.rotation.sides[row.side];
+  float sums[1] = {};
+  for (int64_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+    float a, b;
+    row.load(side.from, side.from_strides, row.pair(i), a, b);
+    sums[0] += a * a + b * b;
+  }
+  sum_over_general_block(sums);
+  const float rstd = rsqrtf(sums[0] / static_cast<float>(2 * pairs) + problem.eps);
+  for (int64_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+    const auto pair = row.pair(i);
+    float a, b;
+    row.load(side.from, side.from_strides, pair, a, b);
+    const auto norm = [&](float value, int64_t element) {
+      value *= rstd;
+      if (problem.rounded_before_weight) value = decode(encode<T>(value));
+      return decode(encode<T>(value * row.factor(pair, element)));
+    };
+    a = norm(a, pair.first);
+    b = norm(b, pair.second);
+    row.store(pair, a * pair.cos - b * pair.sin, a * pair.sin + b * pair.cos);
+  }
+}
+
+// Adds the row's terms of the weight's gradient to `partial`, if that is not null.
+template <typename T>
+__device__ __forceinline__ void differentiate_general_row(const GeneralRow<T>& row, int64_t pairs, float* partial) {
+  const NormRotation& problem = row.problem;
+  const Side& side = problem.rotation.sides[row.side];
+  const SideNorm& norm = problem.norms[row.side];
+  // x and the gradient of the normalized x, of a pair.
+  const auto load_both = [&](const auto& pair, float& a, float& b, float& grad_a, float& grad_b) {
+    row.load(norm.x, norm.x_strides, pair, a, b);
+    float x, y;
+    row.load(side.from, side.from_strides, pair, x, y);
+    grad_a = x * pair.cos + y * pair.sin;
+    grad_b = y * pair.cos - x * pair.sin;
+  };
+  float a, b, grad_a, grad_b, sums[2] = {};
+  for (int64_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+    const auto pair = row.pair(i);
+    load_both(pair, a, b, grad_a, grad_b);
+    sums[0] += a * a + b * b;
+    sums[1] += a * (grad_a * row.factor(pair, pair.first)) + b * (grad_b * row.factor(pair, pair.second));
+  }
+  sum_over_general_block(sums);
+  const auto elements = static_cast<float>(2 * pairs);
+  const float rstd = rsqrtf(sums[0] / elements + problem.eps), projection = rstd * rstd * (sums[1] / elements);
+  for (int64_t i = threadIdx.x; i < pairs; i += blockDim.x) {
+    const auto pair = row.pair(i);
+    load_both(pair, a, b, grad_a, grad_b);
+    if (partial != nullptr) {
+      partial[row.weight_index(pair, pair.first)] += grad_a * (a * rstd);
+      partial[row.weight_index(pair, pair.second)] += grad_b * (b * rstd);
+    }
+    row.store(pair, rstd * (grad_a * row.factor(pair, pair.first) - a * projection),
+              rstd * (grad_b * row.factor(pair, pair.second) - b * projection));
+  }
+}
+
+// blockIdx.y: the side.
+template <typename T, bool kBackward>
+__global__ void __launch_bounds__(kGeneralThreads)
+    norm_rotate_general_kernel(const __grid_constant__ NormRotation problem) {
+  const int side = static_cast<int>(blockIdx.y);
   const Rotation& rotation = problem.rotation;
-  const Side& side = rotation.sides[number_of_side];
-  const SideNorm& norm = problem.norms[number_of_side];
-  const void* x = backward ? norm.x : side.from;
-  const Strides x_strides = backward ? norm.x_strides : side.from_strides;
-  const int64_t elements = problem.row_elements(number_of_side), pairs = elements / 2;
-  const int64_t rows = elements == 0 ? 0 : rotation.batch * rotation.tokens * problem.rows_per_token(number_of_side);
+  const int64_t elements = problem.row_elements(side);
+  const int64_t rows = elements == 0 ? 0 : rotation.batch * rotation.tokens * problem.rows_per_token(side);
   grid_wait();
-  float* partial = norm.partial;
-  if (partial != nullptr) {
+  float* partial = problem.norms[side].partial;
+  if (kBackward && partial != nullptr) {
     partial += blockIdx.x * elements;
-#pragma unroll 1
     for (int64_t i = threadIdx.x; i < elements; i += blockDim.x) partial[i] = 0.0f;
     __syncthreads();
   }
-#pragma unroll 1
   for (int64_t number = blockIdx.x; number < rows; number += gridDim.x) {
-    const GeneralRow row(problem, number_of_side, number);
-    // Of squares, and of products with the gradient.
-    float sums[2] = {}, rstd = 0.0f, projection = 0.0f;
-    // The first pass sums up, the second stores.
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-#pragma unroll 1
-      for (int64_t i = threadIdx.x; i < pairs; i += blockDim.x) {
-        const auto pair = row.pair(i);
-        const float factor_a = row.factor(pair, pair.first), factor_b = row.factor(pair, pair.second);
-        float a, b;
-        row.load(x, x_strides, pair, a, b);
-        if (backward) {
-          float to_a, to_b;
-          row.load(side.from, side.from_strides, pair, to_a, to_b);
-          const float grad_a = to_a * pair.cos + to_b * pair.sin, grad_b = to_b * pair.cos - to_a * pair.sin;
-          sums[1] += a * (grad_a * factor_a) + b * (grad_b * factor_b);
-          if (pass == 1 && partial != nullptr) {
-            partial[row.weight_index(pair, pair.first)] += grad_a * (a * rstd);
-            partial[row.weight_index(pair, pair.second)] += grad_b * (b * rstd);
-          }
-          if (pass == 1)
-            row.store(pair, rstd * (grad_a * factor_a - a * projection), rstd * (grad_b * factor_b - b * projection));
-        } else if (pass == 1) {
-          a = row.normed(a * rstd, factor_a);
-          b = row.normed(b * rstd, factor_b);
-          row.store(pair, a * pair.cos - b * pair.sin, a * pair.sin + b * pair.cos);
-        }
-        sums[0] += a * a + b * b;
-      }
-      if (pass == 1) break;
-      sum_over_general_block(sums);
-      const auto count = static_cast<float>(elements);
-      rstd = rsqrtf(sums[0] / count + problem.eps);
-      projection = rstd * rstd * (sums[1] / count);
+    const GeneralRow<T> row(problem, side, number);
+    if constexpr (kBackward) {
+      differentiate_general_row(row, elements / 2, partial);
+    } else {
+      norm_general_row(row, elements / 2);
     }
   }
   trigger_next_grid();

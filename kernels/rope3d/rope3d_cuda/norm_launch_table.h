@@ -10,6 +10,7 @@ namespace rope3d {
 
 struct NormLaunch {
   // Which calls the row is for.
+  bool split;          // two vectors per column, for half-split pairs; else one
   bool row_per_block;  // rows of a whole block; else of a power of two of lanes of a warp, with a column in each
 
   // Threads.
@@ -28,19 +29,22 @@ struct NormLaunch {
 // many bytes as q. More would not leave the backward pass of a long row enough registers: it holds x, the gradient and
 // the sums of the weights' gradients.
 //
-// threads: at most 640 leave a thread 96 registers, and with more an SM has 16 instead of 20 warps of shorter rows.
 // backward_threads: at 512 threads, 16-bit rows spill registers. Longer rows take the general kernel.
 // backward_threads_per_sm: each block writes partial sums of a whole row, so fewer blocks write less.
 constexpr NormLaunch kNormLaunches[] = {
-    {/*row_per_block=*/false, /*threads=*/256, /*heads=*/2, /*columns=*/1,
+    {/*split=*/false, /*row_per_block=*/false, /*threads=*/256, /*heads=*/2, /*columns=*/1,
      /*backward_threads=*/256, /*backward_threads_per_sm=*/512},
-    {/*row_per_block=*/true, /*threads=*/640, /*heads=*/1, /*columns=*/2,
+    {/*split=*/true, /*row_per_block=*/false, /*threads=*/256, /*heads=*/2, /*columns=*/1,
+     /*backward_threads=*/256, /*backward_threads_per_sm=*/512},
+    {/*split=*/false, /*row_per_block=*/true, /*threads=*/512, /*heads=*/1, /*columns=*/2,
+     /*backward_threads=*/384, /*backward_threads_per_sm=*/512},
+    {/*split=*/true, /*row_per_block=*/true, /*threads=*/512, /*heads=*/1, /*columns=*/2,
      /*backward_threads=*/384, /*backward_threads_per_sm=*/512},
 };
 
-// Elements of a vector; a column has two. With columns of 32 bytes, the backward pass spills registers.
-constexpr int kNormVectorBytes = 8;
-constexpr int norm_width(int element_bytes) { return kNormVectorBytes / element_bytes; }
+// Elements of a vector. A column has 16 bytes in either case: with two vectors of 16 bytes, the backward pass spills
+// registers.
+constexpr int norm_width(bool split, int element_bytes) { return (split ? 8 : 16) / element_bytes; }
 
 // The general kernel: threads of a row at most, and blocks of an SM in the backward pass.
 constexpr int kGeneralThreads = 256, kGeneralBlocksPerSm = 8;

@@ -33,24 +33,19 @@ bool is_weight_aligned(const SideNorm& norm) { return norm.weight == nullptr || 
 // Whether the fast kernels can read all tensors in vectors.
 bool is_norm_vectorizable(const NormRotation& problem, int64_t element_bytes) {
   const Rotation& rotation = problem.rotation;
-  const int64_t width = norm_width(static_cast<int>(element_bytes)), column = 2 * width;
-  // A column of half-split pairs is read in two parts.
-  const int64_t align = rotation.half ? kNormVectorBytes : 2 * kNormVectorBytes;
-  const bool whole = rotation.half ? rotation.pairs % width == 0 && rotation.passthrough() % column == 0
-                                   : rotation.width % column == 0 && 2 * rotation.pairs % column == 0;
+  const int64_t width = norm_width(rotation.half, static_cast<int>(element_bytes));
+  const bool whole = rotation.half ? rotation.pairs % width == 0 && rotation.passthrough() % (2 * width) == 0
+                                   : rotation.width % width == 0 && 2 * rotation.pairs % width == 0;
   const Type table = rotation.table.type;
   if (!whole || (table != Type::float32 && table != rotation.type) ||
-      !is_table_vectorizable(rotation.table, rotation.pairs, width)) {
+      !is_table_vectorizable(rotation.table, rotation.pairs, rotation.half ? width : width / 2)) {
     return false;
   }
-  const int64_t last_row =
-      (rotation.batch - 1) * rotation.table.batch_stride + (rotation.tokens - 1) * rotation.table.row_stride;
-  if (last_row * (table == Type::float32 ? 4 : 2) / kit::kVectorBytes > UINT32_MAX) return false;
   for (int i = 0; i < kMaxSides; ++i) {
     const Side& side = rotation.sides[i];
     const SideNorm& norm = problem.norms[i];
     const auto fits = [&](const void* data, const Strides& strides) {
-      return is_vectorizable(rotation, data, strides, side.heads, element_bytes, align, kNormVectorBytes);
+      return is_vectorizable(rotation, data, strides, side.heads, element_bytes, width * element_bytes);
     };
     if (side.heads == 0) continue;
     if (!fits(side.from, side.from_strides) || !fits(side.to, side.to_strides) || !is_weight_aligned(norm) ||
@@ -63,9 +58,10 @@ bool is_norm_vectorizable(const NormRotation& problem, int64_t element_bytes) {
 
 int64_t element_size(const Rotation& rotation) { return rotation.type == Type::float32 ? 4 : 2; }
 
-int64_t vector_width(const Rotation& rotation) { return norm_width(static_cast<int>(element_size(rotation))); }
-
-int64_t columns_of_head(const Rotation& rotation) { return rotation.width / (2 * vector_width(rotation)); }
+int64_t columns_of_head(const Rotation& rotation) {
+  const int width = norm_width(rotation.half, static_cast<int>(element_size(rotation)));
+  return rotation.width / (rotation.half ? 2 * width : width);
+}
 
 NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
   const Rotation& rotation = problem.rotation;
@@ -76,7 +72,7 @@ NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
     plan.columns = (problem.per_token ? heads : 1) * columns_of_head(rotation);
     for (int row = 0; row < static_cast<int>(std::size(kNormLaunches)) && plan.row < 0; ++row) {
       const NormLaunch& launch = kNormLaunches[row];
-      if (problem.per_token && !launch.row_per_block) continue;
+      if (launch.split != rotation.half || (problem.per_token && !launch.row_per_block)) continue;
       const int threads = backward ? launch.backward_threads : launch.threads;
       const int64_t most = launch.row_per_block ? threads * launch.columns : kWarp;
       if (plan.columns > most) continue;
@@ -108,7 +104,7 @@ NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
 
 NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
   const Rotation& rotation = problem.rotation;
-  const int64_t width = vector_width(rotation);
+  const int64_t width = norm_width(rotation.half, static_cast<int>(element_size(rotation)));
   const auto layout = [&](const void* data, const Strides& strides) {
     const auto vectors = [&](int64_t stride) { return static_cast<uint32_t>(stride / width); };
     return NormLayout{data, vectors(strides.batch), vectors(strides.token), vectors(strides.head)};
@@ -148,9 +144,8 @@ NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
   params.eps = problem.eps;
   params.cos = rotation.table.cos;
   params.sin = rotation.table.sin;
-  const int64_t table_width = kit::kVectorBytes / (rotation.table.type == Type::float32 ? 4 : 2);
-  params.table_batch = static_cast<uint32_t>(rotation.table.batch_stride / table_width);
-  params.table_row = static_cast<uint32_t>(rotation.table.row_stride / table_width);
+  params.table_batch = rotation.table.batch_stride;
+  params.table_row = rotation.table.row_stride;
   params.doubled_table = rotation.table.pair_stride == 2;
   params.float32_table = rotation.table.type != rotation.type;
   return params;
@@ -161,7 +156,7 @@ void launch_norm(std::integer_sequence<int, kRows...>, const NormRotation& probl
                  cudaStream_t stream) {
   const auto blocks = static_cast<unsigned>(plan.blocks), threads = static_cast<unsigned>(plan.threads);
   if (plan.row < 0) {
-    launch_with_pdl(norm_rotate_general_kernel, dim3(blocks, kMaxSides), threads, 0, stream, problem, kBackward);
+    launch_with_pdl(norm_rotate_general_kernel<T, kBackward>, dim3(blocks, kMaxSides), threads, 0, stream, problem);
     return;
   }
   const NormParams params = norm_params(problem, plan);

@@ -3,13 +3,9 @@
 // Reads:    the weights and the tables.
 // Must not: depend on the pass.
 //
-// A column is what a thread reads of a head at once: two vectors. They are adjacent and have whole pairs, or, with
-// half-split pairs, the first has the first and the second the second elements of its pairs. The threads of a row have
-// one column each, or a few at equal distances. A thread has the same columns of q and of k, for which it loads the
-// angles once.
-//
-// Both forms of pairs share the kernels: each use of `half` is a branch that all threads take alike, and one kernel for
-// each form would be twice as many bytes in the package.
+// A column is what a thread reads of a head at once: a vector of whole pairs, or, split, two vectors with the first and
+// the second elements of its pairs. The threads of a row have one column each, or a few at equal distances.
+// A thread has the same columns of q and of k, for which it loads the angles once.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -62,106 +58,51 @@ struct NormParams {
   bool half, per_token, rounded_before_weight;
   float eps;
   const void *cos, *sin;
-  uint32_t table_batch, table_row;  // strides in vectors of 16 bytes
-  bool doubled_table;               // the entries of two pairs are two apart, else adjacent
-  bool float32_table;               // and the dtype of q is another
+  int64_t table_batch, table_row;
+  bool doubled_table;  // the entries of two pairs are two apart, else adjacent
+  bool float32_table;  // and the dtype of q is another
 };
 
 template <typename T, int kRow>
 struct NormTile {
   static constexpr NormLaunch kLaunch = kNormLaunches[kRow];
-  static constexpr bool kBlock = kLaunch.row_per_block;
-  static constexpr int kWidth = norm_width(sizeof(T));     // elements of a vector
-  static constexpr int kElements = 2 * kWidth;             // of a column
-  static constexpr int kPairs = kWidth;                    // of a column
+  static constexpr bool kSplit = kLaunch.split, kBlock = kLaunch.row_per_block;
+  static constexpr int kWidth = norm_width(kSplit, sizeof(T));
+  static constexpr int kVectors = kSplit ? 2 : 1;          // of a column
+  static constexpr int kElements = kVectors * kWidth;      // of a column
+  static constexpr int kPairs = kElements / 2;             // of a column
   static constexpr int kColumns = kLaunch.columns;         // of a thread in each row
   static constexpr int kRows = kMaxSides * kLaunch.heads;  // of a thread; row i belongs to side i % kMaxSides
-};
 
-// The 16-bit elements of a word. Arrays of 16-bit elements cost nvcc an instruction per element to take apart, and for
-// some capabilities as many, right after each load, to put together again.
-template <typename T>
-__device__ __forceinline__ float2 decode_pair(uint32_t word) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000u)};
-  } else {
-    __half2 pair;
-    memcpy(&pair, &word, sizeof(pair));
-    return __half22float2(pair);
-  }
-}
-template <typename T>
-__device__ __forceinline__ uint32_t encode_pair(float a, float b) {
-  uint32_t word;
-  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
-    // Half the instructions of __floats2bfloat162_rn, which these capabilities lack. Rounds to nearest, ties to even.
-    const auto round = [](float value) {
-      const uint32_t bits = __float_as_uint(value);
-      return value == value ? bits + 0x7fff + (bits >> 16 & 1) : 0x7fff0000;
-    };
-    word = __byte_perm(round(a), round(b), 0x7632);
-#else
-    const __nv_bfloat162 pair = __floats2bfloat162_rn(a, b);
-    memcpy(&word, &pair, sizeof(word));
-#endif
-  } else {
-    const __half2 pair = __floats2half2_rn(a, b);
-    memcpy(&word, &pair, sizeof(word));
-  }
-  return word;
-}
+  // The elements of pair i of a column.
+  static constexpr int first(int i) { return kSplit ? i : 2 * i; }
+  static constexpr int second(int i) { return kSplit ? kWidth + i : 2 * i + 1; }
+};
 
 template <typename Tile, typename T>
 struct ColumnData {
-  static constexpr int kWords = 4;
-  uint32_t words[kWords];
-
-  __device__ __forceinline__ void fill(float value) {
-    float values[Tile::kElements];
-#pragma unroll
-    for (float& each : values) each = value;
-    encode_all(values);
-  }
-
-  __device__ __forceinline__ void load_from(const uint2* vectors, bool half, uint32_t first, uint32_t second) {
-    uint4 all;
-    if (half) {
-      const uint2 a = vectors[first], b = vectors[second];
-      all = {a.x, a.y, b.x, b.y};
-    } else {
-      all = *reinterpret_cast<const uint4*>(vectors + first);
-    }
-    memcpy(words, &all, sizeof(all));
-  }
-  __device__ __forceinline__ void store_to(uint2* vectors, bool half, uint32_t first, uint32_t second) const {
-    if (half) {
-      store_word(vectors + first, uint2{words[0], words[1]});
-      store_word(vectors + second, uint2{words[2], words[3]});
-    } else {
-      store_word(reinterpret_cast<uint4*>(vectors + first), uint4{words[0], words[1], words[2], words[3]});
-    }
-  }
+  Vector<T, Tile::kWidth> vectors[Tile::kVectors];
 
   __device__ __forceinline__ void decode_all(float (&values)[Tile::kElements]) const {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      if constexpr (sizeof(T) == sizeof(float)) {
-        values[i] = __uint_as_float(words[i]);
-      } else {
-        const float2 pair = decode_pair<T>(words[i]);
-        values[2 * i] = pair.x;
-        values[2 * i + 1] = pair.y;
-      }
+    for (int i = 0; i < Tile::kElements; ++i) {
+      values[i] = decode(vectors[i / Tile::kWidth].elements[i % Tile::kWidth]);
     }
   }
+  // 16-bit elements in pairs: that is one instruction per pair.
   __device__ __forceinline__ void encode_all(const float (&values)[Tile::kElements]) {
 #pragma unroll
-    for (int i = 0; i < kWords; ++i) {
-      if constexpr (sizeof(T) == sizeof(float)) {
-        words[i] = __float_as_uint(values[i]);
+    for (int i = 0; i < Tile::kElements; i += 2) {
+      T* to = &vectors[i / Tile::kWidth].elements[i % Tile::kWidth];
+      if constexpr (std::is_same_v<T, __half>) {
+        const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
+        memcpy(to, &pair, sizeof(pair));
+      } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
+        memcpy(to, &pair, sizeof(pair));
       } else {
-        words[i] = encode_pair<T>(values[2 * i], values[2 * i + 1]);
+        to[0] = values[i];
+        to[1] = values[i + 1];
       }
     }
   }
@@ -170,7 +111,13 @@ struct ColumnData {
   __device__ __forceinline__ void make_opaque() {
     if constexpr (sizeof(T) < sizeof(float)) {
 #pragma unroll
-      for (uint32_t& word : words) asm volatile("" : "+r"(word));
+      for (auto& vector : vectors) {
+        typename Word<sizeof(vector)>::Type word;
+        memcpy(&word, &vector, sizeof(word));
+        asm volatile("" : "+r"(word.x), "+r"(word.y));
+        if constexpr (sizeof(word) == 16) asm volatile("" : "+r"(word.z), "+r"(word.w));
+        memcpy(&vector, &word, sizeof(word));
+      }
     }
   }
 };
@@ -182,29 +129,30 @@ struct NormColumn {
   int pair;
   bool rotated;  // in tokens after the prefix
 
-  // The index of the first weight of the head.
-  __device__ __forceinline__ uint32_t first_weight(const NormParams& params) const {
-    return params.per_token ? head * params.width : 0;
-  }
   // The index of a vector's first weight. kWidth: elements of a vector.
   template <int kWidth>
   __device__ __forceinline__ uint32_t weight_index(const NormParams& params, int vector) const {
-    return first_weight(params) + (vector == 0 ? first : second) * kWidth;
+    return (params.per_token ? head * params.width : 0) + (vector == 0 ? first : second) * kWidth;
   }
 };
 
 template <typename Tile>
 __device__ __forceinline__ NormColumn norm_column(const NormParams& params, uint32_t number) {
-  NormColumn column{number < params.row_columns, 0, 0, 0, 0, false};
-  uint32_t in_head = number;
-  if (Tile::kBlock) column.head = params.by_columns(number, in_head);
-  column.pair = static_cast<int>(in_head) * Tile::kPairs;
-  column.rotated = column.pair < params.pairs;
-  // With half-split pairs, the rotated columns come first, then those that are not rotated.
-  const int skipped = column.rotated ? 0 : params.pairs,
-            distance = column.rotated ? params.pairs : params.passthrough / 2;
-  column.first = params.half ? in_head + skipped / Tile::kWidth : 2 * in_head;
-  column.second = column.first + (params.half ? distance / Tile::kWidth : 1);
+  constexpr int kWidth = Tile::kWidth;
+  NormColumn column{number < params.row_columns, 0, number, 0, 0, false};
+  if (Tile::kBlock) column.head = params.by_columns(number, column.first);
+  const int start = static_cast<int>(column.first) * kWidth;
+  if constexpr (Tile::kSplit) {
+    // The rotated columns come first, then those that are not rotated.
+    column.pair = start;
+    column.rotated = start < params.pairs;
+    const int distance = column.rotated ? params.pairs : params.passthrough / 2;
+    if (!column.rotated) column.first += params.pairs / kWidth;
+    column.second = column.first + distance / kWidth;
+  } else {
+    column.pair = start / 2;
+    column.rotated = column.pair < params.pairs;
+  }
   return column;
 }
 
@@ -232,25 +180,14 @@ __device__ __forceinline__ uint32_t head_offset(const NormParams& params, const 
   return unit.sequence * layout.batch + unit.token * layout.token + head * layout.head;
 }
 
-// Calls `body(i)` for all i below kCount, as compile-time constants.
-template <int kCount, int kIndex = 0, typename Body>
-__device__ __forceinline__ void for_each_constant(Body&& body) {
-  if constexpr (kIndex < kCount) {
-    body(std::integral_constant<int, kIndex>{});
-    for_each_constant<kCount, kIndex + 1>(body);
-  }
-}
-
-// Calls `body(row, column)` for every row and column of a thread, as compile-time constants. The rows of a side are
-// next to each other.
-template <typename Tile, typename Body>
+// Calls `body(row, column)` for every row and column of a thread, as compile-time constants.
+template <typename Tile, int kIndex = 0, typename Body>
 __device__ __forceinline__ void for_each_column(Body&& body) {
-  constexpr int kHeads = Tile::kLaunch.heads;
-  for_each_constant<Tile::kRows * Tile::kColumns>([&](auto i) {
-    constexpr int kSide = i() / kHeads / Tile::kColumns, kHead = i() % kHeads;
-    body(std::integral_constant<int, kHead * kMaxSides + kSide>{},
-         std::integral_constant<int, i() / kHeads % Tile::kColumns>{});
-  });
+  if constexpr (kIndex < Tile::kRows * Tile::kColumns) {
+    body(std::integral_constant<int, kIndex / Tile::kColumns>{},
+         std::integral_constant<int, kIndex % Tile::kColumns>{});
+    for_each_column<Tile, kIndex + 1>(body);
+  }
 }
 
 // Whether a thread's column exists in its `row`-th row.
@@ -263,27 +200,38 @@ __device__ __forceinline__ bool has_column(const NormParams& params, const NormU
 template <typename Tile, typename T, int kRow>
 __device__ __forceinline__ void load_column(const NormParams& params, const NormLayout& layout, const NormUnit& unit,
                                             const NormColumn& column, ColumnData<Tile, T>& data) {
+  using Unit = Vector<T, Tile::kWidth>;
   data = {};
   if (!has_column<kRow>(params, unit, column)) return;
-  const uint2* from = static_cast<const uint2*>(layout.data) + head_offset<kRow>(params, layout, unit, column);
-  data.load_from(from, params.half, column.first, column.second);
+  const Unit* from = static_cast<const Unit*>(layout.data) + head_offset<kRow>(params, layout, unit, column);
+  data.vectors[0] = load<T, Tile::kWidth>(from[column.first].elements);
+  if constexpr (Tile::kSplit) data.vectors[1] = load<T, Tile::kWidth>(from[column.second].elements);
 }
 
 template <typename Tile, typename T, int kRow>
 __device__ __forceinline__ void store_column(const NormParams& params, const NormLayout& layout, const NormUnit& unit,
                                              const NormColumn& column, const ColumnData<Tile, T>& data) {
-  uint2* to = static_cast<uint2*>(const_cast<void*>(layout.data)) + head_offset<kRow>(params, layout, unit, column);
-  data.store_to(to, params.half, column.first, column.second);
+  using Unit = Vector<T, Tile::kWidth>;
+  Unit* to = static_cast<Unit*>(const_cast<void*>(layout.data)) + head_offset<kRow>(params, layout, unit, column);
+  store(to[column.first].elements, data.vectors[0]);
+  if constexpr (Tile::kSplit) store(to[column.second].elements, data.vectors[1]);
 }
 
 // Loads the weights of a column, if they have the dtype of q; they are 1 if there are none.
 template <typename Tile, typename T>
 __device__ __forceinline__ void load_weights(const NormParams& params, const NormSide& norm, const NormColumn& column,
                                              ColumnData<Tile, T>& weights) {
-  weights.fill(1.0f);
+#pragma unroll
+  for (auto& vector : weights.vectors) {
+#pragma unroll
+    for (T& weight : vector.elements) weight = encode<T>(1.0f);
+  }
   if (norm.weight == nullptr || norm.float32_weight || !column.in_row || column.head >= norm.heads) return;
-  const uint2* from = static_cast<const uint2*>(norm.weight) + column.first_weight(params) / Tile::kWidth;
-  weights.load_from(from, params.half, column.first, column.second);
+#pragma unroll
+  for (int vector = 0; vector < Tile::kVectors; ++vector) {
+    const uint32_t index = column.template weight_index<Tile::kWidth>(params, vector);
+    weights.vectors[vector] = load<T, Tile::kWidth>(static_cast<const T*>(norm.weight) + index);
+  }
 }
 
 // Sets the factors of a column, from weights that have been loaded or, where they would take too many registers, from
@@ -293,7 +241,7 @@ __device__ __forceinline__ void get_factors(const NormParams& params, const Norm
                                             ColumnData<Tile, T>& loaded, float (&factors)[Tile::kElements]) {
   if (sizeof(T) < sizeof(float) && norm.float32_weight) {
 #pragma unroll
-    for (int vector = 0; vector < 2; ++vector) {
+    for (int vector = 0; vector < Tile::kVectors; ++vector) {
       const uint32_t index = column.template weight_index<Tile::kWidth>(params, vector);
       float values[Tile::kWidth];
       load_floats(static_cast<const float*>(norm.weight) + index, values);
@@ -321,12 +269,10 @@ __device__ __forceinline__ void load_column_angles(const NormParams& params, con
     }
     return;
   }
-  const uint32_t row = unit.sequence * params.table_batch + (unit.token - params.prefix) * params.table_row;
-  const uint4 *cos_row = static_cast<const uint4*>(params.cos) + row,
-              *sin_row = static_cast<const uint4*>(params.sin) + row;
+  const int64_t row = unit.sequence * params.table_batch + (unit.token - params.prefix) * params.table_row;
   const auto load_as = [&](auto tag) {
     using Entry = typename decltype(tag)::Element;
-    const auto *cos = reinterpret_cast<const Entry*>(cos_row), *sin = reinterpret_cast<const Entry*>(sin_row);
+    const auto *cos = static_cast<const Entry*>(params.cos) + row, *sin = static_cast<const Entry*>(params.sin) + row;
     if (params.doubled_table) {
       load_vectors<Entry, 2>(cos + 2 * column.pair, sin + 2 * column.pair, angles);
     } else {
@@ -342,19 +288,13 @@ __device__ __forceinline__ void load_column_angles(const NormParams& params, con
 
 // Rotates a column by its angles; kInverse: by the negative angles.
 template <typename Tile, bool kInverse>
-__device__ __forceinline__ void rotate_column(bool half, const Angles<Tile::kPairs>& angles,
-                                              float (&values)[Tile::kElements]) {
-  const auto rotate = [&](int i, float& a, float& b) {
+__device__ __forceinline__ void rotate_column(const Angles<Tile::kPairs>& angles, float (&values)[Tile::kElements]) {
+#pragma unroll
+  for (int i = 0; i < Tile::kPairs; ++i) {
+    float &a = values[Tile::first(i)], &b = values[Tile::second(i)];
     const float x = a, y = b, cos = angles.cos[i], sin = kInverse ? -angles.sin[i] : angles.sin[i];
     a = x * cos - y * sin;
     b = x * sin + y * cos;
-  };
-  if (half) {
-#pragma unroll
-    for (int i = 0; i < Tile::kPairs; ++i) rotate(i, values[i], values[Tile::kWidth + i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < Tile::kPairs; ++i) rotate(i, values[2 * i], values[2 * i + 1]);
   }
 }
 
@@ -376,7 +316,6 @@ __device__ __forceinline__ void sum_over_row(const NormParams& params, float (&s
     __syncthreads();
 #pragma unroll
     for (float& sum : sums) sum = 0.0f;
-#pragma unroll 4
     for (uint32_t warp = 0; warp < blockDim.x / kWarp; ++warp) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[i] += scratch[warp][i];

@@ -94,14 +94,13 @@ inline bool is_table_vectorizable(const Tokens& table, int64_t pairs, int64_t pa
          kit::aligned(table.cos) && kit::aligned(table.sin) && whole(table.batch_stride) && whole(table.row_stride);
 }
 
-// Whether every head is aligned to `align` bytes and a 32-bit index of vectors reaches the last one.
+// Whether every vector of every head is aligned and a 32-bit index reaches the last one.
 inline bool is_vectorizable(const Rotation& problem, const void* data, const Strides& strides, int64_t heads,
-                            int64_t element_bytes, int64_t align = kit::kVectorBytes,
-                            int64_t vector_bytes = kit::kVectorBytes) {
-  const auto whole = [=](int64_t stride) { return stride * element_bytes % align == 0; };
+                            int64_t element_bytes, int64_t vector_bytes = kit::kVectorBytes) {
+  const auto whole = [=](int64_t stride) { return stride * element_bytes % vector_bytes == 0; };
   const int64_t last = (problem.batch - 1) * strides.batch + (problem.tokens - 1) * strides.token +
                        (heads - 1) * strides.head + problem.width;
-  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(align) == 0 && whole(strides.batch) &&
+  return reinterpret_cast<uintptr_t>(data) % static_cast<uintptr_t>(vector_bytes) == 0 && whole(strides.batch) &&
          whole(strides.token) && whole(strides.head) && last * element_bytes / vector_bytes <= UINT32_MAX;
 }
 
