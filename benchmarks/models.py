@@ -8,7 +8,7 @@
 
 It needs Torch, diffusers, transformers and the public `kernels` client, which finds the packages through LOCAL_KERNELS
 or on the Hub, and not the builder. Each command adds to the JSON. The models have real configurations and random
-weights, in bfloat16, with batch 1; `model_cases.py` has them.
+weights, in bfloat16, with batch 1; `public_models.py` has them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from model_cases import CASES, Case, make, make_inputs, make_model
+from public_models import CASES, Case, make, make_inputs, make_model
 from torch import Tensor, multiprocessing, nn
 
 _ROUNDS = 7
