@@ -215,7 +215,7 @@ def test_error_inside_a_capture(blocks, fail):
         del tensor
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    assert torch.cuda.memory_allocated() == used
+    assert torch.cuda.memory_allocated() <= used
 
 
 def test_arguments_on_the_host(blocks):
