@@ -69,7 +69,6 @@ class Gpu:
             # Not Torch's one stream for captures: cuBLAS has a workspace for each stream, and graphs that are captured
             # on one stream must not run at the same time.
             self._stream = torch.cuda.Stream(device)
-        torch.cuda.current_blas_handle()  # a thread's first use of cuBLAS makes one, which a capture does not allow
         graph = torch.cuda.CUDAGraph()
         cause: Optional[BaseException] = None
         # Other threads may allocate and wait meanwhile.
