@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from kernel_builder.build import commands, include_scan
 from kernel_builder.build.graph import CUDA, PYTHON, TORCH, CompileStep, digest
-from kernel_builder.config import kernel_sources, matrix, offered
+from kernel_builder.config import compiler_flags, kernel_sources, matrix, offered
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.variant import Noarch, Release, Variant
 from kernel_builder.errors import ConfigError, ToolchainError
@@ -81,7 +81,7 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     every = sorted({name for kernel in kernels for name in kernel.depends})
     for one in kernel_sources.disjoint([binding, *kernels]):
         part = replace(one, depends=tuple(dict.fromkeys((*one.depends, *every))))
-        _check_kernel(project, part)
+        compiler_flags.check(project.root, _table(part), part)
         for source in part.src:
             if not kernel_sources.is_header(source):
                 _check_source(project, part, source, variant)
@@ -109,17 +109,6 @@ def _defines(variant: Variant, stable: Release | None) -> tuple[str, ...]:
 def _table(kernel: Kernel) -> str:
     """Return the table of `build.toml` that declares a kernel's sources."""
     return "torch" if kernel.name == "torch" else f"kernel.{kernel.name}"
-
-
-def _check_kernel(project: Project, kernel: Kernel) -> None:
-    native = [flag for flag in (*kernel.cxx_flags, *kernel.cuda_flags) if flag.endswith("=native")]
-    if native:
-        raise ConfigError(
-            f"{native[0]} makes a binary for the machine that builds it, and the Hub's users have others",
-            where=f"{project.root / 'build.toml'}: [{_table(kernel)}] cxx-flags, cuda-flags",
-            hint="name an instruction set that all users have, or choose at run time: __attribute__((target(...))) and "
-            "__builtin_cpu_supports; for CUDA, list cuda-capabilities",
-        )
 
 
 def _check_source(project: Project, kernel: Kernel, source: str, variant: Variant) -> None:

@@ -281,19 +281,34 @@ def find_ninja() -> Path:
     return Path(found)
 
 
-def _environment(work: Path) -> dict[str, str]:
+def _environment(work: Path, compiler_cache: Path | None = None) -> dict[str, str]:
     """Return the environment of the steps. Temporary files go below `work`, and are removed with it."""
     (work / "tmp").mkdir(exist_ok=True)
-    return {**host_compiler.environment(), "TMPDIR": str(work / "tmp")}
+    server = _server() if compiler_cache else {}
+    return {**host_compiler.environment(), **server, "TMPDIR": str(work / "tmp")}
+
+
+def _server() -> dict[str, str]:
+    """Return where the server of the compiler cache listens: a socket that only this user can reach.
+
+    The port that sccache listens on otherwise may be another user's server, which could hand out any object.
+    """
+    if {"SCCACHE_SERVER_UDS", "SCCACHE_SERVER_PORT"} & os.environ.keys():
+        return {}
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = Path(os.environ.get("SCCACHE_DIR") or home / "sccache").absolute()
+    directory.mkdir(parents=True, exist_ok=True)
+    return {"SCCACHE_SERVER_UDS": str(directory / "server.sock")}
 
 
 def _start_server(compiler_cache: Path, cache: Path) -> None:
     """Start the server of a compiler cache if it is not running.
 
     It outlives the build, so it must not use the temporary directory of the steps. It leaves the cache's path out of
-    its keys, so that machines whose caches lie elsewhere can share its results.
+    its keys, so that machines whose caches lie elsewhere can share its results. Its storage may be remote, and is
+    configured by variables of many names, so it gets the user's; compilers run in the environment of each step.
     """
-    environment = {"SCCACHE_BASEDIRS": str(cache), **host_compiler.environment()}
+    environment = {**os.environ, "SCCACHE_BASEDIRS": str(cache), **_server()}
     start = [str(compiler_cache), "--start-server"]
     subprocess.run(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False, env=environment)
 
@@ -309,7 +324,7 @@ def _ninja(work: Path, jobs: int, compiler_cache: Path | None, cache: Path, prog
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**_environment(work), "NINJA_STATUS": "[%f/%t] "},
+        env={**_environment(work, compiler_cache), "NINJA_STATUS": "[%f/%t] "},
         # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
     )

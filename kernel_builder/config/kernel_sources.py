@@ -16,7 +16,10 @@ from kernel_builder.config.project import HEADER_SUFFIXES, Framework, Kernel, Pr
 from kernel_builder.config.variant import Release
 
 # Options of compilers that take the next argument as their value.
-_WITH_VALUE = re.compile(r"-X[a-z]+|--?(?:gencode|include|isystem|D|I|U|std)|--[a-z]+-options|--generate-code")
+_WITH_VALUE = re.compile(
+    r"-X[a-z]+|--?(?:gencode|include|isystem|D|I|U|std|t|maxrregcount|threads|param|diag[-_][a-z]+)"
+    r"|--[a-z]+-options|--generate-code"
+)
 
 
 def is_header(path: str) -> bool:
@@ -82,10 +85,10 @@ def _distinct(items: Iterable[str]) -> tuple[str, ...]:
 
 def _joined(lists: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
     """Return the options of all lists, each once: nvcc refuses some that are repeated."""
-    return tuple(word for option in dict.fromkeys(o for flags in lists for o in _options(flags)) for word in option)
+    return tuple(word for option in dict.fromkeys(o for flags in lists for o in options(flags)) for word in option)
 
 
-def _options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
+def options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """Yield each option with its value, if that is the next argument."""
     words = iter(flags)
     for word in words:

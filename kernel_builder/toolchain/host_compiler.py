@@ -14,22 +14,16 @@ from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
 from kernel_builder.toolchain.tools import HostCompiler
 
-# Environment variables that change the output of g++, ld or nvcc. Nix's compiler wrappers read those named NIX_*.
-_STEERING = (
-    "COMPILER_PATH",
-    "CPATH",
-    "CPLUS_INCLUDE_PATH",
-    "C_INCLUDE_PATH",
-    "GCC_EXEC_PREFIX",
-    "LD_RUN_PATH",
-    "LIBRARY_PATH",
-    "NIX_CFLAGS_COMPILE",
-    "NIX_CFLAGS_LINK",
-    "NIX_HARDENING_ENABLE",
-    "NIX_LDFLAGS",
-    "NVCC_APPEND_FLAGS",
-    "NVCC_CCBIN",
-    "NVCC_PREPEND_FLAGS",
+# Environment variables that the compilers get from the user. All others may change the output of g++, ld or nvcc
+# (CPATH, NVCC_APPEND_FLAGS, PTXAS_FLAGS, ...), which must depend on the command and its inputs alone.
+_KEPT = (
+    "PATH",
+    "LD_LIBRARY_PATH",  # the compilers of GCC toolsets need theirs
+    "HOME",
+    "USER",
+    "TMPDIR",
+    "SCCACHE_.*",
+    "NIX_(BINTOOLS|CC)(_WRAPPER_TARGET_.*|_FOR_.*)?",  # tell Nix's compiler wrappers what they wrap
 )
 
 OLDEST = 11  # GCC's major version
@@ -100,11 +94,8 @@ def _identify(words: str, programs: list[Path]) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return this process's environment without the variables that change the output of a compiler or linker.
-
-    The output must depend on the command and its inputs alone, since the key of a step covers nothing else.
-    """
-    kept = {name: value for name, value in os.environ.items() if name not in _STEERING}
+    """Return an environment for compilers, with nothing of this process's that may change what they make."""
+    kept = {name: value for name, value in os.environ.items() if re.fullmatch("|".join(_KEPT), name)}
     kept.update(LC_ALL="C.UTF-8", TZ="UTC", SOURCE_DATE_EPOCH="0")
     # Nix's linker wrapper adds a run path otherwise. It reads the first name in a Nix shell, the second elsewhere.
     for name in ("NIX_DONT_SET_RPATH", f"NIX_DONT_SET_RPATH_{platform.machine()}_unknown_linux_gnu"):

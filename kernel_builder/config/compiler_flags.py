@@ -1,0 +1,91 @@
+"""Which of a project's compiler flags are allowed.
+
+A flag is allowed if it neither runs a program, nor loads code into a compiler, nor reads a file that the key of the
+compile step does not cover. Flags are known by their form, so that new warnings and optimizations need no entry.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from kernel_builder.config.kernel_sources import options
+from kernel_builder.config.project import Kernel
+from kernel_builder.errors import ConfigError
+
+# Flags of g++, also of nvcc for its host compiler. Their values are no paths.
+_HOST = (
+    r"-[DU].+",
+    r"-O(\d|s|g|fast)?",
+    r"-g[\w-]*",
+    r"--?std=[\w+]+",
+    r"-[wvH]|-pipe|-pthread|-pedantic(-errors)?|-ansi|-fopenmp",
+    r"-W(?![alp],)[\w=+-]+",
+    r"-f(?!plugin|profile|auto-profile|branch-probabilities|dump|use-ld|sanitize-)[\w=,.+:-]+",
+    r"-m(?!relocatable)[\w=,.+-]+",
+    r"-l[\w+.-]+",
+    r"--param=?[\w=-]*",
+)
+# Flags of nvcc and of the programs that it runs: ptxas, fatbinary, cudafe++.
+_NVCC = (
+    *_HOST,
+    r"--?(use_fast_math|extended-lambda|expt-[\w-]+|extra-device-vectorization|restrict|lineinfo|generate-line-info)",
+    r"--?(device-debug|G|resource-usage|res-usage|source-in-ptx|Wno-[\w-]+|ewp|brief-diagnostics|time-trace|disable-warnings)",
+    r"--?(ftz|prec-div|prec-sqrt|fmad|default-stream|maxrregcount|threads|split-compile(-extended)?|t|dopt|Ofc|Ofast-compile)=?\w*",
+    r"--?(diag|display)[-_][\w-]+(=[\w,-]+)?",
+    r"--?(Werror|extra-[\w-]+|ftemplate-(backtrace-limit|depth)|compress-mode|device-entity-has-hidden-visibility)=?[\w,-]*",
+    r"--?(gpu-architecture|gpu-code|generate-code|gencode|arch|code)=?[\w,=\[\]\"]*",
+)
+_INNER = r"--?[\w-]+(=[\w,.-]+)?|\d+"  # of ptxas and the like
+_PASSED_ON = re.compile(r"(?:-X|--)(compiler|ptxas|fatbin|cudafe|nvlink)(?:-options)?")
+
+_REASONS = {
+    r"@": "reads options from a file",
+    r"-(B|-?sysroot|specs|iprefix|iwithprefix)": "chooses other programs and headers",
+    r"-(wrapper|run|-?ccbin|-?compiler-bindir|-?cudadevrt|-?dryrun|fuse-ld)": "runs another program",
+    r"-f?plugin|-load": "loads code into the compiler",
+    r"-(I|-?include|imacros|isystem|iquote|idirafter|L|-?library-path)": "names files outside of the project",
+    r"-(fprofile|fauto-profile|fbranch-prob)": "reads or writes a profile",
+    r"-?-?(options-file|optf)": "reads options from a file",
+    r"[^-]": "is an input file",
+}
+
+
+def check(root: Path, table: str, kernel: Kernel) -> None:
+    """Raise a ConfigError if a flag of a kernel is not allowed."""
+    for key, flags, forms in (("cxx-flags", kernel.cxx_flags, _HOST), ("cuda-flags", kernel.cuda_flags, _NVCC)):
+        for flag in _single(flags):
+            where = f"{root / 'build.toml'}: [{table}] {key}"
+            if re.search(r"-m\w+=native\b", flag):
+                raise ConfigError(
+                    f"{flag} makes a binary for the machine that builds it, and the Hub's users have others",
+                    where=where,
+                    hint="name an instruction set that all users have, or choose at run time: "
+                    "__attribute__((target(...))) and __builtin_cpu_supports; for CUDA, list cuda-capabilities",
+                )
+            inner = flag.startswith("\0")
+            if not any(re.fullmatch(form, flag.lstrip("\0")) for form in ((_INNER,) if inner else forms)):
+                raise _refusal(flag.lstrip("\0"), where)
+
+
+def _refusal(flag: str, where: str) -> ConfigError:
+    reason = next((words for form, words in _REASONS.items() if re.match(form, flag)), None)
+    says = reason or "is not among the flags that are known to read no other file and run no other program"
+    return ConfigError(
+        f"the flag {flag!r} is refused: it {says}",
+        where=where,
+        hint="leave it out; headers go into `include` and `src`, libraries into `depends`",
+    )
+
+
+def _single(flags: Sequence[str]) -> Iterator[str]:
+    """Yield flags one by one. Those for ptxas and other programs of CUDA begin with a zero byte."""
+    for option in options(flags):
+        name, _, value = option[0].partition("=")
+        passed = _PASSED_ON.fullmatch(name)
+        if passed is None:
+            yield "=".join(option) if len(option) > 1 and option[0].startswith("--") else "".join(option)
+            continue
+        for part in (value or (option[1] if len(option) > 1 else "")).split(","):
+            yield part if passed[1] == "compiler" else f"\0{part}"

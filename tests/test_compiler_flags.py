@@ -1,0 +1,98 @@
+"""Which compiler flags a project may have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.config import compiler_flags
+from kernel_builder.config.project import Kernel
+from kernel_builder.errors import ConfigError
+
+
+def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:
+    kernel = Kernel(
+        name="scale", backend="cuda", depends=("torch",), src=("a.cu",), include=(), cxx_flags=cxx, cuda_flags=cuda
+    )
+    compiler_flags.check(Path("project"), "kernel.scale", kernel)
+
+
+def test_flags_of_public_projects_are_allowed() -> None:
+    host = ("-O3", "-std=c++20", '-DA="b c"', "-UNDEBUG", "-Wno-deprecated-declarations", "-fopenmp", "-mavx512f")
+    check(cxx=(*host, "-march=x86-64-v3", "-fbracket-depth=1024", "-lgomp", "-g", "-D", "A=1"))
+    check(
+        cuda=(*host, "--use_fast_math", "--expt-relaxed-constexpr", "-lineinfo", "--threads=4", "-t", "4", "-res-usage")
+    )
+    check(
+        cuda=("-Xptxas=-v,-O3", "-Xptxas", "-dlcm=ca", "-Xfatbin=-compress-all", "-Xcompiler=-fPIC,-O2", "-std=c++17")
+    )
+    check(
+        cuda=(
+            "-diag-suppress=174",
+            "--diag-suppress",
+            "177",
+            "--maxrregcount=64",
+            "-gencode",
+            "arch=compute_90a,code=sm_90a",
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "reason"),
+    [
+        ("-wrapper,evil", "runs another program"),
+        ("-B/tmp/evil", "chooses other programs"),
+        ("@/tmp/options", "reads options from a file"),
+        ("-fplugin=/tmp/evil.so", "loads code"),
+        ("-fplugin-arg-evil-x=1", "loads code"),
+        ("-specs=/tmp/evil", "chooses other programs"),
+        ("-I/opt/include", "outside of the project"),
+        ("-include/etc/passwd", "outside of the project"),
+        ("-isystem", "outside of the project"),
+        ("-fprofile-use=/tmp/profile", "profile"),
+        ("-fuse-ld=evil", "runs another program"),
+        ("/tmp/evil.o", "is an input file"),
+        ("-Wp,-MD,/tmp/out", "known to read no other file"),
+        ("-Wl,-rpath,/tmp", "known to read no other file"),
+        ("-Wa,@/tmp/options", "known to read no other file"),
+        ("-fdump-tree-all=/tmp/out", "known to read no other file"),
+        ("-mstrange=/tmp/x", "known to read no other file"),
+    ],
+)
+def test_flags_that_run_programs_or_read_files_are_refused(flag: str, reason: str) -> None:
+    for flags in (
+        {"cxx": (flag,)},
+        {"cuda": (flag,)},
+        {"cuda": (f"-Xcompiler={flag}",)},
+        {"cuda": ("-Xcompiler", flag)},
+    ):
+        with pytest.raises(ConfigError) as caught:
+            check(**flags)
+        assert caught.value.where.startswith("project/build.toml: [kernel.scale] c")
+        if "," not in flag or "Xcompiler" not in str(flags):  # nvcc splits there
+            assert reason in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("-ccbin=/tmp/evil",),
+        ("--options-file=/tmp/x",),
+        ("-optf", "/tmp/x"),
+        ("-Xptxas=--options-file=/tmp/x",),
+        ("-run",),
+    ],
+)
+def test_flags_of_nvcc_that_run_programs_or_read_files_are_refused(flags: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="is refused"):
+        check(cuda=flags)
+
+
+@pytest.mark.parametrize(
+    "flags", [("-march=native",), ("-Xcompiler", "-march=native,-O3"), ("-Xcompiler=-O3,-mtune=native",)]
+)
+def test_native_instruction_sets_are_refused_wherever_they_are_named(flags: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match="makes a binary for the machine that builds it"):
+        check(cuda=flags)
