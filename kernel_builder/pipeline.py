@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernel_builder import checks, files
 from kernel_builder.build import ninja_run, provenance
@@ -119,20 +119,20 @@ def _plan(request: BuildRequest, selections: Sequence[Selection], toolchains: To
     """Plan all variants that can be planned."""
     planned: list[PlannedVariant] = []
     for selection in selections:
-        project = selection.project
-        recorded = dict(request.provenance or provenance.provenance(project))
+        try:
+            found = plan([(selection.project, selection.variants)], toolchains).variants
+        except KernelBuilderError:
+            found = tuple(_plan_each(selection, toolchains, failures))
+        steps = [step for one in found if one.binary for step in one.binary.objects]
+        sources = {name for step in steps for name, _ in step.files}
+        recorded = dict(request.provenance or provenance.provenance(selection.project, sources))
         if request.allow:
             recorded["allowed-checks"] = sorted(set(request.allow))
-        try:
-            planned += plan([(project, selection.variants)], toolchains, {project.name: recorded}).variants
-        except KernelBuilderError:
-            planned += _plan_each(selection, toolchains, recorded, failures)
+        planned += [replace(one, provenance=recorded) for one in found]
     return Graph(tuple(planned))
 
 
-def _plan_each(
-    selection: Selection, toolchains: Toolchains, recorded: Mapping[str, Any], failures: Failures
-) -> Iterator[PlannedVariant]:
+def _plan_each(selection: Selection, toolchains: Toolchains, failures: Failures) -> Iterator[PlannedVariant]:
     """Plan the variants of a project one at a time, since one of them cannot be planned."""
     project = selection.project
     unfetched: dict[tuple[str, object], FetchError] = {}
@@ -142,7 +142,7 @@ def _plan_each(
             failures.add(project.name, variant.name, unfetched[tools])
             continue
         try:
-            yield from plan([(project, [variant])], toolchains, {project.name: recorded}).variants
+            yield from plan([(project, [variant])], toolchains).variants
         except KernelBuilderError as error:
             if isinstance(error, FetchError):
                 unfetched[tools] = error

@@ -17,6 +17,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import ConfigError, KernelBuilderError, PackageError, VariantError
+from kernel_builder.package.swap import check_destination
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Toolchains
@@ -144,4 +145,6 @@ def _destination(project: Project, request: BuildRequest, *, several: bool) -> P
     path = Path(os.path.realpath(out / project.name if request.out and several else out))
     if path.exists() and not path.is_dir():
         raise PackageError("is a file; packages need a directory", where=str(path), hint="move it, or choose --out")
+    if request.out:
+        check_destination(path)
     return path

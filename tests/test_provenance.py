@@ -35,7 +35,7 @@ def git(repository: Path, *arguments: str) -> str:
 
 
 def recorded(repository: Path) -> Any:
-    return provenance(read_project(repository / "kernels" / "stable-scale"))["kernel"]
+    return provenance(read_project(repository / "kernels" / "stable-scale"), ["scale/scale_cpu.cpp"])["kernel"]
 
 
 def test_the_commit_is_recorded(repository: Path) -> None:
@@ -60,3 +60,51 @@ def test_a_changed_link_is_seen(repository: Path, name: str) -> None:
     (repository / name).unlink()
     (repository / name).symlink_to(repository / "other")
     assert recorded(repository)["dirty"]
+
+
+def test_a_header_that_no_commit_has_is_seen(repository: Path) -> None:
+    project = repository / "kernels" / "stable-scale"
+    (project / "scale" / "rates.h").write_text("#define RATE 2\n")
+    found = provenance(read_project(project), ["scale/scale_cpu.cpp", "scale/rates.h"])
+    assert found["kernel"]["dirty"]
+
+
+def test_nothing_that_the_repository_configures_runs(repository: Path, tmp_path: Path) -> None:
+    told = tmp_path / "told"
+    git(repository, "config", "core.fsmonitor", f"touch {told}")
+    git(repository, "config", "filter.spy.clean", f"touch {told}; cat")
+    (repository / ".git" / "info" / "attributes").write_text("* filter=spy\n")
+    (repository / "shared" / "scale_cpu.cpp").touch()
+    assert not recorded(repository)["dirty"]
+    assert not told.exists()
+
+
+def test_the_environment_cannot_name_another_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = git(repository, "rev-parse", "HEAD").strip()
+    other = repository / "other"
+    other.mkdir()
+    git(other, "init", "--quiet")
+    git(other, "commit", "--quiet", "--allow-empty", "--message", "Other")
+    monkeypatch.setenv("GIT_DIR", str(other / ".git"))
+    monkeypatch.setenv("GIT_WORK_TREE", str(repository))
+    assert recorded(repository) == {"commit": commit, "dirty": False}
+
+
+def test_files_of_a_submodule_are_compared_with_its_commit(repository: Path, tmp_path_factory: Any) -> None:
+    library = tmp_path_factory.mktemp("library")
+    git(library, "init", "--quiet")
+    (library / "rates.h").write_text("#define RATE 2\n")
+    git(library, "add", ".")
+    git(library, "commit", "--quiet", "--message", "First")
+    project = repository / "kernels" / "stable-scale"
+    git(repository, "-c", "protocol.file.allow=always", "submodule", "--quiet", "add", str(library), "third")
+    (project / "third").symlink_to("../../third")
+    git(repository, "add", ".")
+    git(repository, "commit", "--quiet", "--message", "Second")
+
+    def is_dirty() -> Any:
+        return provenance(read_project(project), ["third/rates.h"])["kernel"]["dirty"]
+
+    assert not is_dirty()
+    (repository / "third" / "rates.h").write_text("#define RATE 3\n")
+    assert is_dirty()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernel_builder.build import commands, compile_steps
 from kernel_builder.build.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
@@ -33,14 +33,12 @@ _UNIQUE_LENGTH = 13
 def plan(
     selections: Iterable[tuple[Project, Sequence[Variant]]],
     toolchains: Toolchains,
-    provenance: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Graph:
     """Plan the variants of all projects as one graph.
 
     Args:
         selections: Projects, each with the variants to build.
         toolchains: Where compilers and headers come from.
-        provenance: Project name -> what its packages record of builder and sources.
 
     Raises:
         ConfigError: If a source cannot be compiled by any compiler of its backend.
@@ -49,7 +47,6 @@ def plan(
     planned = []
     for project, variants in selections:
         python = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in project.python_files}
-        recorded = (provenance or {}).get(project.name, {})
         for variant in variants:
             if isinstance(variant.framework, Noarch):
                 binary = None
@@ -58,7 +55,7 @@ def plan(
                 binary = _binary(project, variant, python, toolchains)
                 module = binary.module
             archs = _archs(project, variant)
-            planned.append(PlannedVariant(project, variant, module, archs, python, recorded, binary))
+            planned.append(PlannedVariant(project, variant, module, archs, python, {}, binary))
     return Graph(tuple(planned))
 
 

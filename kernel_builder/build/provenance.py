@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,26 +22,57 @@ class GitState:
     dirty: bool
 
 
-def git_state(directory: Path, files: Sequence[str] = (".",)) -> GitState | None:
-    """Return the git state of some files of a directory, or None without git, a repository or a commit.
+def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
+    """Return the git state of some files, or None without git, a repository or a commit.
 
-    A named file that git does not track counts as a difference: no commit has it.
+    The content of every file is compared with the commit here: `git status` runs what the repository's configuration
+    names (filters, a file system monitor), and believes its index. A file that the commit lacks counts as a difference.
+
+    Args:
+        directory: A directory of the repository.
+        files: Absolute paths, without symbolic links above the repository.
     """
+    # GIT_DIR and the like would name another repository.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
 
-    def git(*arguments: str) -> str | None:
+    def git(*arguments: str) -> bytes | None:
         command = ["git", "-C", str(directory), *arguments]
-        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+            done = subprocess.run(command, capture_output=True, check=False, env=environment)
         except FileNotFoundError:
             return None
         return done.stdout if done.returncode == 0 else None
 
     commit = git("rev-parse", "--verify", "HEAD")
-    status = git("status", "--porcelain", "--ignored", "--", *files) if commit else None
-    if commit is None or status is None:
+    top = git("rev-parse", "--show-toplevel") if commit else None
+    tree = git("ls-tree", "-r", "-z", "--full-tree", "HEAD") if top else None
+    if commit is None or top is None or tree is None:
         return None
-    return GitState(commit.strip(), bool(status.strip()))
+    root = Path(os.fsdecode(top.rstrip(b"\n")))
+    entries = (entry.partition(b"\t") for entry in tree.split(b"\0") if entry)
+    committed = {os.fsdecode(name): about.split()[2].decode() for about, _, name in entries}
+    algorithm = "sha256" if len(commit.strip()) == 64 else "sha1"
+    modules: dict[str, list[Path]] = {}
+    dirty = False
+    for path in files:
+        name = os.path.relpath(path, root)
+        if inside := [parent for parent in map(str, Path(name).parents) if parent in committed]:
+            modules.setdefault(inside[-1], []).append(path)
+        elif _blob(path, algorithm) != committed.get(name):
+            dirty = True
+    # A submodule stands in the tree with its commit.
+    states = {name: git_state(root / name, paths) for name, paths in modules.items()}
+    dirty = dirty or any(state != GitState(committed[name], dirty=False) for name, state in states.items())
+    return GitState(commit.decode().strip(), dirty)
+
+
+def _blob(path: Path, algorithm: str) -> str | None:
+    """Return the name that git has for the content of a file or symbolic link; None if there is none."""
+    try:
+        content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
+    except OSError:
+        return None
+    return hashlib.new(algorithm, b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
 
 
 def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -55,24 +87,30 @@ def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:
     return {"version": version, **state}
 
 
-def provenance(project: Project) -> dict[str, Any]:
-    """Return what `metadata.json` records of the builder and of the files that a project is built from."""
-    here = Path(kernel_builder.__file__).parent
-    own = git_state(here, (".", ":(exclude,glob)**/__pycache__/**")) if (here.parent / ".git").exists() else None
+def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
+    """Return what `metadata.json` records of the builder and of the files that a project is built from.
+
+    Args:
+        sources: The files that its compile steps read, relative to its root.
+    """
+    here = Path(kernel_builder.__file__).resolve().parent
+    mine = (path for path in here.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    own = git_state(here, mine) if (here.parent / ".git").exists() else None
     recorded: dict[str, Any] = {"kernel-builder": builder_origin(asdict(own) if own else {})}
-    inputs = {"build.toml", *(str(path.relative_to(project.root)) for _, path in project.python_files)}
+    inputs = {"build.toml", *(str(path.relative_to(project.root)) for _, path in project.python_files), *sources}
     for part in [project.framework, *project.kernels]:
         inputs.update(getattr(part, "src", ()))
-    kernel = git_state(project.root, sorted({path for name in inputs for path in _git_paths(project.root / name)}))
+    root = project.root.resolve()
+    kernel = git_state(root, sorted({path for name in inputs for path in _git_paths(root / name)}))
     if kernel:
         recorded["kernel"] = asdict(kernel)
     return recorded
 
 
-def _git_paths(path: Path) -> list[str]:
+def _git_paths(path: Path) -> list[Path]:
     """Return what git tracks of a file: the file itself, and the symbolic links that lead to it."""
     for part in (*reversed(path.parents), path):
         if part.is_symlink():
             target = Path(os.path.normpath(part.parent / part.readlink()))
-            return [str(part), *_git_paths(target / path.relative_to(part))]
-    return [str(path)]
+            return [part, *_git_paths(target / path.relative_to(part))]
+    return [path]

@@ -90,11 +90,14 @@ def _print_table(summary: BuildSummary) -> None:
     for failed in summary.failures:
         old = "; the package of an earlier build is outdated" if failed.outdated else ""
         rows.append((failed.project, failed.variant or "-", f"failed: {_short(failed.errors[0])}{old}", "", "", ""))
-    elsewhere: dict[tuple[str, str], list[str]] = {}
+    elsewhere: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
     for missing in summary.unavailable:
-        elsewhere.setdefault((missing.project, missing.reason), []).append(missing.variant)
-    for (project, reason), names in elsewhere.items():
-        variant = f"{len(names)} variants" if len(names) > 1 else names[0] or "-"
+        projects, names = elsewhere.setdefault(missing.reason, ({}, {}))
+        projects[missing.project] = None
+        names[missing.variant or "-"] = None
+    for reason, (projects, names) in elsewhere.items():
+        project = f"{len(projects)} projects" if len(projects) > 1 else next(iter(projects))
+        variant = f"{len(names)} variants" if len(names) > 1 else next(iter(names))
         rows.append((project, variant, f"not here: {_cut(reason)}", "", "", ""))
     if len({row[0] for row in rows[1:]}) < 2:
         rows = [("", *row[1:]) for row in rows]

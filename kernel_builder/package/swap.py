@@ -53,13 +53,32 @@ def _can_be_swapped(destination: Path) -> bool:
     """Return whether a directory beside `destination` can take its place.
 
     It cannot if `destination` is a mount point, such as a volume of a container, or if its parent cannot be written. It
-    must not if it is or contains the current directory: the user's shell would stay in the old one.
+    must not if it is or contains the current directory: the user's shell would stay in the old one. It must not either
+    if it holds anything but packages, whose owners, modes and hard links a copy would lose.
     """
     if not destination.exists():
         return True
+    if not all(_is_package(entry) for entry in destination.iterdir()):
+        return False
     if Path.cwd().is_relative_to(destination):
         return False
     return os.access(destination.parent, os.W_OK) and _mount(destination) == _mount(destination.parent)
+
+
+def _is_package(entry: Path) -> bool:
+    return re.match(r"torch[\d-]", entry.name) is not None and entry.is_dir()
+
+
+def check_destination(destination: Path) -> None:
+    """Raise a PackageError if a directory has files and none of them is a package: it is another one's."""
+    if destination.is_dir() and not destination.is_symlink():
+        entries = [entry for entry in destination.iterdir() if not entry.name.startswith(".")]
+        if entries and not any(_is_package(entry) for entry in entries):
+            raise PackageError(
+                f"is a directory with other files, such as {min(entry.name for entry in entries)}, and no package",
+                where=str(destination),
+                hint="name a new or empty directory with --out, or one that packages were built into",
+            )
 
 
 def _mount(directory: Path) -> str:
@@ -89,10 +108,11 @@ def publish(staged: Path, destination: Path, *, replace_all: Sequence[str]) -> N
         replace_all: Names in `destination` to remove unless `staged` has them: packages that the project no longer
             offers. Everything else there is kept.
     """
-    staged.chmod(0o777 & ~_umask())
     if not destination.exists():
+        staged.chmod(0o777 & ~_umask())
         staged.rename(destination)
         return
+    shutil.copymode(destination, staged)
     made = sorted(path.name for path in staged.iterdir())
     if staged.parent == destination:
         for name in made:

@@ -17,6 +17,7 @@ from tests.e2e.conftest import (
     Copy,
     NewCache,
     Run,
+    assert_refused,
     run_python,
 )
 
@@ -123,6 +124,28 @@ def test_cuda_home_names_the_toolkit_to_build_with(
     done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA, "--cuda-home", toolkit)
     assert done.code == 0, done
     assert "scale_cuda.cu" in calls.read_text()
+
+
+def test_a_directory_of_other_files_is_not_taken(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    project, out = copy_project("python-only"), tmp_path / "home"
+    (out / "work").mkdir(parents=True)
+    done = kernel_builder(new_cache("cache"), "build", project, "--no-load", "--out", out)
+    assert_refused(done, 6, "PackageError", where=str(out), message="other files, such as work", hint="--out")
+    assert [path.name for path in out.iterdir()] == ["work"]
+
+
+def test_other_files_in_build_are_the_same_files_after(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    project, cache = copy_project("python-only"), new_cache("cache")
+    (project / "build" / "lib").mkdir(parents=True)
+    (project / "build").chmod(0o750)
+    before = [(project / "build" / name).stat() for name in (".", "lib")]
+    assert kernel_builder(cache, "build", project, "--no-load").code == 0
+    after = [(project / "build" / name).stat() for name in (".", "lib")]
+    assert [(one.st_ino, one.st_mode) for one in before] == [(one.st_ino, one.st_mode) for one in after]
 
 
 def test_other_files_in_build_are_kept(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
