@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.build import compile_steps, ninja_run
-from kernel_builder.build.cache import object_path
+from kernel_builder.build.cache import object_path, put
 from kernel_builder.config import build_toml
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
@@ -149,9 +149,8 @@ def _take_objects(spec: Spec, variant: Variant, toolchains: Toolchains) -> None:
             hint="this is a fault of the builder: nix/steps.nix and compile_steps.py disagree",
         )
     for key, path in given.items():
-        target = object_path(toolchains.cache, wanted[key])
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        copied = Path(shutil.copyfile(path, Path(f"{key}.o")))
+        put(copied, object_path(toolchains.cache, wanted[key]))
 
 
 def copy(bundle: Path, destination: Path) -> None:

@@ -24,7 +24,7 @@ from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import this_platform
-from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, StoreError
+from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, PackageError, StoreError
 from kernel_builder.package import records
 from kernel_builder.package.assembly import assemble
 from kernel_builder.package.swap import publish, staging
@@ -245,6 +245,11 @@ def _package(
             title = f"checking {project.name} {one.variant.name}"
             progress.advance("checking", number, len(assembled), detail=title)
             reports[one.variant.name] = next(checked)
+        for name in [name for name in trees if hash_tree(staged / name).value != trees[name]]:
+            # Loading a package runs its code, which can write to it.
+            shutil.rmtree(staged / name)
+            failures.add(project.name, name, _changed(project, name))
+            del reports[name], trees[name]
         passed = {name: report for name, report in reports.items() if report.ok}
         for name in _refused(reports, project, destination, failures):
             shutil.rmtree(staged / name)
@@ -255,6 +260,14 @@ def _package(
         if one.variant.name in passed:
             records.write(one, trees[one.variant.name], cache, load=request.load)
     return passed
+
+
+def _changed(project: Project, variant: str) -> PackageError:
+    return PackageError(
+        f"the files of {variant} changed while it was checked",
+        where=str(project.root),
+        hint="its Python must not write into its own directory when it is imported",
+    )
 
 
 def _refused(reports: Mapping[str, CheckReport], project: Project, destination: Path, failures: Failures) -> list[str]:

@@ -74,6 +74,18 @@ def test_only_missing_outputs_are_built(directory: Path, new_cache: NewCache) ->
     assert binary_path(cache, binary).read_bytes() == whole
 
 
+def test_damaged_outputs_are_made_again(directory: Path, new_cache: NewCache) -> None:
+    graph, cache = planned(directory), new_cache("cache")
+    (binary,) = graph.binaries
+    assert ninja_run.run(graph, cache, jobs=2).steps == 3
+    whole = binary_path(cache, binary).read_bytes()
+    os.truncate(binary_path(cache, binary), 1000)
+    os.truncate(object_path(cache, binary.objects[0]), 0)
+    outcome = ninja_run.run(graph, cache, jobs=1)
+    assert (outcome.compiles, outcome.steps) == (1, 2)
+    assert binary_path(cache, binary).read_bytes() == whole
+
+
 def test_files_that_changed_since_the_plan_are_refused(directory: Path, new_cache: NewCache) -> None:
     """Without this error, the cache would hold an object of the changed source under the key of the old one."""
     graph, cache = planned(directory), new_cache("cache")
@@ -85,7 +97,7 @@ def test_files_that_changed_since_the_plan_are_refused(directory: Path, new_cach
     source.unlink()
     (error,) = ninja_run.run(graph, cache, jobs=1).failures.values()
     assert "changed while it was being built" in error.message
-    assert len(list(cache.glob("objects/*/*"))) == 1  # that of the other source
+    assert len(list(cache.glob("objects/*/*.o"))) == 1  # that of the other source
     assert not list(cache.glob("binaries/*/*"))
 
 

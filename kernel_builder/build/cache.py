@@ -1,10 +1,12 @@
 """The builder's cache of objects and binaries, and the directory in which a build works.
 
-Outputs are named by content. An output takes its name by a rename, when it is whole.
+Outputs are named by content. An output takes its name by a rename, when it is whole. Its digest lies beside it, so that
+one which a crash or a bad disk damages later is made again.
 """
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import os
 import re
@@ -17,7 +19,7 @@ from pathlib import Path
 
 from kernel_builder.build.graph import Binary, CompileStep, Graph
 from kernel_builder.errors import StoreError
-from kernel_builder.files import locked
+from kernel_builder.files import locked, write_atomically
 
 # Outputs that no build has used for this long are removed; they can be made again.
 _KEEP_SECONDS = 30 * 24 * 3600
@@ -38,11 +40,38 @@ def binary_path(cache: Path, binary: Binary) -> Path:
     return cache / "binaries" / binary.key[:2] / f"{binary.key}.so"
 
 
+def digest_path(output: Path) -> Path:
+    """Return where the SHA-256 of an output is kept, as hexadecimal digits. It is written before the output."""
+    return output.with_name(f"{output.name}.sha256")
+
+
+def put(made: Path, output: Path) -> None:
+    """Move a whole file into the cache."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(digest_path(output), hashlib.sha256(made.read_bytes()).hexdigest())
+    made.replace(output)
+
+
+def _has(output: Path) -> bool:
+    """Return whether the cache has an output. A damaged one, as a crash or a bad disk leaves, is removed."""
+    try:
+        content = output.read_bytes()
+    except FileNotFoundError:
+        return False
+    try:
+        whole = digest_path(output).read_text().split()[:1] == [hashlib.sha256(content).hexdigest()]
+    except FileNotFoundError:
+        whole = False
+    if not whole:
+        output.unlink(missing_ok=True)
+    return whole
+
+
 def missing(graph: Graph, cache: Path) -> tuple[list[CompileStep], list[Binary]]:
     """Return the steps to run: the binaries that the cache lacks, and those of their objects that it lacks."""
-    binaries = [binary for binary in graph.binaries if not binary_path(cache, binary).exists()]
+    binaries = [binary for binary in graph.binaries if not _has(binary_path(cache, binary))]
     needed = {step.key: step for binary in binaries for step in binary.objects}
-    return [step for step in needed.values() if not object_path(cache, step).exists()], binaries
+    return [step for step in needed.values() if not _has(object_path(cache, step))], binaries
 
 
 def check_path(directory: Path) -> None:
@@ -152,8 +181,8 @@ def _is_running(cache: Path, work: Path) -> bool:
 def prune(graph: Graph, cache: Path) -> None:
     """Remove what no build has used for a month; a graph's own outputs count as used now."""
     used = [object_path(cache, step) for step in graph.compiles] + [binary_path(cache, one) for one in graph.binaries]
-    for path in used:
-        if path.exists():
+    for path in (*used, *map(digest_path, used)):
+        with suppress(FileNotFoundError):
             os.utime(path)
     oldest = time.time() - _KEEP_SECONDS
     for folder in ("objects", "binaries", "packages"):

@@ -22,6 +22,7 @@ from kernel_builder.build.cache import (
     missing,
     object_path,
     prune,
+    put,
     wait_for_others,
     work_directory,
 )
@@ -130,7 +131,7 @@ def compile_alone(step: CompileStep, work: Path, output: Path, threads: int) -> 
         StoreError: If the disk is full.
     """
     check_path(work)
-    stage_compile(step, work / step.key, output, threads=threads)
+    stage_compile(step, work / step.key, output, cached=False, threads=threads)
     environment = _environment(work)
     subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=environment, check=False)
     if not output.exists():
@@ -230,8 +231,7 @@ class _Run:
         except BuildError as error:
             self.failures[step.key] = error
             return
-        binary_path(self._cache, step).parent.mkdir(parents=True, exist_ok=True)
-        (directory / "out.so").replace(binary_path(self._cache, step))
+        put(directory / "out.so", binary_path(self._cache, step))
 
 
 def _warnings(compiles: Sequence[CompileStep], work: Path) -> dict[str, str]:

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kernel_builder.build.cache import FAILED, object_path
+from kernel_builder.build.cache import FAILED, digest_path, object_path
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
 from kernel_builder.toolchain.sysroot import CUDA_DRIVER, Sysroot
@@ -30,12 +30,19 @@ _COMMAND = "command"
 
 
 def stage_compile(
-    step: CompileStep, directory: Path, output: Path, *, compiler_cache: Path | None = None, threads: int = 1
+    step: CompileStep,
+    directory: Path,
+    output: Path,
+    *,
+    cached: bool = True,
+    compiler_cache: Path | None = None,
+    threads: int = 1,
 ) -> None:
     """Write the directory of a compile step.
 
     Args:
         output: The object, which the script moves there when it is whole.
+        cached: The output is in the builder's cache, which wants its digest, too.
         compiler_cache: An sccache to put before the compiler.
         threads: Threads for nvcc.
 
@@ -58,8 +65,11 @@ def stage_compile(
         # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
         compile_it = f"{shlex.quote(str(compiler_cache))} {compile_it} || {{ : > log; {compile_it}; }}"
     still_here = f"[ . -ef {shlex.quote(str(directory))} ]"
-    move_it = shlex.join(["mv", "-f", "out.o", str(output)])
-    _write_script(directory, [compile_it, still_here, move_it])
+    finish = [shlex.join(["mv", "-f", "out.o", str(output)])]
+    if cached:
+        move_digest = shlex.join(["mv", "-f", "digest", str(digest_path(output))])
+        finish = ["sha256sum < out.o > digest", still_here, move_digest, *finish]
+    _write_script(directory, [compile_it, still_here, *finish])
 
 
 def stage_link(binary: Binary, directory: Path, cache: Path) -> None:

@@ -143,7 +143,7 @@ def assert_whole(project: Path, cache: Path, undisturbed: dict[str, bytes | str]
     assert sorted(path.name for path in project.iterdir()) == ["build", "build.toml", "scale", "torch-ext"]
     assert not (cache / "work").exists()
     left = [str(path) for path in cache.rglob("*") if path.is_file() and "toolchains" not in path.parts]
-    assert [name for name in left if not name.endswith((".o", ".so", ".json", ".lock"))] == []
+    assert [name for name in left if not name.endswith((".o", ".so", ".sha256", ".json", ".lock"))] == []
 
 
 @pytest.fixture

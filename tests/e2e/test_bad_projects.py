@@ -218,6 +218,19 @@ def test_a_package_that_kills_its_loader_does_not_stop_other_projects(
     assert "load" in done.answer["packages"][0]["checks"]["passed"]
 
 
+def test_a_package_that_changes_itself_when_it_is_loaded_is_refused(
+    copy_project: Copy, cache: Path, kernel_builder: Run
+) -> None:
+    project = copy_project("python-only")
+    with (project / "torch-ext" / "python_only" / "__init__.py").open("a") as stream:
+        stream.write("\nfrom pathlib import Path\n\nPath(__file__).with_name('later.py').write_text('')\n")
+    done = kernel_builder(cache, "build", project, "--backend", "cpu")
+    assert_refused(
+        done, 6, "PackageError", where=str(project), message="changed while it was checked", hint="must not write"
+    )
+    assert not (project / "build").exists()
+
+
 def test_a_project_for_other_backends_only_is_skipped(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
     project = copy_project("stable-scale")
     text = (project / "build.toml").read_text()
