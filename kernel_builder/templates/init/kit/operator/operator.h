@@ -8,7 +8,7 @@
 
 #include "kit/rows.h"
 
-namespace silu {
+namespace op {
 
 // The tensors are contiguous and have one dtype.
 struct Problem {
@@ -28,4 +28,4 @@ KIT_HOST_DEVICE float derivative(float x) {
   return s * (1.0f + x * (1.0f - s));
 }
 
-}  // namespace silu
+}  // namespace op

@@ -17,6 +17,7 @@ DEVICE = "cuda" if "cuda" in BACKENDS and torch.cuda.is_available() else "cpu"
 if DEVICE not in BACKENDS:
     pytest.skip("needs a GPU: the kernel has no CPU backend", allow_module_level=True)
 kernel = get_local_kernel(PROJECT, backend=DEVICE)
+eager = torch.nn.functional.relu  # what the kernel computes
 
 
 def random(*shape, dtype=torch.float32):
@@ -28,48 +29,59 @@ def random(*shape, dtype=torch.float32):
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (1000,), (3, 0, 5), (7, 300, 33)])
 def test_forward(shape, dtype):
     x = random(*shape, dtype=dtype)
-    assert torch.equal(kernel.relu(x), torch.relu(x))
+    assert torch.equal(kernel.${operator}(x), eager(x))
 
 
 @pytest.mark.kernels_ci
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_backward(dtype):
     x, grad = random(5, 1001, dtype=dtype).requires_grad_(), random(5, 1001, dtype=dtype)
-    (expected,) = torch.autograd.grad(torch.relu(x), x, grad)
-    (actual,) = torch.autograd.grad(kernel.relu(x), x, grad)
+    (expected,) = torch.autograd.grad(eager(x), x, grad)
+    (actual,) = torch.autograd.grad(kernel.${operator}(x), x, grad)
     assert torch.equal(actual, expected)
 
 
-def test_special_values():
-    x = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0], device=DEVICE)
-    assert torch.equal(kernel.relu(x)[1:], torch.relu(x)[1:])
-    assert kernel.relu(x)[0].isnan()
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_special_values(dtype):
+    x = torch.tensor([float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0], device=DEVICE, dtype=dtype)
+    y, ones = kernel.${operator}(x), torch.ones_like(x)
+    assert y[:2].isnan().all()
+    assert torch.equal(y[2:], eager(x)[2:])
+    assert kernel.op.ops.${operator}_backward(ones, y).tolist() == [1, 1, 1, 0, 0, 0]
 
 
 def test_strides():
     x = random(6, 8, 10).transpose(0, 2)[::2]
-    assert torch.equal(kernel.relu(x), torch.relu(x))
+    assert torch.equal(kernel.${operator}(x), eager(x))
 
 
 def test_other_dtypes_are_refused():
     with pytest.raises(RuntimeError, match="expected float32, float16 or bfloat16"):
-        kernel.relu(torch.zeros(3, device=DEVICE, dtype=torch.int64))
+        kernel.${operator}(torch.zeros(3, device=DEVICE, dtype=torch.int64))
 
 
 def test_opcheck():
-    for x in (random(4, 5), random(4, 5).requires_grad_(), random(5, 4).t().requires_grad_()):
-        torch.library.opcheck(kernel.op.ops.relu.default, (x,))
+    for x in (random(4, 5), random(5, 4).t()):
+        torch.library.opcheck(kernel.op.ops.${operator}.default, (x,))
+        torch.library.opcheck(kernel.op.ops.${operator}_backward.default, (torch.ones_like(x), x))
+
+
+def test_second_derivative_is_refused():
+    x = random(4).requires_grad_()
+    (grad,) = torch.autograd.grad(kernel.${operator}(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second time"):
+        grad.sum().backward()
 
 
 def test_compile():
-    compiled = torch.compile(lambda x: kernel.relu(x) + 1, fullgraph=True, dynamic=True, backend="aot_eager")
+    compiled = torch.compile(lambda x: kernel.${operator}(x) + 1, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (3, 5):
         x = random(rows, 8).requires_grad_()
-        torch.testing.assert_close(compiled(x), torch.relu(x) + 1)
+        torch.testing.assert_close(compiled(x), eager(x) + 1)
         compiled(x).sum().backward()
         torch.testing.assert_close(x.grad, (x > 0).float())
 
 
 def test_layer():
     x = random(4, 5)
-    assert torch.equal(kernel.layers.ReLU.forward(torch.nn.ReLU(), x), torch.relu(x))
+    assert torch.equal(kernel.layers.${layer}.forward(torch.nn.ReLU(), x), eager(x))

@@ -3,11 +3,10 @@
 // Reads:    x, for the backward pass also grad; each element once.
 // Writes:   `out`.
 // Must not: start threads, allocate, or keep state between calls.
-#include "${python_name}_cpu/silu.h"
-
+#include "${python_name}_cpu/${operator}.h"
 #include "kit/cpu.h"
 
-namespace silu {
+namespace op {
 namespace {
 
 template <class T, bool kBackward>
@@ -43,4 +42,4 @@ void run(const Problem& problem, int64_t begin, int64_t end) {
   }
 }
 
-}  // namespace silu
+}  // namespace op
