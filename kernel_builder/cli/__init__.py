@@ -46,6 +46,7 @@ _COMMANDS = {
     "doctor": "doctor_command.doctor",
     "toolchain": "toolchain_command.toolchain",
     "init": "init_command.init",
+    "port": "port_command.port",
     "completions": "completions_command.completions",
 }
 
