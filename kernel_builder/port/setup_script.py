@@ -323,7 +323,7 @@ class _Reader:
         for keyword in node.keywords:
             value = self.value(keyword.value, names)
             keywords |= {keyword.arg: value} if keyword.arg else value if isinstance(value, dict) else {}
-        function = self._named(node.func, names) if isinstance(node.func, (ast.Name, ast.Attribute)) else None
+        function = self.value(node.func, names)
         if isinstance(function, _Constructor):
             given = {**dict(zip(("name", "sources"), arguments, strict=False)), **keywords}
             # Lists may be extended after the call, for the next extension.
