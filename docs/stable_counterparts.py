@@ -3,9 +3,9 @@
     .venv/bin/python docs/stable_counterparts.py            write them
     .venv/bin/python docs/stable_counterparts.py --check    fail if they differ from the headers of the installed Torch
 
-The functions, the methods and the headers of equal names are read from Torch's stable headers (`torch/csrc/stable`,
-`torch/headeronly`), with the release that each needs. Names that changed are listed below; a counterpart that the headers
-no longer define is an error.
+The functions, the methods and the headers of equal names are read from Torch's stable headers (`torch/csrc/stable`
+and `torch/headeronly`), with the release that each needs. Names that changed are listed below; a counterpart that
+the headers no longer define is an error.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ def tables() -> str:
         "| --- | --- | --- | --- |",
         *(f"| {old} | `{name}` | `{header}` | {shown(release_of(name, header))} |" for old, name, header in RENAMED),
         "",
-        "Functions of `torch/csrc/stable/ops.h`, in the namespace `torch::stable`. Those that are methods of `at::Tensor`, "
-        "such as `x.contiguous()`, are functions here: `torch::stable::contiguous(x)`.",
+        "Functions of `torch/csrc/stable/ops.h`, in the namespace `torch::stable`. Those that are methods of "
+        "`at::Tensor`, such as `x.contiguous()`, are functions here: `torch::stable::contiguous(x)`.",
         "",
         "| from | functions that `at::` has too | others |",
         "| --- | --- | --- |",
@@ -131,8 +131,8 @@ def tables() -> str:
             for one in sorted(set(methods.values()))
         ),
         "",
-        "Headers that differ by their directory alone: `c10/...` becomes `torch/headeronly/...`, and the namespaces `c10` and "
-        "`at` become `torch::headeronly`:",
+        "Headers that differ by their directory alone: `c10/...` becomes `torch/headeronly/...`, and the namespaces "
+        "`c10` and `at` become `torch::headeronly`:",
         "",
         _list(same) + ".",
     ]

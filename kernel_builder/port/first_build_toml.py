@@ -100,7 +100,7 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
         raise ConfigError(
             "declares no extension of torch.utils.cpp_extension whose sources are known, so nothing is written",
             where=str(setup),
-            hint="name the setup.py that has the CUDAExtension or CppExtension, or write build.toml by hand: docs/port.md",
+            hint="name the setup.py with the CUDAExtension or CppExtension, or write build.toml by hand: docs/port.md",
         )
     settings = _settings(root, with_cuda)
     name = _name(repo_id, settings.get("name"), root)
