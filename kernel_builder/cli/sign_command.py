@@ -60,7 +60,7 @@ def sign(directory: Path, identity_token: str | None, identity_file: Path | None
 
 def _token_in(file: Path) -> str:
     try:
-        token = click.open_file(str(file), encoding="ascii").read().strip()
+        token: str = click.open_file(str(file), encoding="ascii").read().strip()
     except (OSError, UnicodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise VerificationError(
