@@ -163,6 +163,7 @@ def test_a_python_package_that_exists_is_kept(project: Path) -> None:
         ("from setuptools import setup\nsetup(name='x', packages=['x'])\n", "declares no extension"),
         ("from torch.utils.cpp_extension import *\nCUDAExtension('a', open('list').read().split())\n", "no extension"),
         ("setup(name='x'\n", "is not Python"),
+        ("x = " + "1 + " * 900 + "1\n", "is nested too deeply"),
         (None, "there is no such file"),
     ],
 )

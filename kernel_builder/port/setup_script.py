@@ -73,7 +73,12 @@ def read_setup(path: Path, *, cuda: bool) -> SetupScript:
     except FileNotFoundError as error:
         raise ConfigError("there is no such file", where=str(path), hint="name a setup.py") from error
     reader = _Reader(path, cuda)
-    reader.execute(tree.body, reader.globals)
+    try:
+        reader.execute(tree.body, reader.globals)
+    except RecursionError as error:
+        raise ConfigError(
+            "is nested too deeply", where=str(path), hint="write build.toml by hand: docs/port.md"
+        ) from error
     return reader.found
 
 
