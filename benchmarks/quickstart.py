@@ -28,7 +28,7 @@ SHAPES = ((512, 4096), (4096, 1024))
 
 NEXT = """
 Next
-  .venv/bin/kernel-builder init --name you/my-kernel   # a new project that builds, tests and benchmarks as it is
+  .venv/bin/kernel-builder init you/my-kernel          # a new project that builds, tests and benchmarks as it is
   .venv/bin/kernel-builder build my-kernel             # my-kernel/build/<variant>/
   .venv/bin/kernel-builder check-builds my-kernel      # the checks that the Hub and older machines need
   .venv/bin/kernel-builder benchmark my-kernel         # correctness, and speed compared with PyTorch

@@ -7,6 +7,7 @@ file that several of them have is the concatenation of all. A project on the kit
 
 from __future__ import annotations
 
+import keyword
 import os
 import re
 import string
@@ -24,8 +25,8 @@ from kernel_builder.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parent / "templates" / "init"
 _KIT = Path(__file__).parent / "templates" / "kit"
-# Replaced in the paths of templates; `${python_name}` in a path would confuse formatters and linters.
-_PYTHON_NAME = "python_name"
+# A public operator has to be usable as a name in Python and C++; these are names of the new project itself.
+_TAKEN = ("layers", "metadata", "op", "ops", "torch")
 
 
 def backends() -> tuple[str, ...]:
@@ -39,6 +40,7 @@ def create(
     wanted: Sequence[str],
     *,
     licence: str,
+    operator: str | None = None,
     on_kit: bool = False,
     overwrite: bool = False,
 ) -> Path:
@@ -49,6 +51,7 @@ def create(
         repo_id: The Hub repository, such as `org/my-kernel`; the part after the slash is the name of the kernel.
         wanted: The backends.
         licence: The SPDX name of the licence.
+        operator: The name of the operator and of its function. None: that of what the template computes.
         on_kit: Whether to start from an operator on the kit, which needs all backends of the kit, CPU and CUDA.
         overwrite: Whether to replace existing files.
 
@@ -60,6 +63,7 @@ def create(
     """
     name = _name(repo_id)
     _check_backends(wanted, on_kit)
+    _check_operator(operator)
     if not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9.+]*", licence):
         raise ConfigError(
             f"{licence!r} is not an SPDX name",
@@ -68,7 +72,7 @@ def create(
         )
     directory = directory or Path(name)
     chosen = [backend for backend in backends() if backend in wanted]
-    files = _render(repo_id, name, chosen, licence, on_kit)
+    files = _render(repo_id, name, chosen, licence, operator, on_kit)
     if on_kit:
         files |= _kit_files(directory, files)
     there = [path for path in files if (directory / path).is_symlink() or (directory / path).exists()]
@@ -129,8 +133,23 @@ def _check_backends(wanted: Sequence[str], on_kit: bool) -> None:
         )
 
 
-def _render(repo_id: str, name: str, wanted: Sequence[str], licence: str, on_kit: bool) -> dict[str, str | Path]:
+def _check_operator(operator: str | None) -> None:
+    if operator is None:
+        return
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", operator) or keyword.iskeyword(operator) or operator in _TAKEN:
+        raise ConfigError(
+            f"{operator!r} cannot be the name of a function: expected small letters, digits and underscores, a letter "
+            f"first, and neither a word of Python nor one of {', '.join(_TAKEN)}",
+            where="--op",
+            hint="name it like swiglu or fused_add",
+        )
+
+
+def _render(
+    repo_id: str, name: str, wanted: Sequence[str], licence: str, operator: str | None, on_kit: bool
+) -> dict[str, str | Path]:
     """Return the files of the project, without those of the kit: path -> content."""
+    computed = "SiLU" if on_kit else "ReLU"
     values = {
         "name": name,
         "python_name": python_name(name),
@@ -138,14 +157,20 @@ def _render(repo_id: str, name: str, wanted: Sequence[str], licence: str, on_kit
         "license": licence,
         "backends": "[" + ", ".join(f'"{backend}"' for backend in wanted) + "]",
         "device": "cuda" if "cuda" in wanted else wanted[0],
-        "operator": "silu" if on_kit else "relu",
-        "layer": "SiLU" if on_kit else "ReLU",
+        "directories": ", ".join(f"`{python_name(name)}_{backend}/`" for backend in wanted),
+        "operator": operator or computed.lower(),
+        "layer": "".join(map(str.capitalize, operator.split("_"))) if operator else computed,
+        # What the template computes, as Torch names the module and the function.
+        "computed": computed,
+        "function": computed.lower(),
     }
+    # Variables in paths are written without `${}`, which would confuse formatters and linters.
+    in_paths = {"python_name": values["python_name"], "operator": values["operator"], "gitignore": ".gitignore"}
     parts = ("common", "kit") if on_kit else ("common", "relu", *wanted)
     files: dict[str, str] = {}
     for tree in (_TEMPLATES / part for part in parts):
         for template in sorted(path for path in tree.rglob("*") if path.is_file() and "__pycache__" not in path.parts):
-            path = template.relative_to(tree).as_posix().replace(_PYTHON_NAME, values["python_name"])
+            path = re.sub("|".join(in_paths), lambda found: in_paths[found[0]], template.relative_to(tree).as_posix())
             content = string.Template(template.read_text(encoding="utf-8")).substitute(values)
             files[path] = files.get(path, "") + content
     return {**files}

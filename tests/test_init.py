@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -63,13 +64,44 @@ def test_the_project_is_valid(args: list[str], backends: tuple[str, ...]) -> Non
     assert isinstance(read.framework, project.TorchFramework)
     assert read.framework.stable_abi == dict.fromkeys(backends, Release(2, 10))
     assert [str(backend) for backend in Build.open(Path("fast-relu2")).general.backends] == list(backends)
-    assert {"CARD.md", "example.py", "benchmarks/benchmark.py", "tests/test_relu.py"} <= set(tree(Path("fast-relu2")))
+    files = {"CARD.md", "README.md", ".gitignore", "example.py", "benchmarks/benchmark.py", "tests/test_relu.py"}
+    assert files <= set(tree(Path("fast-relu2")))
+    readme = Path("fast-relu2/README.md").read_text()
+    assert all(f"kernel-builder {step} ." in readme for step in ("build", "benchmark", "check-builds", "upload"))
+    assert [f"fast_relu2_{backend}/" in readme for backend in ("cpu", "cuda")] == [
+        b in backends for b in ("cpu", "cuda")
+    ]
     assert "$" not in "".join(tree(Path("fast-relu2")).values())
     for file in Path("fast-relu2").rglob("*.py"):
         compile(file.read_text(), file, "exec")
 
 
-@pytest.mark.parametrize(("args", "operator"), [(["--backends", "cpu"], "relu"), (["--kit"], "silu")])
+def test_the_name_alone_is_enough() -> None:
+    assert init("me/swiglu").exit_code == 0
+    assert read_project(Path("swiglu")).hub_repo_id == "me/swiglu"
+
+
+@pytest.mark.parametrize("kit", [(), ("--kit",)])
+def test_an_operator_is_named_once(kit: tuple[str, ...]) -> None:
+    assert init("me/gates", "--op", "swi_glu", *kit).exit_code == 0
+    assert read_project(Path("gates")).backends == ("cpu", "cuda")
+    files = tree(Path("gates"))
+    assert {"gates_cpu/swi_glu.cpp", "gates_cuda/swi_glu.cu", "tests/test_swi_glu.py"} <= set(files)
+    computed = "silu" if kit else "relu"
+    assert not [path for path in files if computed in path.lower()]
+    # What the template computes is said in words and by Torch's name of it, and by no name of the project.
+    for path, content in files.items():
+        for name in re.findall(rf"[\w.]*{computed}[\w.]*", content, re.IGNORECASE):
+            allowed = {"ReLU", "SiLU", f"torch.nn.functional.{computed}", "torch.nn.ReLU", "torch.nn.SiLU"}
+            assert name.rstrip(".") in allowed, (path, name)
+    for content in (files["torch-ext/gates/__init__.py"], files["torch-ext/torch_binding.cpp"], files["CARD.md"]):
+        assert "swi_glu" in content
+    assert "class SwiGlu(" in files["torch-ext/gates/layers.py"]
+
+
+@pytest.mark.parametrize(
+    ("args", "operator"), [(["--backends", "cpu"], "relu"), (["--kit", "--op", "my_kernel"], "my_kernel")]
+)
 def test_it_builds_and_passes_its_own_tests(args: list[str], operator: str) -> None:
     assert init("a project", "--name", "org/my-kernel", *args).exit_code == 0
     variant = f"torch-stable-abi210-cpu-{this_platform()}"
@@ -134,6 +166,11 @@ def test_a_project_beside_the_kit_has_links_to_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message", "hint"),
     [
+        ([], "expected the Hub repository", "kernel-builder init org/my-kernel"),
+        (["my-relu"], "'my-relu' says where to create", "kernel-builder init org/my-relu"),
+        ([str(ROOT / "x-y")], "x-y' says where to create", "--name org/x-y"),
+        (["me/my-relu", "--op", "class"], "'class' cannot be the name of a function", "swiglu"),
+        (["me/my-relu", "--op", "Swi"], "'Swi' cannot be the name of a function", "swiglu"),
         (["--name", "my-relu"], "'my-relu' is not the name of a Hub repository", "org/my-kernel"),
         (["--name", "org/My_Relu"], "'My_Relu' is not a kernel's name", "org/my-kernel"),
         (["--name", "org/../x"], "'org/../x' is not the name of a Hub repository", "org/my-kernel"),

@@ -46,6 +46,7 @@ _COMMANDS = {
     "doctor": "doctor_command.doctor",
     "toolchain": "toolchain_command.toolchain",
     "init": "init_command.init",
+    "port": "port_command.port",
     "completions": "completions_command.completions",
 }
 
@@ -146,7 +147,7 @@ def main() -> None:
 
     \b
     kernel-builder doctor                       see what this machine has and lacks
-    kernel-builder init --name org/my-kernel    create a project that is ready to build
+    kernel-builder init org/my-kernel           create a project that is ready to build
     kernel-builder build my-kernel              build every variant into my-kernel/build/
     kernel-builder benchmark my-kernel          compare the kernel with PyTorch
     kernel-builder upload my-kernel             publish the packages to org/my-kernel on the Hub

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import Path
 
 import click
+
+from kernel_builder.config.build_toml import REPO_ID
+from kernel_builder.errors import ConfigError
 
 _BACKENDS = "--backends"
 
@@ -26,8 +30,11 @@ class _Init(click.Command):
 
 
 @click.command(cls=_Init)
-@click.argument("path", type=click.Path(path_type=Path), required=False)
-@click.option("--name", metavar="ORG/NAME", required=True, help="The Hub repository to publish the kernel to.")
+@click.argument("path", metavar="[PATH|ORG/NAME]", required=False)
+@click.option("--name", metavar="ORG/NAME", help="The Hub repository to publish the kernel to.")
+@click.option(
+    "--op", "operator", metavar="NAME", help="The name of the operator: its function, files, tests and layer."
+)
 @click.option(
     _BACKENDS,
     multiple=True,
@@ -45,21 +52,55 @@ class _Init(click.Command):
     "or linked if ../kit in the same git repository has them.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace existing files.")
-def init(path: Path | None, name: str, backends: tuple[str, ...], licence: str, on_kit: bool, overwrite: bool) -> None:
+def init(
+    path: str | None,
+    name: str | None,
+    operator: str | None,
+    backends: tuple[str, ...],
+    licence: str,
+    on_kit: bool,
+    overwrite: bool,
+) -> None:
     """Create a kernel project that is ready to build.
 
     The project has a ReLU operator to start from, with tests and a benchmark; with --kit it is a SiLU operator with
-    vectorized loads, PDL and a launch table. PATH defaults to a directory with the name of the kernel.
+    vectorized loads, PDL and a launch table. --op names the operator everywhere at once; what it computes is then yours
+    to replace. PATH defaults to a directory with the name of the kernel.
 
     \b
-    kernel-builder init --name org/my-kernel
+    kernel-builder init org/my-kernel
+    kernel-builder init org/activations --op swiglu
     kernel-builder init kernels/my-kernel --name org/my-kernel --backends cuda --license mit
     kernel-builder init kernels/my-kernel --name org/my-kernel --kit
     """
     from kernel_builder.scaffold import create
 
+    directory, repo_id = _place(path, name)
     words = [word for value in backends for word in value.replace(",", " ").split()]
-    directory = create(path, name, words, licence=licence, on_kit=on_kit, overwrite=overwrite)
-    click.echo(f"Created {directory}. Next:")
-    click.echo(f"  kernel-builder build {shlex.quote(str(directory))}")
-    click.echo(f"  pytest {shlex.quote(str(directory / 'tests'))}")
+    created = create(directory, repo_id, words, licence=licence, operator=operator, on_kit=on_kit, overwrite=overwrite)
+    shown = shlex.quote(str(created))
+    click.echo(f"Created {created}; its README.md says what is where, how to benchmark and how to publish. Next:")
+    click.echo(f"  kernel-builder build {shown}")
+    click.echo(f"  pytest {shlex.quote(str(created / 'tests'))}")
+
+
+def _place(path: str | None, name: str | None) -> tuple[Path | None, str]:
+    """Return the directory, or None for the default, and the Hub repository."""
+    if name is not None:
+        return Path(path) if path is not None else None, name
+    if path is None:
+        raise ConfigError(
+            "expected the Hub repository of the kernel", where="init", hint="write `kernel-builder init org/my-kernel`"
+        )
+    owner, slash, kernel = path.partition("/")
+    if not slash or Path(owner).exists() or not re.fullmatch(REPO_ID, path):
+        kernel = Path(path).name or "my-kernel"
+        hint = f"write `kernel-builder init {shlex.quote(path)} --name org/{kernel}`"
+        if not slash:
+            hint = f"write `kernel-builder init org/{kernel}`, with your organisation or user name on the Hub for org"
+        raise ConfigError(
+            f"{path!r} says where to create the project, and not to which Hub repository it belongs",
+            where="init",
+            hint=hint,
+        )
+    return None, path

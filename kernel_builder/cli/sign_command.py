@@ -7,6 +7,10 @@ from pathlib import Path
 
 import click
 
+from kernel_builder.errors import VerificationError
+
+_HINT = "name a file that has a token of an OpenID provider, and nothing else"
+
 
 @click.command()
 @click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
@@ -16,21 +20,33 @@ import click
     metavar="TOKEN",
     help="A token of an OpenID provider. [default: $SIGSTORE_ID_TOKEN, or else the one that this machine offers]",
 )
+@click.option(
+    "--identity-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="A file with such a token, as clusters and runners mount it; `-` is standard input.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
-def sign(directory: Path, identity_token: str | None, as_json: bool) -> None:
+def sign(directory: Path, identity_token: str | None, identity_file: Path | None, as_json: bool) -> None:
     """Sign the packages under DIR/build.
 
     The signatures are those that `kernels verify-signature` reads. Sigstore signs for an identity, without keys to
     keep; in continuous integration that is the workflow's. Each package gets a metadata.json.sigstore, unless it has
-    one for its current metadata. Signatures are public: Sigstore keeps a permanent public log of them.
+    one for its current metadata. Signatures are public: Sigstore keeps a permanent public log of them. Clients accept
+    the signatures of workflows alone, so there is no login in a browser and no key; docs/publishing.md says what to do
+    on a machine without an identity.
 
     \b
     kernel-builder sign kernels/rmsnorm
+    kernel-builder sign kernels/rmsnorm --identity-file /run/secrets/oidc-token
     """
     from kernel_builder.cli.check_command import packages_of
     from kernel_builder.hub.signing import sign as write_signatures
 
-    signed = write_signatures(packages_of(directory), identity_token=identity_token)
+    packages = packages_of(directory)
+    if identity_file is not None:
+        identity_token = _token_in(identity_file)
+    signed = write_signatures(packages, identity_token=identity_token)
     if as_json:
         click.echo(json.dumps(signed.as_dict()))
         return
@@ -40,3 +56,16 @@ def sign(directory: Path, identity_token: str | None, as_json: bool) -> None:
         click.echo(f"unchanged  {name}")
     if signed.identity:
         click.echo(f"as {signed.identity}")
+
+
+def _token_in(file: Path) -> str:
+    try:
+        token: str = click.open_file(str(file), encoding="ascii").read().strip()
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise VerificationError(
+            f"the token cannot be read: {reason}", where=f"--identity-file {file}", hint=_HINT
+        ) from error
+    if not token:
+        raise VerificationError("the file is empty", where=f"--identity-file {file}", hint=_HINT)
+    return token

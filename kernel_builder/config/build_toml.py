@@ -253,7 +253,7 @@ def read_text(path: Path) -> str:
         raise ConfigError(
             "there is no such file, so this is not a kernel project",
             where=str(path),
-            hint="name the directory of a project, or create one: `kernel-builder init --name org/my-kernel`",
+            hint="name the directory of a project, or create one: `kernel-builder init org/my-kernel`",
         )
     try:
         with path.open("rb") as file:

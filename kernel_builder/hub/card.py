@@ -19,6 +19,7 @@ from kernel_builder.hub.packages import HubPackage
 
 # Separates the author's text from the generated sections, so that a published card can be published again.
 _MARK = "<!-- What follows is written by kernel-builder. -->"
+_NONE = "none"
 
 
 def render(
@@ -92,12 +93,15 @@ def _api(api: Api) -> str:
 
 
 def _variants(packages: Mapping[str, HubPackage]) -> str:
-    rows = ["| variant | Torch | CUDA | capabilities | size |", "| --- | --- | --- | --- | --- |"]
+    rows = [["variant", "Torch", "CUDA", "capabilities", "size"]]
     for name, package in sorted(packages.items()):
-        torch, cuda = _needs(name)
-        archs = ", ".join(package.metadata.archs) or "-"
-        rows.append(f"| `{name}` | {torch} | {cuda} | {archs} | {package.size / 1024:.0f} KiB |")
-    return "## Variants\n\n" + "\n".join(rows)
+        archs = ", ".join(package.metadata.archs) or _NONE
+        rows.append([f"`{name}`", *_needs(name), archs, f"{package.size / 1024:.0f} KiB"])
+    # A kernel without CUDA variants has no columns for CUDA.
+    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {_NONE}]
+    table = [" | ".join(row) for row in zip(*columns, strict=True)]
+    table.insert(1, " | ".join("---" for _ in columns))
+    return "## Variants\n\n" + "\n".join(f"| {row} |" for row in table)
 
 
 def _needs(name: str) -> tuple[str, str]:
@@ -105,13 +109,13 @@ def _needs(name: str) -> tuple[str, str]:
     try:
         variant = Variant.parse(name)
     except VariantError:
-        return "-", "-"
+        return "not known", "not known"
     if isinstance(variant.framework, Noarch):
-        return "any", "any" if variant.backend == "cuda" else "-"
+        return "any", "any" if variant.backend == "cuda" else _NONE
     torch = str(variant.framework.release)
     if isinstance(variant.framework, StableAbi):
         torch += " and later"
-    return torch, f"{variant.cuda} and later {variant.cuda.major}.x" if variant.cuda else "-"
+    return torch, f"{variant.cuda} and later {variant.cuda.major}.x" if variant.cuda else _NONE
 
 
 def _speed(runs: Sequence[Measurement]) -> Iterator[str]:
@@ -132,7 +136,7 @@ def _speed(runs: Sequence[Measurement]) -> Iterator[str]:
 def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], note: str | None) -> str:
     builds: dict[tuple[str, ...], list[str]] = {}
     for name, package in sorted(packages.items()):
-        builds.setdefault((*_origin(package), package.compiler or "-"), []).append(name)
+        builds.setdefault((*_origin(package), package.compiler or _NONE), []).append(name)
     lines = [f"## Build\n\nLicense: {project.license}."]
     for label, address in (("Upstream", project.upstream), ("Source", project.source)):
         if address:
@@ -166,7 +170,7 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
 def _origin(package: HubPackage) -> tuple[str, str]:
     """Return the commit of a package's sources, and its builder."""
     builder = package.metadata.origin("kernel-builder")
-    return _commit(package.metadata.origin("kernel")) or "-", _commit(builder) or builder.get("version") or "-"
+    return _commit(package.metadata.origin("kernel")) or _NONE, _commit(builder) or builder.get("version") or _NONE
 
 
 def _commit(state: Mapping[str, Any]) -> str:

@@ -10,7 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from kernel_builder.cli import main
 from kernel_builder.errors import CheckError, VerificationError
 from kernel_builder.hub.signing import sign
 from kernel_builder.hub.verification import verify
@@ -92,6 +94,23 @@ def test_without_an_identity_provider_nothing_is_signed(no_identity: None, doubl
         file.write("# tampered\n")
     with pytest.raises(CheckError, match=r"_ops.py has another SHA-256"):
         sign(packages)
+
+
+def test_a_token_may_be_in_a_file(
+    hub: RunningHub, doubling: Path, sigstore: sigstore_instance.Running, tmp_path: Path
+) -> None:
+    file = tmp_path / "token"
+    for content, message in ((None, "cannot be read"), ("\n", "is empty")):
+        if content is not None:
+            file.write_text(content)
+        refused = CliRunner().invoke(main, ["sign", str(doubling), "--identity-file", str(file)])
+        assert refused.exit_code == 10 and message in refused.output
+    file.write_text(sigstore_instance.token(*OURS) + "\n")
+    signed = CliRunner().invoke(main, ["sign", str(doubling), "--identity-file", str(file)])
+    assert signed.exit_code == 0, signed.output
+    assert signed.output.count("signed ") == 2
+    put(hub, doubling, REPO)
+    assert verify(REPO, endpoint=hub.url, signers=[f"https://github.com/{OURS[1]}"], require_signature=True).ok
 
 
 def test_a_signed_package_keeps_its_signature(doubling: Path) -> None:

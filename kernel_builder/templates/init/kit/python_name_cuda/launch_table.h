@@ -1,7 +1,7 @@
 // Launch configurations. To tune the kernel for a GPU or a dtype, edit kLaunchTable.
 #pragma once
 
-namespace silu {
+namespace op {
 
 struct LaunchConfig {
   int element_bytes;  // which dtypes the row is for: 2 or 4; 0: any
@@ -25,4 +25,4 @@ constexpr LaunchConfig launch_config(int element_bytes) {
 
 static_assert(launch_config(2).threads > 0 && launch_config(4).threads > 0, "the table needs a row for each dtype");
 
-}  // namespace silu
+}  // namespace op

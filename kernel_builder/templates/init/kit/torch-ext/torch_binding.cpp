@@ -3,13 +3,13 @@
 // Reads:    sizes, strides, dtypes and devices of the arguments.
 // Writes:   only tensors that it allocates.
 // Must not: compute; call anything of Torch newer than 2.10.
+#include "${operator}/${operator}.h"
 #include "kit/tensors.h"
 #include "registration.h"
-#include "silu/silu.h"
 #if defined(CUDA_KERNEL)
-#include "${python_name}_cuda/silu.h"
+#include "${python_name}_cuda/${operator}.h"
 #else
-#include "${python_name}_cpu/silu.h"
+#include "${python_name}_cpu/${operator}.h"
 #endif
 
 const char* const kit::kProject = "${name}";
@@ -18,18 +18,18 @@ namespace {
 
 using namespace kit;
 
-void run(const silu::Problem& problem, [[maybe_unused]] const Tensor& x) {
+void run(const op::Problem& problem, [[maybe_unused]] const Tensor& x) {
   if (problem.elements == 0) return;
 #if defined(CUDA_KERNEL)
-  check(silu::run(problem, current_stream(x)));
+  check(op::run(problem, current_stream(x)));
 #else
   torch::stable::parallel_for(0, problem.elements, kGrain,
-                              [&](int64_t begin, int64_t end) { silu::run(problem, begin, end); });
+                              [&](int64_t begin, int64_t end) { op::run(problem, begin, end); });
 #endif
 }
 
 // x * sigmoid(x), contiguous.
-Tensor silu_forward(Tensor x) {
+Tensor forward_op(Tensor x) {
   check_backend(x, "x");
   const Type type = element_type(x, "x");
   [[maybe_unused]] const auto device = enter(x);
@@ -39,8 +39,8 @@ Tensor silu_forward(Tensor x) {
   return out;
 }
 
-// The gradient of silu with respect to x, contiguous.
-Tensor silu_backward(Tensor grad, Tensor x) {
+// The gradient with respect to x, contiguous.
+Tensor backward_op(Tensor grad, Tensor x) {
   check_backend(x, "x");
   const Type type = element_type(x, "x");
   check_like(grad, "grad", x);
@@ -55,8 +55,8 @@ Tensor silu_backward(Tensor grad, Tensor x) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
-  ops.def("silu(Tensor x) -> Tensor");
-  ops.def("silu_backward(Tensor grad, Tensor x) -> Tensor");
+  ops.def("${operator}(Tensor x) -> Tensor");
+  ops.def("${operator}_backward(Tensor grad, Tensor x) -> Tensor");
 }
 
 #if defined(CUDA_KERNEL)
@@ -64,8 +64,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #else
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 #endif
-  ops.impl("silu", TORCH_BOX(&silu_forward));
-  ops.impl("silu_backward", TORCH_BOX(&silu_backward));
+  ops.impl("${operator}", TORCH_BOX(&forward_op));
+  ops.impl("${operator}_backward", TORCH_BOX(&backward_op));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

@@ -13,9 +13,9 @@
 #include "registration.h"
 // This file is compiled once for each backend, and linked with the sources of that backend.
 #if defined(CUDA_KERNEL)
-#include "${python_name}_cuda/relu.h"
+#include "${python_name}_cuda/${operator}.h"
 #else
-#include "${python_name}_cpu/relu.h"
+#include "${python_name}_cpu/${operator}.h"
 #endif
 
 namespace {
@@ -60,16 +60,15 @@ void run_on_device_of(const Tensor& tensor, Launch launch) {
 
 template <typename T>
 void forward(const Tensor& x, Tensor& y) {
-  run_on_device_of(x, [&](void* stream) {
-    return relu::forward(x.const_data_ptr<T>(), y.mutable_data_ptr<T>(), x.numel(), stream);
-  });
+  run_on_device_of(
+      x, [&](void* stream) { return op::forward(x.const_data_ptr<T>(), y.mutable_data_ptr<T>(), x.numel(), stream); });
 }
 
 template <typename T>
 void backward(const Tensor& grad, const Tensor& y, Tensor& grad_x) {
   run_on_device_of(y, [&](void* stream) {
-    return relu::backward(grad.const_data_ptr<T>(), y.const_data_ptr<T>(), grad_x.mutable_data_ptr<T>(), y.numel(),
-                          stream);
+    return op::backward(grad.const_data_ptr<T>(), y.const_data_ptr<T>(), grad_x.mutable_data_ptr<T>(), y.numel(),
+                        stream);
   });
 }
 
@@ -83,7 +82,7 @@ void forward(const Tensor& x, Tensor& y) {
   const T* from = x.const_data_ptr<T>();
   T* to = y.mutable_data_ptr<T>();
   torch::stable::parallel_for(0, x.numel(), kGrain,
-                              [&](int64_t begin, int64_t end) { relu::forward(from, to, begin, end); });
+                              [&](int64_t begin, int64_t end) { op::forward(from, to, begin, end); });
 }
 
 template <typename T>
@@ -91,12 +90,12 @@ void backward(const Tensor& grad, const Tensor& y, Tensor& grad_x) {
   const T *from = grad.const_data_ptr<T>(), *mask = y.const_data_ptr<T>();
   T* to = grad_x.mutable_data_ptr<T>();
   torch::stable::parallel_for(0, y.numel(), kGrain,
-                              [&](int64_t begin, int64_t end) { relu::backward(from, mask, to, begin, end); });
+                              [&](int64_t begin, int64_t end) { op::backward(from, mask, to, begin, end); });
 }
 
 #endif
 
-Tensor relu_forward(const Tensor& x) {
+Tensor forward_op(const Tensor& x) {
   const Tensor from = torch::stable::contiguous(x);
   Tensor y = torch::stable::empty_like(from);
   with_type_of(x, [&](auto* type) {
@@ -105,7 +104,7 @@ Tensor relu_forward(const Tensor& x) {
   return y;
 }
 
-Tensor relu_backward(const Tensor& grad, const Tensor& y) {
+Tensor backward_op(const Tensor& grad, const Tensor& y) {
   STD_TORCH_CHECK(grad.sizes().equals(y.sizes()), "${name}: grad must have the shape of y");
   STD_TORCH_CHECK(grad.scalar_type() == y.scalar_type(), "${name}: grad must have the dtype of y");
   STD_TORCH_CHECK(grad.device() == y.device(), "${name}: grad must be on the device of y");
@@ -120,8 +119,8 @@ Tensor relu_backward(const Tensor& grad, const Tensor& y) {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
-  ops.def("relu(Tensor x) -> Tensor");
-  ops.def("relu_backward(Tensor grad, Tensor y) -> Tensor");
+  ops.def("${operator}(Tensor x) -> Tensor");
+  ops.def("${operator}_backward(Tensor grad, Tensor y) -> Tensor");
 }
 
 #if defined(CUDA_KERNEL)
@@ -129,8 +128,8 @@ STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) {
 #else
 STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
 #endif
-  ops.impl("relu", TORCH_BOX(&relu_forward));
-  ops.impl("relu_backward", TORCH_BOX(&relu_backward));
+  ops.impl("${operator}", TORCH_BOX(&forward_op));
+  ops.impl("${operator}_backward", TORCH_BOX(&backward_op));
 }
 
 REGISTER_EXTENSION(TORCH_EXTENSION_NAME)

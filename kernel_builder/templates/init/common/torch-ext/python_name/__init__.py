@@ -1,4 +1,4 @@
-"""${layer} with forward and backward kernels."""
+"""${computed}, with forward and backward kernels."""
 
 from . import layers
 from .op import ${operator}

@@ -5,7 +5,7 @@ import torch
 from ._ops import add_op_namespace_prefix, ops
 
 
-def silu(x: torch.Tensor) -> torch.Tensor:
+def ${operator}(x: torch.Tensor) -> torch.Tensor:
     """Return `x * sigmoid(x)` as a contiguous tensor.
 
     Args:
@@ -17,42 +17,42 @@ def silu(x: torch.Tensor) -> torch.Tensor:
         RuntimeError: If `x` has another dtype.
     """
     if torch.is_grad_enabled() and x.requires_grad:
-        return _SiLU.apply(x)
-    return _silu(x)
+        return _Forward.apply(x)
+    return _forward(x)
 
 
-_silu = ops.silu.default
-_silu_backward = ops.silu_backward.default
+_forward = ops.${operator}.default
+_backward = ops.${operator}_backward.default
 
 
-class _SiLU(torch.autograd.Function):
+class _Forward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
-        return _silu(x)
+        return _forward(x)
 
     @staticmethod
     def backward(ctx, grad):
         # Grad mode is on in a backward pass only with `create_graph=True`.
-        op = _SiLUBackward.apply if torch.is_grad_enabled() else _silu_backward
+        op = _Backward.apply if torch.is_grad_enabled() else _backward
         return op(grad, *ctx.saved_tensors)
 
 
-class _SiLUBackward(torch.autograd.Function):
+class _Backward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, grad, x):
-        return _silu_backward(grad, x)
+        return _backward(grad, x)
 
     @staticmethod
     def backward(ctx, grad):
-        raise NotImplementedError("${name}: the gradient of silu cannot be differentiated a second time")
+        raise NotImplementedError("${name}: the gradient of ${operator} cannot be differentiated a second time")
 
 
-@torch.library.register_fake(add_op_namespace_prefix("silu"))
-def _silu_fake(x):
+@torch.library.register_fake(add_op_namespace_prefix("${operator}"))
+def _forward_fake(x):
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake(add_op_namespace_prefix("silu_backward"))
-def _silu_backward_fake(grad, x):
+@torch.library.register_fake(add_op_namespace_prefix("${operator}_backward"))
+def _backward_fake(grad, x):
     return x.new_empty(x.shape)

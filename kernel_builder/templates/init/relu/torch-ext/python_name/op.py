@@ -1,44 +1,58 @@
-"""The operator as a Python function, with its fake and autograd registrations."""
+"""The public function, and the gradient and fakes of its ops."""
 
 import torch
 
 from ._ops import add_op_namespace_prefix, ops
 
 
-def relu(x: torch.Tensor) -> torch.Tensor:
+def ${operator}(x: torch.Tensor) -> torch.Tensor:
     """Return `max(x, 0)` as a contiguous tensor.
 
     Args:
-        x: Tensor of dtype float32, float16 or bfloat16, of any shape and strides.
+        x: Tensor of dtype float32, float16 or bfloat16, of any shape and strides. It gets a gradient.
 
     Raises:
         RuntimeError: If `x` has another dtype.
     """
-    return ops.relu(x)
+    # An op that has no gradient is called directly: the autograd function costs the host some microseconds.
+    if torch.is_grad_enabled() and x.requires_grad:
+        return _Forward.apply(x)
+    return _forward(x)
 
 
-@torch.library.register_fake(add_op_namespace_prefix("relu"))
-def _relu_fake(x):
+_forward = ops.${operator}.default
+_backward = ops.${operator}_backward.default
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = _forward(x)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        # Grad mode is on in a backward pass only with `create_graph=True`.
+        op = _Backward.apply if torch.is_grad_enabled() else _backward
+        return op(grad, *ctx.saved_tensors)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, grad, y):
+        return _backward(grad, y)
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise NotImplementedError("${name}: the gradient of ${operator} cannot be differentiated a second time")
+
+
+@torch.library.register_fake(add_op_namespace_prefix("${operator}"))
+def _forward_fake(x):
     return x.new_empty(x.shape)
 
 
-@torch.library.register_fake(add_op_namespace_prefix("relu_backward"))
-def _relu_backward_fake(grad, y):
+@torch.library.register_fake(add_op_namespace_prefix("${operator}_backward"))
+def _backward_fake(grad, y):
     return y.new_empty(y.shape)
-
-
-def _save(ctx, inputs, output):
-    ctx.save_for_backward(output)
-
-
-def _differentiate(ctx, grad):
-    (y,) = ctx.saved_tensors
-    return ops.relu_backward(grad, y)
-
-
-def _refuse_second_derivative(ctx, grad):
-    raise NotImplementedError("${name}: the gradient of relu cannot be differentiated a second time")
-
-
-torch.library.register_autograd(add_op_namespace_prefix("relu"), _differentiate, setup_context=_save)
-torch.library.register_autograd(add_op_namespace_prefix("relu_backward"), _refuse_second_derivative)

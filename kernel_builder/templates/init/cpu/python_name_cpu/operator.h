@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace relu {
+namespace op {
 
 // y[i] = max(x[i], 0) for begin <= i < end. NaN stays NaN.
 template <typename T>
@@ -13,4 +13,4 @@ void forward(const T* x, T* y, int64_t begin, int64_t end);
 template <typename T>
 void backward(const T* grad, const T* y, T* grad_x, int64_t begin, int64_t end);
 
-}  // namespace relu
+}  // namespace op

@@ -3,12 +3,12 @@
 // Reads:    x, for the backward pass also grad; each element once.
 // Writes:   `out`.
 // Must not: allocate, synchronize, or use another stream than the one given.
+#include "${python_name}_cuda/${operator}.h"
 #include "${python_name}_cuda/launch_table.h"
-#include "${python_name}_cuda/silu.h"
 #include "kit/elements.cuh"
 #include "kit/launch.cuh"
 
-namespace silu {
+namespace op {
 namespace {
 
 using namespace kit;
@@ -82,4 +82,4 @@ int run(const Problem& problem, void* stream) {
   });
 }
 
-}  // namespace silu
+}  // namespace op

@@ -7,9 +7,9 @@
 
 #include <algorithm>
 
-#include "${python_name}_cuda/relu.h"
+#include "${python_name}_cuda/${operator}.h"
 
-namespace relu {
+namespace op {
 namespace {
 
 constexpr int kThreads = 256;
@@ -59,4 +59,4 @@ INSTANTIATE(float)
 INSTANTIATE(torch::headeronly::Half)
 INSTANTIATE(torch::headeronly::BFloat16)
 
-}  // namespace relu
+}  // namespace op

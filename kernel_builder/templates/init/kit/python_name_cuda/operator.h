@@ -1,11 +1,11 @@
 // SiLU on CUDA.
 #pragma once
 
-#include "silu/silu.h"
+#include "${operator}/${operator}.h"
 
-namespace silu {
+namespace op {
 
 // Launches the kernel on `stream`, a cudaStream_t, and returns the cudaError_t of the launch.
 int run(const Problem& problem, void* stream);
 
-}  // namespace silu
+}  // namespace op

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace relu {
+namespace op {
 
 // Launches y[i] = max(x[i], 0) for 0 <= i < count on `stream`, a cudaStream_t. Returns the cudaError_t of the launch.
 // NaN stays NaN.
@@ -14,4 +14,4 @@ int forward(const T* x, T* y, int64_t count, void* stream);
 template <typename T>
 int backward(const T* grad, const T* y, T* grad_x, int64_t count, void* stream);
 
-}  // namespace relu
+}  // namespace op

@@ -35,7 +35,7 @@ def assert_rounded(actual, expected):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_forward(shape, dtype):
     x = random(*shape, dtype=dtype)
-    assert_rounded(kernel.silu(x), eager(x.double()))
+    assert_rounded(kernel.${operator}(x), eager(x.double()))
 
 
 @pytest.mark.kernels_ci
@@ -43,7 +43,7 @@ def test_forward(shape, dtype):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_backward(shape, dtype):
     x, grad = random(*shape, dtype=dtype).requires_grad_(), random(*shape, dtype=dtype)
-    (actual,) = torch.autograd.grad(kernel.silu(x), x, grad)
+    (actual,) = torch.autograd.grad(kernel.${operator}(x), x, grad)
     double = x.detach().double().requires_grad_()
     assert torch.autograd.gradcheck(eager, double.flatten()[:20])  # the reference is correct
     (expected,) = torch.autograd.grad(eager(double), double, grad.double())
@@ -53,51 +53,51 @@ def test_backward(shape, dtype):
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_unaligned_and_strided_tensors(dtype):
     for x in (random(1001, dtype=dtype)[1:], random(6, 8, 10, dtype=dtype).transpose(0, 2)[::2]):
-        assert torch.equal(kernel.silu(x), kernel.silu(x.clone(memory_format=torch.contiguous_format)))
+        assert torch.equal(kernel.${operator}(x), kernel.${operator}(x.clone(memory_format=torch.contiguous_format)))
         grad = random(*x.shape, dtype=dtype)
         contiguous = x.clone(memory_format=torch.contiguous_format)
-        assert torch.equal(kernel.op.ops.silu_backward(grad, x), kernel.op.ops.silu_backward(grad, contiguous))
+        assert torch.equal(kernel.op.ops.${operator}_backward(grad, x), kernel.op.ops.${operator}_backward(grad, contiguous))
 
 
 def test_special_values():
-    y = kernel.silu(torch.tensor([float("nan"), float("inf"), 100.0, -100.0, 0.0], device=DEVICE))
+    y = kernel.${operator}(torch.tensor([float("nan"), float("inf"), 100.0, -100.0, 0.0], device=DEVICE))
     assert y[0].isnan()
     torch.testing.assert_close(y[1:].tolist(), [float("inf"), 100.0, 0.0, 0.0])
 
 
 def test_only_what_needs_a_gradient_gets_one():
     x = random(4).requires_grad_()
-    assert kernel.silu(x).requires_grad
-    assert not kernel.silu(x.detach()).requires_grad
+    assert kernel.${operator}(x).requires_grad
+    assert not kernel.${operator}(x.detach()).requires_grad
     with torch.no_grad():
-        assert not kernel.silu(x).requires_grad
+        assert not kernel.${operator}(x).requires_grad
 
 
 def test_second_derivative_is_refused():
     x = random(4).requires_grad_()
-    (grad,) = torch.autograd.grad(kernel.silu(x).sum(), x, create_graph=True)
+    (grad,) = torch.autograd.grad(kernel.${operator}(x).sum(), x, create_graph=True)
     with pytest.raises(NotImplementedError, match="second time"):
         grad.sum().backward()
 
 
 def test_errors_name_the_argument():
     with pytest.raises(RuntimeError, match="x must be float32, float16 or bfloat16"):
-        kernel.silu(torch.zeros(3, device=DEVICE, dtype=torch.int64))
+        kernel.${operator}(torch.zeros(3, device=DEVICE, dtype=torch.int64))
     with pytest.raises(RuntimeError, match=r"grad must have shape \[3\], not \[4\]"):
-        kernel.op.ops.silu_backward(torch.zeros(4, device=DEVICE), torch.zeros(3, device=DEVICE))
+        kernel.op.ops.${operator}_backward(torch.zeros(4, device=DEVICE), torch.zeros(3, device=DEVICE))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_opcheck(dtype):
     for x in (random(4, 5, dtype=dtype), random(5, 4, dtype=dtype).t()):
-        torch.library.opcheck(kernel.op.ops.silu.default, (x,))
-        torch.library.opcheck(kernel.op.ops.silu_backward.default, (torch.ones_like(x), x))
+        torch.library.opcheck(kernel.op.ops.${operator}.default, (x,))
+        torch.library.opcheck(kernel.op.ops.${operator}_backward.default, (torch.ones_like(x), x))
 
 
 @pytest.mark.kernels_ci
 def test_compile():
     def block(x):
-        return kernel.silu(x * 2) + 1
+        return kernel.${operator}(x * 2) + 1
 
     compiled = torch.compile(block, fullgraph=True, dynamic=True, backend="aot_eager")
     for rows in (3, 5):
@@ -109,4 +109,4 @@ def test_compile():
 
 def test_layer():
     x = random(4, 5)
-    assert torch.equal(kernel.layers.SiLU.forward(torch.nn.SiLU(), x), kernel.silu(x))
+    assert torch.equal(kernel.layers.${layer}.forward(torch.nn.SiLU(), x), kernel.${operator}(x))

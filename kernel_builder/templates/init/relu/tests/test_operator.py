@@ -1,0 +1,89 @@
+"""Compares the built kernel with Torch, on the GPU if there is one and the kernel has a CUDA backend, else on the CPU.
+
+The public client loads the kernel from `build/`, as it does for users.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+from kernels import get_local_kernel
+
+PROJECT = Path(__file__).resolve().parents[1]
+BACKENDS = ${backends}
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+
+DEVICE = "cuda" if "cuda" in BACKENDS and torch.cuda.is_available() else "cpu"
+if DEVICE not in BACKENDS:
+    pytest.skip("needs a GPU: the kernel has no CPU backend", allow_module_level=True)
+kernel = get_local_kernel(PROJECT, backend=DEVICE)
+eager = torch.nn.functional.relu  # what the kernel computes
+
+
+def random(*shape, dtype=torch.float32):
+    return torch.randn(shape, device=DEVICE, dtype=dtype)
+
+
+def gradient(function, x):
+    return torch.autograd.grad(function(x), x, torch.ones_like(x))[0]
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (1000,), (3, 0, 5), (7, 300, 33)])
+def test_forward(shape, dtype):
+    x = random(*shape, dtype=dtype)
+    assert torch.equal(kernel.${operator}(x), eager(x))
+
+
+@pytest.mark.kernels_ci
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_backward(dtype):
+    x, grad = random(5, 1001, dtype=dtype).requires_grad_(), random(5, 1001, dtype=dtype)
+    (expected,) = torch.autograd.grad(eager(x), x, grad)
+    (actual,) = torch.autograd.grad(kernel.${operator}(x), x, grad)
+    assert torch.equal(actual, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_special_values(dtype):
+    values = [float("nan"), -float("nan"), float("inf"), -float("inf"), 0.0, -0.0]
+    x = torch.tensor(values, device=DEVICE, dtype=dtype).requires_grad_()
+    for actual, expected in ((kernel.${operator}(x), eager(x)), (gradient(kernel.${operator}, x), gradient(eager, x))):
+        torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def test_strides():
+    x = random(6, 8, 10).transpose(0, 2)[::2]
+    assert torch.equal(kernel.${operator}(x), eager(x))
+
+
+def test_other_dtypes_are_refused():
+    with pytest.raises(RuntimeError, match="expected float32, float16 or bfloat16"):
+        kernel.${operator}(torch.zeros(3, device=DEVICE, dtype=torch.int64))
+
+
+def test_opcheck():
+    for x in (random(4, 5), random(5, 4).t()):
+        torch.library.opcheck(kernel.op.ops.${operator}.default, (x,))
+        torch.library.opcheck(kernel.op.ops.${operator}_backward.default, (torch.ones_like(x), x))
+
+
+def test_second_derivative_is_refused():
+    x = random(4).requires_grad_()
+    (grad,) = torch.autograd.grad(kernel.${operator}(x).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second time"):
+        grad.sum().backward()
+
+
+def test_compile():
+    compiled = torch.compile(lambda x: kernel.${operator}(x) + 1, fullgraph=True, dynamic=True, backend="aot_eager")
+    for rows in (3, 5):
+        x = random(rows, 8).requires_grad_()
+        torch.testing.assert_close(compiled(x), eager(x) + 1)
+        torch.testing.assert_close(gradient(compiled, x), gradient(eager, x))
+
+
+def test_layer():
+    x = random(4, 5)
+    assert torch.equal(kernel.layers.${layer}.forward(torch.nn.ReLU(), x), eager(x))
