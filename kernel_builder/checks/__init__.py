@@ -17,6 +17,7 @@ from kernel_builder.checks.digest import check_digest
 from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
 from kernel_builder.checks.layout import check_layout
 from kernel_builder.checks.load import check_load, loading
+from kernel_builder.checks.load_conditions import load_conditions
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.op_namespace import check_op_namespace
 from kernel_builder.checks.private_torch import check_private_torch
@@ -35,11 +36,13 @@ __all__ = [
     "ABI_CHECKS",
     "ALLOWABLE",
     "CHECKS",
+    "NO_LOAD",
     "AbiPolicy",
     "CheckReport",
     "CheckedPackage",
     "Finding",
     "ProbeProcess",
+    "load_conditions",
     "read",
     "require_allowable",
     "run",
@@ -64,6 +67,9 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
 }
 ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
 
+
+# Why the check `load` is skipped where its caller leaves it out.
+NO_LOAD = "--no-load"
 
 # Without these, a package may not load, or not be what its metadata says, so their findings cannot be allowed.
 _REQUIRED = frozenset({"layout", "digest", "binary", "load"})
@@ -126,16 +132,20 @@ def run_all(
         probe: The process that loads the packages; None for a new one.
     """
     directories = [package.resolve() for package in packages]
-    names = [name for name in (CHECKS if only is None else only) if load or name != "load"]
+    asked = CHECKS if only is None else only
+    names = [name for name in asked if load or name != "load"]
+    left_out = {name: NO_LOAD for name in asked if name not in names}
     with loading(directories if "load" in names else (), probe) as load_answers:
         for directory in directories:
             package = replace(read(directory, policy), load_answers=load_answers)
-            yield _report(package, names, frozenset(allow))
+            yield _report(package, names, frozenset(allow), left_out)
 
 
-def _report(package: CheckedPackage, names: Sequence[str], allow: frozenset[str]) -> CheckReport:
+def _report(
+    package: CheckedPackage, names: Sequence[str], allow: frozenset[str], left_out: Mapping[str, str]
+) -> CheckReport:
     passed: list[str] = []
-    skipped: dict[str, str] = {}
+    skipped = dict(left_out)
     findings: list[Finding] = []
     allowed: list[str] = []
     for name in names:
