@@ -14,10 +14,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.checks.demangle import demangle
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi
+from kernel_builder.demangle import demangle
 from kernel_builder.elf import SharedObject
 
 if sys.version_info >= (3, 11):
