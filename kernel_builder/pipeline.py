@@ -250,7 +250,11 @@ def _package(
         trees = {one.variant.name: hash_tree(staged / one.variant.name).value for one in assembled}
         reports: dict[str, CheckReport] = {}
         checked = checks.run_all(
-            [staged / one.variant.name for one in assembled], load=request.load, allow=request.allow, probe=probe
+            [staged / one.variant.name for one in assembled],
+            load=request.load,
+            allow=request.allow,
+            probe=probe,
+            project=project,
         )
         for number, one in enumerate(assembled, 1):
             title = f"checking {project.name} {one.variant.name}"

@@ -81,6 +81,11 @@ def is_killed(error: BuildError) -> bool:
 def _hint(words: str) -> str | None:
     if _KILLED.search(words):
         return "the machine has too little memory for this source; end other programs, or use a machine with more"
+    if re.search(r"PYBIND11_MODULE|(?:pybind11/\S+|torch/extension\.h)\S*: .*error|error: .*torch/extension\.h", words):
+        return (
+            "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, without "
+            "PYBIND11_MODULE and torch/extension.h: one binary serves every Python"
+        )
     missing = re.search(r"fatal error: ([^:\n]+): No such file or directory", words)
     if missing:
         return (

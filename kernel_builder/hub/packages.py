@@ -122,7 +122,7 @@ def checked_packages(
     _refuse_limited(directories, project)
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
-    checked = checks.run_all(directories, load=load, allow=allow)
+    checked = checks.run_all(directories, load=load, allow=allow, project=project)
     for directory in directories:
         progress.say(f"checking {directory.name}")
         reports[directory.name] = next(checked)

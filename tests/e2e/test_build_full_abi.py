@@ -12,8 +12,7 @@ from tests.e2e.conftest import (
     run_python,
 )
 
-
-# The values in the message are put together by a string stream, parts of which are newer than the oldest libstdc++.so.6.
+# A string stream puts the message together. Parts of it are newer than the oldest libstdc++.so.6.
 REFUSED = """
 try:
     kernel.scaled(torch.ones(3, 2).t(), 2.0)
