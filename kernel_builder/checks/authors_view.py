@@ -8,17 +8,16 @@ from dataclasses import replace
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
 
-# What a failed load says -> the check whose errors name the cause.
+# What a failed load says; the check that may name the cause; what its error then says, where `{}` is the text that the
+# first expression has found.
 _CAUSES = (
-    (re.compile("undefined symbol"), "undefined"),
-    (re.compile(r"\b(?:Syntax|Indentation|Tab)Error\b"), "python-source"),
-    (re.compile(r"\b(?:ModuleNotFound|Import)Error\b"), "python-imports"),
-    (re.compile("does not define module export function"), "python-abi"),
-    # The errors of `ops` must be about this op, or about what a crash comes from.
-    (re.compile(r"operator \S+::(?P<named>\w+) does not exist"), "ops"),
-    (re.compile(r"was killed by(?P<named>)"), "ops"),
+    (re.compile("undefined symbol"), "undefined", ""),
+    (re.compile(r"\b(?:Syntax|Indentation|Tab)Error\b"), "python-source", ""),
+    (re.compile(r"\b(?:ModuleNotFound|Import)Error\b"), "python-imports", ""),
+    (re.compile("does not define module export function"), "python-abi", ""),
+    (re.compile(r"operator \S+::(\w+) does not exist"), "ops", r"\b{}\b|fixed namespace"),
+    (re.compile("was killed by"), "ops", "the schema of|dispatch key"),
 )
-_CRASHING = re.compile(r"the schema of|dispatch key")
 
 
 def repeated(findings: Sequence[Finding]) -> Mapping[Finding, str]:
@@ -26,14 +25,11 @@ def repeated(findings: Sequence[Finding]) -> Mapping[Finding, str]:
     errors = [finding for finding in findings if finding.severity == "error"]
     found = {}
     for finding in (error for error in errors if error.check == "load"):
-        for pattern, check in _CAUSES:
-            said = pattern.search(finding.message)
-            causes = [error.message for error in errors if error.check == check]
-            if said and check == "ops":
-                name = said["named"]
-                causes = [text for text in causes if (f" {name}" in text if name else _CRASHING.search(text))]
-            if said and causes:
-                found[finding] = check
+        for says, check, cause in _CAUSES:
+            if said := says.search(finding.message):
+                pattern = cause.format(*said.groups())
+                if any(error.check == check and re.search(pattern, error.message) for error in errors):
+                    found[finding] = check
     return found
 
 

@@ -36,6 +36,9 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     yield from wrong
     if wrong:
         return  # what is missing in the loaded package is missing because of them
+    fixed = [one for one in written if one.kind == "namespace"]
+    for one in fixed:
+        yield _fixed(one.source, f"line {one.places[0][0]}: ", "a library", one.text)
     lines = {one.name: (one.source, f"line {one.places[0][0]}: ") for one in written if one.kind == "schema"}
     is_loaded = answer.get("outcome") == "loaded"
     registered = {op["name"].partition(".")[0] for op in answer.get("ops", ()) if not op["namespace"]}
@@ -43,7 +46,7 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
         yield from _misnamed(package, registered, answer["text"])
     for op in answer.get("ops", ()):
         # What a failed load has left out is not missing.
-        if is_loaded or op["namespace"]:
+        if op["namespace"] not in {one.text for one in fixed} and (is_loaded or op["namespace"]):
             path, line = lines.get(op["name"].partition(".")[0], (_path(op), _line(op)))
             yield from _registered(op, path, line)
 
@@ -78,6 +81,7 @@ def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) 
 
 def _wrong(package: CheckedPackage, written: Sequence[WrittenText]) -> Iterator[Finding]:
     """Yield what Torch cannot parse."""
+    written = [one for one in written if one.kind != "namespace"]
     if not written or package.probe is None:
         return
     texts = json.dumps([(one.kind, one.text) for one in written])
@@ -119,13 +123,7 @@ def _reason(said: str) -> str:
 def _registered(op: Mapping[str, Any], path: str, line: str) -> Iterator[Finding]:
     name = op["name"]
     if op["namespace"]:
-        yield Finding(
-            NAME,
-            path,
-            f"{line}{name} is registered in the fixed namespace {op['namespace']!r}: two versions of the kernel could "
-            "not be loaded in one process",
-            "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
-        )
+        yield _fixed(path, line, name, op["namespace"])
         return
     if op["key"] and not op["implemented"]:
         others = f"only for {', '.join(op['keys'])}" if op["keys"] else "nor for another backend"
@@ -144,6 +142,16 @@ def _registered(op: Mapping[str, Any], path: str, line: str) -> Iterator[Finding
             f'add one in Python: @torch.library.register_fake(add_op_namespace_prefix("{name}"))',
             "warning",
         )
+
+
+def _fixed(path: str, line: str, what: str, namespace: str) -> Finding:
+    return Finding(
+        NAME,
+        path,
+        f"{line}{what} is registered in the fixed namespace {namespace!r}: two versions of the kernel could not be "
+        "loaded in one process",
+        "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
+    )
 
 
 def _path(op: Mapping[str, Any]) -> str:

@@ -247,7 +247,7 @@ def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
                 os._exit(1)
         status = _wait(child, seconds)
         if status is None:
-            return f"no answer after {seconds:.0f} seconds"
+            return f"no answer after {seconds:.0f} s"
         if status < 0:
             thrown = _thrown(words.read_text(errors="replace"))
             return f"the process was killed by {signal.Signals(-status).name}" + (f": {thrown}" if thrown else "")

@@ -22,6 +22,9 @@ _NEXT_LITERAL = re.compile(
     r'\s*(?:R"(?P<mark>[^\s()\\]*)\((?P<raw>.*?)\)(?P=mark)"|"(?P<plain>(?:\\.|[^"\\\n])*)")', re.S
 )
 _KEY = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY_IMPL(?:_EXPAND)?\s*\(\s*\w+\s*,\s*(\w+)\s*,")
+_NAMESPACE = re.compile(
+    r"^[ \t]*(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?(?:_EXPAND)?\s*\(\s*(\w*[a-z]\w*)\s*,\s*\w+\s*\)\s*\{", re.M
+)
 _SUFFIXES = (".cc", ".cpp", ".cu", ".cxx")
 
 
@@ -30,12 +33,13 @@ class WrittenText:
     """A text of a registration in a source.
 
     Attributes:
-        text: A schema like `relu(Tensor x) -> Tensor`, without namespace, or a dispatch key.
+        text: A schema like `relu(Tensor x) -> Tensor`, without namespace; a dispatch key; or the namespace of a library
+            that is not the package's own.
         source: The file, relative to the project.
         places: The line and column of each character, and of the end; both count from 1.
     """
 
-    kind: Literal["schema", "key"]
+    kind: Literal["schema", "key", "namespace"]
     text: str
     source: str
     places: tuple[tuple[int, int], ...]
@@ -50,7 +54,8 @@ def read(texts: Mapping[str, str]) -> tuple[WrittenText, ...]:
     """Return the texts of registrations in sources, which have no comments."""
     defined = {name for text in texts.values() for name in re.findall(r"#[ \t]*define[ \t]+(\w+)", text)}
     holding = {name: text for name, text in texts.items() if "TORCH_LIBRARY" in text}
-    found = (one for name, text in holding.items() for one in (*_schemas(name, text), *_keys(name, text)))
+    scans = (_schemas, _keys, _namespaces)
+    found = (one for name, text in holding.items() for scan in scans for one in scan(name, text))
     return tuple(one for one in found if one.kind == "schema" or one.text not in defined)
 
 
@@ -93,6 +98,13 @@ def _schemas(source: str, text: str) -> Iterator[WrittenText]:
         schema, offsets = schema[skipped:], offsets[skipped:]
         if "(" in schema and re.match(r"\s*[,)]", text[at:]):
             yield WrittenText("schema", schema, source, _places(text, [*offsets, at - 1]))
+
+
+def _namespaces(source: str, text: str) -> Iterator[WrittenText]:
+    """Yield fixed namespaces. Names without small letters are macros, which a flag may define."""
+    for match in _NAMESPACE.finditer(text):
+        offsets = list(range(match.start(1), match.end(1) + 1))
+        yield WrittenText("namespace", match[1], source, _places(text, offsets))
 
 
 def _keys(source: str, text: str) -> Iterator[WrittenText]:

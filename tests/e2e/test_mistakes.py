@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kernel_builder.toolchain import Toolchains
-from tests.conftest import PROJECTS
+from tests.conftest import CPU, PROJECTS
 from tests.e2e.conftest import BUILDER
 
 HEAD = '#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/tensor.h>\n\n#include "registration.h"\n\n'
@@ -97,6 +97,7 @@ COMPILED = {
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),
     "unnamed": (UNNAMED, PYTHON),
+    "ported": ("#include <torch/extension.h>\n\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n", PYTHON),
 }
 MISNAMED = """import torch
 
@@ -152,8 +153,11 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     answer: dict[str, Any] = json.loads(done.stdout)
     reports = {failed["project"]: failed["checks"] for failed in answer["failures"]}
+    errors = {failed["project"]: failed["errors"] for failed in answer["failures"]}
 
     def of(name: str) -> list[tuple[str, str, str]]:
+        if reports[name] is None:
+            return [("error", error["message"], error["hint"]) for error in errors[name]]
         found = reports[name]["findings"]
         assert str(root) not in json.dumps(found), "a directory that is gone"
         return [(f["severity"], f"{f['check']}: {f['path']}: {f['message']}", f["hint"]) for f in found]
@@ -182,6 +186,12 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
             "take `ops` from `._ops`: `from ._ops import ops`",
         ),
         (
+            "error",
+            f"ops: {BINDING}: line 20: a library is registered in the fixed namespace 'pinned_ops': two versions of "
+            "the kernel could not be loaded in one process",
+            "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
+        ),
+        (
             "warning",
             f"ops: {init}: line 24: calls the op scaledd, which the package does not register",
             "did you mean scaled?",
@@ -192,12 +202,6 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
             "warning",
             f"ops: {BINDING}: line 12: untraced has no fake, so torch.compile fails at it",
             'add one in Python: @torch.library.register_fake(add_op_namespace_prefix("untraced"))',
-        ),
-        (
-            "error",
-            f"ops: {BINDING}: line 20: pinned is registered in the fixed namespace 'pinned_ops': two versions of the "
-            "kernel could not be loaded in one process",
-            "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
         ),
     ]
 
@@ -307,6 +311,17 @@ def test_a_source_that_is_left_out_has_one_finding(told: Told) -> None:
         "source of the kernel and no library defines them"
     )
     assert hint == "add the source that defines them to `src` of [torch] or of a [kernel.*] table, or drop the calls"
+
+
+def test_a_binding_by_pybind11(told: Told) -> None:
+    ((_, said, hint),) = told("ported")
+    assert said == (
+        f"the compiler refused it: {BINDING}:1:10: fatal error: torch/extension.h: No such file or directory, for {CPU}"
+    )
+    assert hint == (
+        "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, without PYBIND11_MODULE "
+        "and torch/extension.h: one binary serves every Python"
+    )
 
 
 def test_a_module_of_another_name(told: Told) -> None:
