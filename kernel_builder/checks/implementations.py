@@ -26,13 +26,16 @@ _TYPES = {
 }
 
 
-def compare(name: str, bare: Mapping[str, str], written: Sequence[WrittenText]) -> Iterator[Finding]:
+def compare(
+    name: str, bare: Mapping[str, str], written: Sequence[WrittenText], python: Mapping[str, str]
+) -> Iterator[Finding]:
     """Yield the implementations that fit no schema.
 
     Args:
         name: The name of the check.
         bare: The sources and headers of a variant, by path, without comments.
         written: The schemas in them.
+        python: The Python files of the package that define ops.
     """
     schemas: dict[str, list[str]] = {}
     for one in written:
@@ -42,7 +45,8 @@ def compare(name: str, bare: Mapping[str, str], written: Sequence[WrittenText]) 
         for match in _IMPL.finditer(text):
             where = f"line {text.count(chr(10), 0, match.start('op')) + 1}: "
             op, function = match["op"], match["function"]
-            if not any(re.search(_DEFINED.format(op=op), other) for other in bare.values()):
+            defined = any(re.search(_DEFINED.format(op=op), other) for other in bare.values())
+            if not defined and not any(re.search(rf"['\":]{op}\b", other) for other in python.values()):
                 close = difflib.get_close_matches(op, schemas, n=1)
                 yield Finding(
                     name,

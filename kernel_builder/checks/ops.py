@@ -21,6 +21,7 @@ from kernel_builder.config.variant import StableAbi
 
 NAME = "ops"
 _BINARY = "the binary"
+_SECONDS = 60  # for the parser, which takes milliseconds
 _KEYS = ("CPU", "CUDA", "Meta", "Autograd", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
 
 
@@ -28,31 +29,40 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     answer = package.load_answers().get(str(package.directory), {}) if package.load_answers else {}
     texts = registrations.sources(package.project, package.variant) if package.project and package.variant else {}
     written = registrations.read(texts)
-    if not written and "ops" not in answer:
-        raise NotApplicable(answer.get("text") or "the package is not loaded, and its sources are not here")
-    wrong = list(_wrong(package, written))
-    if _is_stable(package):
-        wrong += implementations.compare(NAME, texts, written)
-    yield from wrong
-    if wrong:
-        return  # what is missing in the loaded package is missing because of them
-    fixed = [one for one in written if one.kind == "namespace"]
-    for one in fixed:
-        yield _fixed(one.source, f"line {one.places[0][0]}: ", "a library", one.text)
+    parsed = _parsed(package, [one for one in written if one.kind != "namespace"])
+    found = [*_in_sources(package, texts, written), *(_wrong(one, said) for one, said in parsed.items())]
+    if not found:  # what is missing in the loaded package would be missing because of these
+        found = [*_fixed_in_sources(written), *_in_loaded(package, answer, written)]
+    yield from found
+    if not found and answer.get("outcome") != "loaded":
+        raise NotApplicable(f"the package is not loaded: {answer.get('text') or 'it is not for this machine'}")
+
+
+def _in_sources(package: CheckedPackage, texts: Mapping[str, str], written: Sequence[WrittenText]) -> Iterator[Finding]:
+    """Yield the functions that fit no schema. On the full ABI, Torch says so when the package is loaded."""
+    if package.variant is not None and isinstance(package.variant.framework, StableAbi):
+        python = {source.name: source.text for source in package.sources if "define" in source.text}
+        yield from implementations.compare(NAME, texts, written, python)
+
+
+def _fixed_in_sources(written: Sequence[WrittenText]) -> Iterator[Finding]:
+    for one in written:
+        if one.kind == "namespace":
+            yield _fixed(one.source, f"line {one.places[0][0]}: ", "a library", one.text)
+
+
+def _in_loaded(package: CheckedPackage, answer: Mapping[str, Any], written: Sequence[WrittenText]) -> Iterator[Finding]:
+    """Yield what is wrong with the ops that a loaded package has registered."""
     lines = {one.name: (one.source, f"line {one.places[0][0]}: ") for one in written if one.kind == "schema"}
-    is_loaded = answer.get("outcome") == "loaded"
-    registered = {op["name"].partition(".")[0] for op in answer.get("ops", ()) if not op["namespace"]}
-    if registered:
+    fixed = {one.text for one in written if one.kind == "namespace"}
+    ops = answer.get("ops", ())
+    if registered := {op["name"].partition(".")[0] for op in ops if not op["namespace"]}:
         yield from _misnamed(package, registered, answer["text"])
-    for op in answer.get("ops", ()):
+    for op in ops:
         # What a failed load has left out is not missing.
-        if op["namespace"] not in {one.text for one in fixed} and (is_loaded or op["namespace"]):
+        if op["namespace"] not in fixed and (op["namespace"] or answer["outcome"] == "loaded"):
             path, line = lines.get(op["name"].partition(".")[0], (_path(op), _line(op)))
             yield from _registered(op, path, line)
-
-
-def _is_stable(package: CheckedPackage) -> bool:
-    return package.variant is not None and isinstance(package.variant.framework, StableAbi)
 
 
 def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) -> Iterator[Finding]:
@@ -79,33 +89,38 @@ def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) 
                 )
 
 
-def _wrong(package: CheckedPackage, written: Sequence[WrittenText]) -> Iterator[Finding]:
-    """Yield what Torch cannot parse."""
-    written = [one for one in written if one.kind != "namespace"]
+def _parsed(package: CheckedPackage, written: Sequence[WrittenText]) -> Mapping[WrittenText, str]:
+    """Return what Torch's parser says of the texts that it does not accept.
+
+    Raises:
+        NotApplicable: If there is no Torch here.
+    """
     if not written or package.probe is None:
-        return
-    texts = json.dumps([(one.kind, one.text) for one in written])
-    answer = package.probe.ask("parse", texts)(60)
+        return {}
+    answer = package.probe.ask("parse", json.dumps([(one.kind, one.text) for one in written]))(_SECONDS)
     if not isinstance(answer, list) or len(answer) != len(written):
-        return  # no Torch here, which the check `load` says
-    for one, said in zip(written, answer, strict=True):
-        if said and one.kind == "schema":
-            line, column = one.places[min(_column(said), len(one.places) - 1)] if said else one.places[0]
-            yield Finding(
-                NAME,
-                one.source,
-                f"line {line}, column {column}: the schema of {one.name} is wrong: {_reason(said)}",
-                "a schema is like `name(Tensor x, int[] sizes, float eps=1e-6, Tensor? bias=None) -> Tensor`",
-            )
-        elif said:
-            line, column = one.places[0]
-            close = difflib.get_close_matches(one.text, _KEYS, n=1, cutoff=0.5)
-            yield Finding(
-                NAME,
-                one.source,
-                f"line {line}, column {column}: Torch has no dispatch key {one.text}",
-                f"did you mean {close[0]}?" if close else f"use one of {', '.join(_KEYS)}",
-            )
+        raise NotApplicable(f"Torch cannot parse the schemas here: {answer}")
+    return {one: said for one, said in zip(written, answer, strict=True) if said}
+
+
+def _wrong(written: WrittenText, said: str) -> Finding:
+    """Return the finding for a text that Torch cannot parse."""
+    if written.kind == "schema":
+        line, column = written.places[min(_column(said), len(written.places) - 1)]
+        return Finding(
+            NAME,
+            written.source,
+            f"line {line}, column {column}: the schema of {written.name} is wrong: {_reason(said)}",
+            "a schema is like `name(Tensor x, int[] sizes, float eps=1e-6, Tensor? bias=None) -> Tensor`",
+        )
+    line, column = written.places[0]
+    close = difflib.get_close_matches(written.text, _KEYS, n=1, cutoff=0.5)
+    return Finding(
+        NAME,
+        written.source,
+        f"line {line}, column {column}: Torch has no dispatch key {written.text}",
+        f"did you mean {close[0]}?" if close else f"use one of {', '.join(_KEYS)}",
+    )
 
 
 def _column(said: str) -> int:
