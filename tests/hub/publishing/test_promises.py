@@ -130,6 +130,7 @@ def test_sources_without_a_commit_are_published_with_a_warning(hub: RunningHub, 
     assert "These cannot be verified, since no commit has their sources: `torch-cpu`, `torch-cuda`." in card(
         hub, tmp_path
     )
+    assert "not loaded here: torch-cpu, torch-cuda: --no-load\n" in done.stdout
     assert "kernel-builder verify" not in card(hub, tmp_path)
 
 
