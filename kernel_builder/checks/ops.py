@@ -62,7 +62,7 @@ def _in_loaded(package: CheckedPackage, answer: Mapping[str, Any], written: Sequ
         # What a failed load has left out is not missing.
         if op["namespace"] not in fixed and (op["namespace"] or answer["outcome"] == "loaded"):
             path, line = lines.get(op["name"].partition(".")[0], (_path(op), _line(op)))
-            yield from _registered(op, path, line)
+            yield from _registered(op, path, line, alone=not any(other["implemented"] for other in ops))
 
 
 def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) -> Iterator[Finding]:
@@ -135,7 +135,11 @@ def _reason(said: str) -> str:
     return re.sub(r"; for a full list.*|( here)?\s*:\s*$|\.\s*:?$", "", first).rstrip(" .:")
 
 
-def _registered(op: Mapping[str, Any], path: str, line: str) -> Iterator[Finding]:
+def _registered(op: Mapping[str, Any], path: str, line: str, *, alone: bool) -> Iterator[Finding]:
+    """Yield what is wrong with an op; `alone` if no op of the package has an implementation.
+
+    Public projects define all their ops for every backend and implement some, so that is a warning.
+    """
     name = op["name"]
     if op["namespace"]:
         yield _fixed(path, line, name, op["namespace"])
@@ -148,6 +152,7 @@ def _registered(op: Mapping[str, Any], path: str, line: str) -> Iterator[Finding
             f"{line}{name} has no implementation for {op['key']}, {others}",
             f"register one under {op['key']}, by the same name; or define the op only where it is implemented: "
             f"#if defined({op['key']}_KERNEL)",
+            "error" if op["keys"] or alone else "warning",
         )
     elif not op["fake"]:
         yield Finding(

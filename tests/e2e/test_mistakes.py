@@ -169,9 +169,9 @@ Told = Callable[[str], list[tuple[str, str, str]]]
 
 
 def test_ops_that_are_registered_wrongly(told: Told) -> None:
-    def without(op: str, line: int, others: str) -> tuple[str, str, str]:
+    def without(severity: str, op: str, line: int, others: str) -> tuple[str, str, str]:
         return (
-            "error",
+            severity,
             f"ops: {BINDING}: line {line}: {op} has no implementation for CPU, {others}",
             "register one under CPU, by the same name; or define the op only where it is implemented: "
             "#if defined(CPU_KERNEL)",
@@ -196,8 +196,8 @@ def test_ops_that_are_registered_wrongly(told: Told) -> None:
             f"ops: {init}: line 24: calls the op scaledd, which the package does not register",
             "did you mean scaled?",
         ),
-        without("elsewhere", 10, "only for CUDA"),
-        without("lost", 9, "nor for another backend"),
+        without("error", "elsewhere", 10, "only for CUDA"),
+        without("warning", "lost", 9, "nor for another backend"),
         (
             "warning",
             f"ops: {BINDING}: line 12: untraced has no fake, so torch.compile fails at it",
