@@ -140,8 +140,8 @@ def print_heading(console: Console, title: str, *commands: str) -> None:
 def print_build(console: Console, summary: Mapping[str, Any]) -> None:
     table = Table(Column("variant", no_wrap=True), "size", "checks")
     for package in summary["packages"]:
-        checks = package["checks"]
-        outcome = f"{len(checks['passed'])} passed, {len(checks['skipped'])} skipped" if checks else "unchanged"
+        outcome = f"{len(package['passed-checks'])} passed"
+        outcome += ", load skipped" if "load" in package["skipped-checks"] else ""
         table.add_row(package["variant"], f"{package['bytes'] / 1024:.0f} KiB", outcome)
     console.print(table)
     lines = [

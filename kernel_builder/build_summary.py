@@ -22,6 +22,8 @@ class BuiltPackage:
         status: `built`, or `unchanged` if the package was there already.
         shares: The other variants of this build with the same binary.
         size: Bytes of all files.
+        passed: The checks that passed, in this build or in the earlier one that made the package.
+        skipped: Check -> why it did not run.
         report: The result of the checks; None if unchanged, since an earlier build checked the same bytes.
     """
 
@@ -32,6 +34,8 @@ class BuiltPackage:
     status: str
     shares: tuple[str, ...]
     size: int
+    passed: tuple[str, ...]
+    skipped: Mapping[str, str]
     report: CheckReport | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -44,6 +48,8 @@ class BuiltPackage:
             "status": self.status,
             "shares-binary-with": list(self.shares),
             "bytes": self.size,
+            "passed-checks": list(self.passed),
+            "skipped-checks": dict(self.skipped),
             "checks": self.report.as_dict() if self.report else None,
         }
 

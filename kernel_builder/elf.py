@@ -8,7 +8,7 @@ from collections.abc import Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
@@ -131,6 +131,42 @@ def constants(path: Path) -> list[bytes]:
     """
     with _opened(path) as elf:
         return [section.data() for section in elf.iter_sections() if section.name.startswith(".rodata")]
+
+
+def callers(path: Path, names: Container[str]) -> dict[str, set[str]]:
+    """Return which functions of an object file refer to symbols of these names: symbol -> functions, both mangled.
+
+    A reference from data has the empty name.
+
+    Raises:
+        Unreadable: If `path` is not an ELF file.
+    """
+    from elftools.elf.relocation import RelocationSection
+    from elftools.elf.sections import SymbolTableSection
+
+    found: dict[str, set[str]] = {}
+    with _opened(path) as elf:
+        table = elf.get_section_by_name(".symtab")
+        if not isinstance(table, SymbolTableSection):
+            return found
+        symbols = list(table.iter_symbols())
+        functions = [symbol for symbol in symbols if symbol["st_info"]["type"] == "STT_FUNC"]
+        for section in elf.iter_sections():
+            # References from debugging sections and from tables for unwinding are no calls.
+            if not isinstance(section, RelocationSection) or not section.name.startswith((".rela.text", ".rela.data")):
+                continue
+            for relocation in section.iter_relocations():
+                name = symbols[relocation["r_info_sym"]].name
+                if name in names:
+                    place = (section["sh_info"], relocation["r_offset"])
+                    holders = (f.name for f in functions if _holds(f, *place))
+                    found.setdefault(name, set()).add(next(holders, ""))
+    return found
+
+
+def _holds(function: Any, section: int, offset: int) -> bool:
+    start = function["st_value"]
+    return function["st_shndx"] == section and bool(start <= offset < start + function["st_size"])
 
 
 def compilers(path: Path) -> list[str]:

@@ -29,6 +29,7 @@ from kernel_builder.package import records
 from kernel_builder.package.assembly import assemble
 from kernel_builder.package.swap import publish, staging
 from kernel_builder.package.tree_digest import hash_tree
+from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.project_selection import BuildRequest, Selection, select
 
@@ -60,8 +61,9 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         for destination in sorted(selection.destination for selection in selections):
             locks.enter_context(_locked(destination, toolchains.cache, progress))
         graph = _plan(request, selections, toolchains, failures)
-        progress.say(f"{len(graph.variants)} variants, {len(graph.binaries)} binaries")
-        stale = [one for one in graph.variants if not _is_current(one, selections, toolchains.cache, request)]
+        progress.say(f"{counted(len(graph.variants), 'variant')}, {counted(len(graph.binaries), 'binary')}")
+        known = {id(one): _record(one, selections, toolchains.cache) for one in graph.variants}
+        stale = [one for one in graph.variants if not _is_current(known[id(one)], request)]
         outcome = ninja_run.run(
             Graph(tuple(stale)),
             toolchains.cache,
@@ -76,7 +78,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
             reports = _package_all(request, selections, made, toolchains.cache, failures, progress, probe)
         failed = {(one.project, one.variant) for one in failures.found}
         done = [one for one in graph.variants if (one.project.name, one.variant.name) not in failed]
-        packages = tuple(_built(planned, done, selections, reports) for planned in done)
+        packages = tuple(_built(one, done, selections, reports, known[id(one)]) for one in done)
         found = tuple(_with_old_package(one, selections) for one in failures.found)
     skipped = {one.project.name: offered.skipped_backends(one.project) for one in selections}
     return BuildSummary(
@@ -171,9 +173,18 @@ def _destinations(selections: Sequence[Selection]) -> dict[str, Path]:
     return {selection.project.name: selection.destination for selection in selections}
 
 
-def _is_current(planned: PlannedVariant, selections: Sequence[Selection], cache: Path, request: BuildRequest) -> bool:
-    package = _destinations(selections)[planned.project.name] / planned.variant.name
-    return records.is_current(planned, package, cache, load=request.load)
+def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bool:
+    """Return whether a package is what its inputs give and has passed its checks.
+
+    A check that was skipped has not passed: it runs as soon as the machine may allow it.
+    """
+    if record is None or not request.load or "load" in record.passed:
+        return record is not None
+    return record.skipped.get("load") != checks.NO_LOAD and record.conditions == checks.load_conditions()
+
+
+def _record(planned: PlannedVariant, selections: Sequence[Selection], cache: Path) -> records.CheckRecord | None:
+    return records.read(planned, _destinations(selections)[planned.project.name] / planned.variant.name, cache)
 
 
 def _package_all(
@@ -239,7 +250,11 @@ def _package(
         trees = {one.variant.name: hash_tree(staged / one.variant.name).value for one in assembled}
         reports: dict[str, CheckReport] = {}
         checked = checks.run_all(
-            [staged / one.variant.name for one in assembled], load=request.load, allow=request.allow, probe=probe
+            [staged / one.variant.name for one in assembled],
+            load=request.load,
+            allow=request.allow,
+            probe=probe,
+            project=project,
         )
         for number, one in enumerate(assembled, 1):
             title = f"checking {project.name} {one.variant.name}"
@@ -257,8 +272,12 @@ def _package(
             outdated = [] if request.variants or request.backends else _outdated(selection)
             publish(staged, destination, replace_all=outdated)
     for one in assembled:
-        if one.variant.name in passed:
-            records.write(one, trees[one.variant.name], cache, load=request.load)
+        if report := passed.get(one.variant.name):
+            # Whether the Hub's cache has the other kernels that a package needs is not among the conditions.
+            needs_others = report.package.metadata and report.package.metadata.kernel_depends
+            conditions = None if needs_others else checks.load_conditions()
+            tree = trees[one.variant.name]
+            records.write(one, records.CheckRecord(tree, report.passed, report.skipped, conditions), cache)
     return passed
 
 
@@ -279,7 +298,7 @@ def _refused(reports: Mapping[str, CheckReport], project: Project, destination: 
     names = {finding.check for report in refused.values() for finding in report.findings if finding.severity == "error"}
     found = summary.lines(refused, "error", "`--json` lists all")
     error = CheckError(
-        f"{len(refused)} of {len(reports)} packages do not pass their checks ({', '.join(sorted(names))}):\n  "
+        f"checks refuse {len(refused)} of {counted(len(reports), 'package')} ({', '.join(sorted(names))}):\n  "
         + "\n  ".join(found),
         where=str(project.root),
         hint=f"{f'the earlier packages of {kept} are unchanged' if kept else f'nothing of them is in {destination}'}"
@@ -308,6 +327,7 @@ def _built(
     done: Sequence[PlannedVariant],
     selections: Sequence[Selection],
     reports: Mapping[tuple[str, str], CheckReport],
+    record: records.CheckRecord | None,
 ) -> BuiltPackage:
     path = _destinations(selections)[planned.project.name] / planned.variant.name
     report = reports.get((planned.project.name, planned.variant.name))
@@ -324,5 +344,7 @@ def _built(
             if key and other.binary and other.binary.key == key and other.variant != planned.variant
         ),
         size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
+        passed=report.passed if report else record.passed if record else (),
+        skipped=report.skipped if report else record.skipped if record else {},
         report=report,
     )

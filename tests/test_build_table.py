@@ -32,7 +32,7 @@ def test_the_table_has_every_variant_with_its_size(tmp_path: Path) -> None:
     failed = {"error": "BuildError", "message": "g++ failed", "where": "relu/relu.cpp", "hint": "read it"}
     write(tmp_path, "results-sum-cpu-x86_64-linux", failed)
     assert markdown(read_results(tmp_path)).splitlines() == [
-        "**2 variants built, 2.50 MiB; 1 not built; 1 jobs failed**",
+        "**2 variants built, 2.50 MiB; 1 not built; 1 job failed**",
         "",
         "- `results-sum-cpu-x86_64-linux` failed: `relu/relu.cpp: g++ failed`",
         "- `relu` `torch-c` `not built`: `no such CUDA`",
@@ -53,7 +53,7 @@ def test_a_job_that_built_a_part_shows_its_errors_too(tmp_path: Path) -> None:
     result = several | {"packages": [package("torch-a")], "failures": failures, "unavailable": []}
     write(tmp_path, "results-relu-cpu-x86_64-linux", result)
     assert markdown(read_results(tmp_path)).splitlines()[:11] == [
-        "**1 variants built, 1.00 MiB; 2 not built; 1 jobs failed**",
+        "**1 variant built, 1.00 MiB; 2 not built; 1 job failed**",
         "",
         "- `results-relu-cpu-x86_64-linux` failed: `relu/a.cpp: g++ failed; relu/b.cpp: g++ failed`",
         "",

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from kernel_builder import elf
-from kernel_builder.build.cache import write_log
+from kernel_builder.build.cache import object_path, write_log
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep, Graph
 from kernel_builder.build.step_scripts import command_of
+from kernel_builder.demangle import demangle
 from kernel_builder.errors import BuildError, StoreError
+from kernel_builder.plural import counted
 from kernel_builder.toolchain.sysroot import Sysroot
 
 # With fewer free bytes on the cache's disk, a failed step is blamed on the disk.
@@ -78,6 +81,11 @@ def is_killed(error: BuildError) -> bool:
 def _hint(words: str) -> str | None:
     if _KILLED.search(words):
         return "the machine has too little memory for this source; end other programs, or use a machine with more"
+    if re.search(r"PYBIND11_MODULE|(?:pybind11/\S+|torch/extension\.h)\S*: .*error|error: .*torch/extension\.h", words):
+        return (
+            "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, without "
+            "PYBIND11_MODULE and torch/extension.h: one binary serves every Python"
+        )
     missing = re.search(r"fatal error: ([^:\n]+): No such file or directory", words)
     if missing:
         return (
@@ -87,7 +95,7 @@ def _hint(words: str) -> str | None:
     return None
 
 
-def check_symbols(binary: Binary, path: Path, graph: Graph) -> None:
+def check_symbols(binary: Binary, path: Path, graph: Graph, cache: Path) -> None:
     """Raise a BuildError if a binary needs symbols that the oldest supported C library lacks.
 
     The libraries that it was linked against leave such symbols out, so they are undefined and have no version.
@@ -96,10 +104,23 @@ def check_symbols(binary: Binary, path: Path, graph: Graph) -> None:
     too_new = Sysroot(binary.roots[SYSROOT]).too_new()
     late = sorted(undefined & too_new.keys())
     if late:
-        named = ", ".join(f"{name} ({too_new[name]})" for name in late[:5])
         raise BuildError(
-            f"needs symbols that are newer than glibc 2.28, GLIBCXX_3.4.24 and Torch's libgomp (GOMP_5.0): {named}, "
-            f"for {', '.join(graph.variants_of(binary))}",
+            f"needs {counted(len(late), 'symbol')} newer than glibc 2.28, GLIBCXX_3.4.24 and Torch's libgomp "
+            f"(GOMP_5.0), for {', '.join(graph.variants_of(binary))}:" + "".join(_users(binary, cache, late, too_new)),
             where=binary.title,
-            hint="use an older function of the library; kernels have to run on machines with glibc 2.28",
+            hint="call an older function there; kernels have to run on machines with glibc 2.28",
         )
+
+
+def _users(binary: Binary, cache: Path, names: Sequence[str], versions: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each symbol and source that refers to it, with the functions that do."""
+    found = [(step.source, elf.callers(object_path(cache, step), names)) for step in binary.objects]
+    mangled = {function for _, of in found for functions in of.values() for function in functions}
+    readable = demangle([*names, *mangled])
+    for name in names:
+        what = f"\n  {readable[name]} ({versions[name]})"
+        by = [(source, sorted(readable[f] for f in of[name] if f)) for source, of in found if name in of]
+        for source, functions in by:
+            yield f"{what}, in {source}" + (f": called by {', '.join(functions)}" if functions else "")
+        if not by:
+            yield f"{what}, through the compiler's libstdc++.a"

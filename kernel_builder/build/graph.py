@@ -86,6 +86,7 @@ class PlannedVariant:
         archs: The capabilities that its binary has code for.
         python: Path inside the package -> SHA-256 of the project's Python files.
         provenance: The builder and the commit of the sources, as `metadata.json` records them.
+        sources: What `recorded_sources` keeps of the sources, to tell later whether they have changed.
         binary: None for Python-only variants.
     """
 
@@ -95,6 +96,7 @@ class PlannedVariant:
     archs: tuple[str, ...]
     python: Mapping[str, str]
     provenance: Mapping[str, Any]
+    sources: Mapping[str, Any]
     binary: Binary | None
 
 

@@ -227,7 +227,7 @@ class _Run:
             self.compiles += 1
             return
         try:
-            check_symbols(step, directory / "out.so", self._graph)
+            check_symbols(step, directory / "out.so", self._graph, self._cache)
         except BuildError as error:
             self.failures[step.key] = error
             return

@@ -17,7 +17,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from kernel_builder.build import commands, compile_steps
+from kernel_builder.build import commands, compile_steps, recorded_sources
 from kernel_builder.build.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
 from kernel_builder.config import kernel_sources, offered
 from kernel_builder.config.project import Project, TorchFramework, TorchNoarch
@@ -55,7 +55,8 @@ def plan(
                 binary = _binary(project, variant, python, toolchains)
                 module = binary.module
             archs = _archs(project, variant)
-            planned.append(PlannedVariant(project, variant, module, archs, python, {}, binary))
+            sources = recorded_sources.record(project, variant, binary.objects if binary else ())
+            planned.append(PlannedVariant(project, variant, module, archs, python, {}, sources, binary))
     return Graph(tuple(planned))
 
 

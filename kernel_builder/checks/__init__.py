@@ -8,17 +8,21 @@ A check is a function from a package to findings, in a file of its own. What it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+from kernel_builder.checks.authors_view import in_project, repeated
 from kernel_builder.checks.binary import check_binary
 from kernel_builder.checks.dependencies import check_dependencies
 from kernel_builder.checks.digest import check_digest
 from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
 from kernel_builder.checks.layout import check_layout
 from kernel_builder.checks.load import check_load, loading
+from kernel_builder.checks.load_conditions import load_conditions
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.op_namespace import check_op_namespace
+from kernel_builder.checks.ops import check_ops
 from kernel_builder.checks.private_torch import check_private_torch
 from kernel_builder.checks.probe_process import ProbeProcess
 from kernel_builder.checks.python_abi import check_python_abi
@@ -27,6 +31,7 @@ from kernel_builder.checks.python_source import check_python_source
 from kernel_builder.checks.run_path import check_run_path
 from kernel_builder.checks.torch_stable_abi import check_torch_stable_abi
 from kernel_builder.checks.undefined import check_undefined
+from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.package.metadata import PackageMetadata
@@ -35,11 +40,13 @@ __all__ = [
     "ABI_CHECKS",
     "ALLOWABLE",
     "CHECKS",
+    "NO_LOAD",
     "AbiPolicy",
     "CheckReport",
     "CheckedPackage",
     "Finding",
     "ProbeProcess",
+    "load_conditions",
     "read",
     "require_allowable",
     "run",
@@ -61,9 +68,15 @@ CHECKS: Mapping[str, Callable[[CheckedPackage], Iterable[Finding]]] = {
     "dependencies": check_dependencies,
     "run-path": check_run_path,
     "load": check_load,
+    "ops": check_ops,
 }
 ABI_CHECKS = ("binary", "manylinux", "python-abi", "torch-stable-abi", "undefined", "dependencies", "run-path")
 
+
+# Why the check `load` is skipped where its caller leaves it out.
+NO_LOAD = "--no-load"
+# The checks that ask a process with Torch.
+_LOADING = frozenset({"load", "ops"})
 
 # Without these, a package may not load, or not be what its metadata says, so their findings cannot be allowed.
 _REQUIRED = frozenset({"layout", "digest", "binary", "load"})
@@ -114,6 +127,7 @@ def run_all(
     policy: AbiPolicy | None = None,
     allow: Sequence[str] = (),
     probe: ProbeProcess | None = None,
+    project: Project | None = None,
 ) -> Iterator[CheckReport]:
     """Yield the report of each package, in order. This is faster than one `run` after the other.
 
@@ -124,18 +138,26 @@ def run_all(
         policy: The oldest systems to load on.
         allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
         probe: The process that loads the packages; None for a new one.
+        project: The project that they were built from, whose files the findings then name.
     """
     directories = [package.resolve() for package in packages]
-    names = [name for name in (CHECKS if only is None else only) if load or name != "load"]
-    with loading(directories if "load" in names else (), probe) as load_answers:
+    asked = CHECKS if only is None else only
+    names = [name for name in asked if load or name not in _LOADING]
+    left_out = {name: NO_LOAD for name in asked if name not in names}
+    with (
+        nullcontext(probe) if probe else ProbeProcess() as process,
+        loading(directories if _LOADING.intersection(names) else (), process) as load_answers,
+    ):
         for directory in directories:
-            package = replace(read(directory, policy), load_answers=load_answers)
-            yield _report(package, names, frozenset(allow))
+            package = replace(read(directory, policy), load_answers=load_answers, project=project, probe=process)
+            yield _report(package, names, frozenset(allow), left_out)
 
 
-def _report(package: CheckedPackage, names: Sequence[str], allow: frozenset[str]) -> CheckReport:
+def _report(
+    package: CheckedPackage, names: Sequence[str], allow: frozenset[str], left_out: Mapping[str, str]
+) -> CheckReport:
     passed: list[str] = []
-    skipped: dict[str, str] = {}
+    skipped = dict(left_out)
     findings: list[Finding] = []
     allowed: list[str] = []
     for name in names:
@@ -148,6 +170,10 @@ def _report(package: CheckedPackage, names: Sequence[str], allow: frozenset[str]
             allowed.append(name)
             found = [replace(finding, severity="warning") for finding in found]
         findings += found
-        if not found:
+        if name not in allowed and not any(finding.severity == "error" for finding in found):
             passed.append(name)
-    return CheckReport(package, tuple(passed), skipped, tuple(findings), tuple(allowed))
+    for finding, check in repeated(findings).items():
+        findings.remove(finding)
+        skipped[finding.check] = f"{check} reports why the package cannot be loaded"
+    shown = tuple(in_project(package, finding) for finding in findings)
+    return CheckReport(package, tuple(passed), skipped, shown, tuple(allowed))

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from kernel_builder.config.variant import Release, Variant
 
 if TYPE_CHECKING:
+    from kernel_builder.checks.probe_process import ProbeProcess
     from kernel_builder.checks.python_files import Source
+    from kernel_builder.config.project import Project
     from kernel_builder.elf import SharedObject
     from kernel_builder.package.metadata import PackageMetadata
 
@@ -63,8 +65,9 @@ class CheckedPackage:
     Attributes:
         variant: None if the directory's name is not a variant's.
         metadata: None if `metadata.json` is missing or is not a JSON object.
-        load_answers: Returns what `load.loading` answers for all packages that are checked together; None if this
-            one is checked alone.
+        load_answers: Returns what `load.loading` answers for all packages that are checked together; None before that.
+        project: The project that it was built from, if that is here.
+        probe: The process to ask what only Torch knows; None if it is not to be asked.
     """
 
     directory: Path
@@ -72,6 +75,8 @@ class CheckedPackage:
     metadata: PackageMetadata | None
     policy: AbiPolicy = field(default_factory=AbiPolicy)
     load_answers: Callable[[], Mapping[str, Mapping[str, Any]]] | None = None
+    project: Project | None = None
+    probe: ProbeProcess | None = None
 
     @cached_property
     def binaries(self) -> tuple[SharedObject, ...]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from functools import cache, partial
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
         raise NotApplicable(f"the variant is for {variant.platform}, this machine is {this_platform()}")
     if not _is_complete(package.directory):
         raise NotApplicable("the package is not complete")
-    answer = (package.load_answers or partial(load_all, (package.directory,)))()[str(package.directory)]
+    assert package.load_answers is not None
+    answer = package.load_answers()[str(package.directory)]
     text = answer["text"]
     if answer["outcome"] == "skipped":
         raise NotApplicable(text)
@@ -60,22 +62,16 @@ def _is_complete(directory: Path) -> bool:
     return PackageMetadata.read(directory) is not None and (directory / "__init__.py").is_file()
 
 
-def load_all(directories: Sequence[Path]) -> Mapping[str, Mapping[str, Any]]:
-    """Return what `loading` answers."""
-    with loading(directories) as answers:
-        return answers()
-
-
 @contextmanager
 def loading(
-    directories: Sequence[Path], probe: ProbeProcess | None = None
+    directories: Sequence[Path], asked: ProbeProcess
 ) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
     """Start to load packages that are complete and for this platform, each in a process of its own.
 
     One process imports Torch for all of them. That takes seconds, in which the other checks run.
 
     Args:
-        probe: The process to ask; None for a new one.
+        asked: The process to ask.
 
     Yields:
         A function that waits for the answers. They have by directory the `outcome` (`loaded`, `skipped` or `failed`),
@@ -86,17 +82,16 @@ def loading(
     if not loadable:
         yield dict
         return
-    with nullcontext(probe) if probe else ProbeProcess() as asked:
-        wait = asked.ask("load", str(SECONDS), *map(str, loadable))
+    wait = asked.ask("load", str(SECONDS), *map(str, loadable))
 
-        @cache
-        def answers() -> Mapping[str, Mapping[str, Any]]:
-            answer = wait(SECONDS * (len(loadable) + 1))
-            if isinstance(answer, dict):
-                return answer
-            return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in loadable}
+    @cache
+    def answers() -> Mapping[str, Mapping[str, Any]]:
+        answer = wait(SECONDS * (len(loadable) + 1))
+        if isinstance(answer, dict):
+            return answer
+        return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in loadable}
 
-        yield answers
+    yield answers
 
 
 def _is_for_this_platform(directory: Path) -> bool:
@@ -125,9 +120,32 @@ def probe(question: str, *arguments: str, python: str = sys.executable, seconds:
         return process.ask(question, *arguments)(seconds)
 
 
+# What a failed load says -> what to do.
+_HINTS = (
+    ("undefined symbol", "add the source that defines the symbol to `src` in build.toml"),
+    (
+        r"cannot import name '\w+' from (partially initialized module )?'[^'.]+'",
+        "`__init__.py` does not have it, or not yet: where modules import each other, move what both need into a third "
+        "one",
+    ),
+    (
+        r"from '\S+\._ops'",
+        "`_ops` has `ops`, whose attributes are the ops, and `add_op_namespace_prefix`",
+    ),
+    (
+        r"FileNotFoundError",
+        "add the ending of the file to `pyext` in build.toml: the package has only files with these endings",
+    ),
+    (
+        r"not compiled with CUDA|No CUDA GPUs|NVIDIA driver",
+        "ask for the device in the function that needs it: a package is imported on machines without a GPU too",
+    ),
+    ("SystemExit", "raise an exception instead, such as ImportError: a library must not end its user's process"),
+    ("was killed by [A-Z]+: ", "a static initialiser or an op registration of the binary throws it"),
+    ("was killed by", "look at code that runs at load: static initialisers and op registrations"),
+    ("", "import the package's `__init__.py` by hand to see the full traceback"),
+)
+
+
 def _hint(text: str) -> str:
-    if "undefined symbol" in text:
-        return "add the source that defines the symbol to `src` in build.toml"
-    if "was killed by" in text:
-        return "look at code that runs at load: static initialisers and op registrations"
-    return "import the package's `__init__.py` by hand to see the full traceback"
+    return next(hint for pattern, hint in _HINTS if re.search(pattern, text))

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from kernel_builder.checks.demangle import demangle
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.demangle import demangle
 
 NAME = "manylinux"
 

@@ -17,7 +17,15 @@ NAME = "op-namespace"
 
 
 def check_op_namespace(package: CheckedPackage) -> Iterator[Finding]:
+    own = (package.metadata.python_name if package.metadata else None) or ""
     for source in package.sources:
+        for number in _own_name(source, own):
+            yield Finding(
+                NAME,
+                source.name,
+                f"line {number}: torch.ops.{own} has no ops: the namespace of a package is unique to its build",
+                "take `ops` from `._ops`: `from ._ops import ops`",
+            )
         for line, called, fixed in _registrations(source):
             yield Finding(
                 NAME,
@@ -26,6 +34,13 @@ def check_op_namespace(package: CheckedPackage) -> Iterator[Finding]:
                 "in one process",
                 f'use `add_op_namespace_prefix("{fixed.partition("::")[2] or "name"}")` from `._ops`',
             )
+
+
+def _own_name(source: Source, python_name: str) -> Iterator[int]:
+    """Yield the lines that look for ops under the kernel's own name, where a package does not register any."""
+    for node in source.nodes:
+        if isinstance(node, ast.Attribute) and source.dotted(node) == f"torch.ops.{python_name}":
+            yield node.lineno
 
 
 def _registrations(source: Source) -> Iterator[tuple[int, str, str]]:

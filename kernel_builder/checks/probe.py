@@ -7,7 +7,8 @@ question is a JSON list, and its answer is JSON:
 
 - `["fits", VARIANT, ...]`: why the client would reject each variant on this machine, or null.
 - `["load", SECONDS, DIRECTORY, ...]`: for each directory an outcome (`loaded`, `skipped` or `failed`), a text, and
-  lists of names.
+  lists of names and of registered ops.
+- `["parse", TEXTS]`: for each schema or dispatch key what Torch's parser says, or null if it accepts it.
 - `["describe", DIRECTORY]`: an outcome and, if it is `loaded`, the members of the module and the schemas of its ops,
   for `kernel_builder.hub.package_api`.
 
@@ -23,13 +24,14 @@ import gc
 import inspect
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import ModuleType
@@ -97,7 +99,10 @@ def _load(directory: Path) -> tuple[str, Any, list[str]]:
     try:
         module = get_local_kernel(directory, backend=backend, trust_remote_code=True)
     except BaseException as error:
-        return "failed", "".join(traceback.format_exception_only(type(error), error)).strip(), _missing(error)
+        lines = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()
+        # The client's note names the kernel and the variant, which the finding does anyway.
+        told = "\n".join(line for line in lines if not line.startswith("while importing kernel "))
+        return "failed", told, _missing(error)
     return "loaded", module, []
 
 
@@ -136,13 +141,89 @@ def _answers(seconds: float, directories: list[Path]) -> dict[str, dict[str, Any
 
 def _loaded(directory: Path, seconds: float) -> dict[str, Any]:
     def load() -> dict[str, Any]:
+        before = _op_names()
         outcome, told, missing = _load(directory)
         if outcome == "loaded":
-            return {"outcome": outcome, "text": "", "absent": _absent(told)}
-        return {"outcome": outcome, "text": told, "missing": missing}
+            return {"outcome": outcome, "text": "", "absent": _absent(told), "ops": _new_ops(directory, before)}
+        # The ops of a package that is loaded in part may tell why it fails.
+        ops = _new_ops(directory, before) if outcome == "failed" else []
+        return {"outcome": outcome, "text": told, "missing": missing, "ops": ops}
 
     answer = _in_fork(load, seconds)
     return answer if isinstance(answer, dict) else {"outcome": "failed", "text": answer}
+
+
+def _op_names() -> set[str]:
+    import torch
+
+    return {schema.name for schema in torch._C._jit_get_all_schemas()}
+
+
+def _new_ops(directory: Path, before: set[str]) -> list[dict[str, Any]]:
+    """Describe the ops that loading a package has registered, apart from those of other packages that it imports."""
+    import torch
+    from kernels import Metadata
+
+    if not hasattr(torch.library, "get_kernel"):
+        return []
+    own = Metadata.read_from_file(directory / "metadata.json").id
+    parts = directory.name.split("-")
+    key = "CPU" if "cpu" in parts else "CUDA" if any(re.fullmatch(r"cuda|cu\d+", part) for part in parts) else ""
+    found = []
+    for full_name in sorted(_op_names() - before):
+        namespace, _, name = full_name.partition("::")
+        packet = getattr(getattr(torch.ops, namespace), name)
+        for overload in packet.overloads():
+            op = getattr(packet, overload)
+            places = {one: _registered_at(op, one) for one in ("CPU", "CUDA", "XPU", "MPS", f"Autograd{key}", "Meta")}
+            # The builder compiles sources by relative paths. Those of other packages are absolute.
+            place = next((place for place in places.values() if place and not place.startswith("/")), "")
+            if namespace == own or place:
+                found.append(
+                    {
+                        "name": name if overload == "default" else f"{name}.{overload}",
+                        "namespace": "" if namespace == own else namespace,
+                        "key": key,
+                        "implemented": any(places.get(one) is not None for one in (key, f"Autograd{key}")),
+                        "keys": [one for one in ("CPU", "CUDA", "XPU", "MPS") if places[one] is not None],
+                        "fake": places["Meta"] is not None,
+                        "place": place,
+                    }
+                )
+    return found
+
+
+def _registered_at(op: Any, key: str) -> str | None:
+    """Return where the implementation of an op for a dispatch key is registered; None if there is none of its own."""
+    import torch
+
+    try:
+        said = repr(torch.library.get_kernel(op, key))
+    except Exception:
+        return None
+    return None if "Fallback" in said else said.partition("registered at ")[2].rstrip("')")
+
+
+def _parsed(texts: list[tuple[str, str]]) -> list[str | None]:
+    """Return what Torch's parser says about schemas and dispatch keys."""
+    import torch
+
+    # Untyped in Torch. What a library defines lasts as long as the object.
+    make: Any = torch.library.Library
+    libraries, answers = [], list[str | None]()
+    for number, (kind, text) in enumerate(texts):
+        try:
+            # A namespace for each, since a source may define an op twice under different conditions.
+            namespace = f"kernel_builder_{number}"
+            if kind == "schema":
+                libraries.append(make(namespace, "FRAGMENT"))
+                libraries[-1].define(text)
+            else:
+                libraries.append(make(namespace, "IMPL", text))
+            answers.append(None)
+        except Exception as error:
+            answers.append(str(error))
+    return answers
 
 
 def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
@@ -166,13 +247,20 @@ def _in_fork(function: Callable[[], Any], seconds: float) -> Any:
                 os._exit(1)
         status = _wait(child, seconds)
         if status is None:
-            return f"no answer after {seconds:.0f} seconds"
+            return f"no answer after {seconds:.0f} s"
         if status < 0:
-            return f"the process was killed by {signal.Signals(-status).name}"
+            thrown = _thrown(words.read_text(errors="replace"))
+            return f"the process was killed by {signal.Signals(-status).name}" + (f": {thrown}" if thrown else "")
         if status == 0 and result.is_file():
             return json.loads(result.read_text(encoding="utf-8"))
         lines = words.read_text(errors="replace").strip().splitlines()
         return f"the process ended with status {status}" + (f": {lines[-1]}" if lines else "")
+
+
+def _thrown(words: str) -> str:
+    """Return the exception that ended a process: its type, and the first line of what it says."""
+    found = re.search(r"terminate called after throwing an instance of '(.+)'(?:\s+what\(\): +(.*))?", words)
+    return ": ".join(part for part in found.groups() if part) if found else ""
 
 
 def _wait(child: int, seconds: float) -> int | None:
@@ -260,6 +348,8 @@ def _serve(connection: Connection) -> None:
             answer = _fits(arguments)
         elif question == "describe":
             answer = _describe(Path(arguments[0]))
+        elif question == "parse":
+            answer = _import_error() or _in_fork(partial(_parsed, json.loads(arguments[0])), 60)
         else:
             answer = _answers(float(arguments[0]), [Path(argument) for argument in arguments[1:]])
         connection.send_bytes(json.dumps(answer).encode())

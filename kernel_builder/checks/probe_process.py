@@ -59,7 +59,7 @@ class ProbeProcess:
         def wait(seconds: float) -> Any:
             try:
                 if not running.connection.poll(seconds):
-                    return "failed", f"no answer after {seconds:.0f} seconds"
+                    return "failed", f"no answer after {seconds:.0f} s"
                 answer = json.loads(running.connection.recv_bytes())
             except (EOFError, OSError):
                 return "failed", running.death(seconds)
@@ -119,7 +119,7 @@ class _Running:
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            return f"no answer after {seconds:.0f} seconds"
+            return f"no answer after {seconds:.0f} s"
         if status < 0:
             return f"the process was killed by {signal.Signals(-status).name}"
         self._words.seek(0)

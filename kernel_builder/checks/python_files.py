@@ -21,12 +21,14 @@ class Source:
     Attributes:
         name: Its path in the package, with `/`.
         tree: Its syntax tree; None if it cannot be parsed, for the reason in `problem`.
+        too_new: It cannot be parsed with the grammar that it must be, but with a newer one.
     """
 
     name: str
     text: str
     tree: ast.Module | None
     problem: str = ""
+    too_new: bool = False
 
     @cached_property
     def nodes(self) -> tuple[ast.AST, ...]:
@@ -104,9 +106,18 @@ def _parse(name: str, data: bytes, python: tuple[int, int]) -> Source:
             warnings.simplefilter("ignore")
             return Source(name, text, ast.parse(text, name, feature_version=python))
     except SyntaxError as error:
-        return Source(name, text, None, f"line {error.lineno}: {error.msg}")
+        return Source(name, text, None, f"line {error.lineno}: {error.msg}", _is_valid(text))
     except ValueError as error:
         return Source(name, "", None, str(error))
+
+
+def _is_valid(text: str) -> bool:
+    """Return whether this interpreter can parse a file."""
+    try:
+        ast.parse(text)
+    except (SyntaxError, ValueError):
+        return False
+    return True
 
 
 _ABSENCE = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"})

@@ -21,7 +21,10 @@ def check_python_source(package: CheckedPackage) -> Iterator[Finding]:
     python = package.policy.python
     for source in package.sources:
         if source.tree is None:
-            yield Finding(NAME, source.name, source.problem, _too_old(python))
+            advice = (
+                _too_old(python) if source.too_new else f"correct the syntax; Python {python} must be able to read it"
+            )
+            yield Finding(NAME, source.name, source.problem, advice)
         else:
             yield from _versions(source, python)
             yield from _unions(source, source.tree, python)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from kernel_builder.checks.demangle import demangle
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.config.variant import Release, StableAbi
+from kernel_builder.demangle import demangle
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.checks.demangle import demangle
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi
+from kernel_builder.demangle import demangle
 from kernel_builder.elf import SharedObject
 
 if sys.version_info >= (3, 11):
@@ -26,6 +26,7 @@ else:
     import tomli as tomllib
 
 NAME = "undefined"
+_NAMED = 6  # so many undefined symbols are named
 
 _PYTHON = re.compile(r"_?Py[A-Z_]")
 _CPP_RUNTIME = re.compile(r"_Z(?:T[ISV])?(?:N[KVrRO]*)?S[tabsiod]|__cxa_")
@@ -67,8 +68,36 @@ def check_undefined(package: CheckedPackage) -> Iterator[Finding]:
     for binary in package.binaries:
         unexplained = [symbol.name for symbol in binary.undefined if symbol.version is None and not symbol.weak]
         readable = demangle(unexplained)
+        unknown = [readable[name] for name in unexplained if not _is_known(package, binary, name)]
+        if unknown:
+            yield _undefined(binary, unknown)
         for name in unexplained:
             yield from _symbol(package, binary, name, readable[name])
+
+
+def _undefined(binary: SharedObject, names: Sequence[str]) -> Finding:
+    """Return one finding for all symbols that nothing defines: a source that is left out has many."""
+    named = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+    return Finding(
+        NAME,
+        binary.name,
+        f"{named} {'is' if len(names) == 1 else 'are'} undefined: no source of the kernel and no library defines "
+        f"{'it' if len(names) == 1 else 'them'}",
+        f"add the source that defines {'it' if len(names) == 1 else 'them'} to `src` of [torch] or of a [kernel.*] "
+        f"table, or drop the {'call' if len(names) == 1 else 'calls'}",
+    )
+
+
+def _family_of(package: CheckedPackage, name: str) -> _Family | None:
+    families = _FAMILIES + _cuda_families(package.variant.framework if package.variant else None) + _torch_families()
+    return next((family for family in families if family.names.match(name)), None)
+
+
+def _is_known(package: CheckedPackage, binary: SharedObject, name: str) -> bool:
+    """Return whether a symbol is the interpreter's, the C++ runtime's, or of a known library."""
+    if _PYTHON.match(name) or _family_of(package, name):
+        return True
+    return any(map(_TORCH_LIBRARIES.match, binary.needed)) and _CPP_RUNTIME.match(name) is not None
 
 
 def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: str) -> Iterator[Finding]:
@@ -85,16 +114,10 @@ def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: 
             "warning",
         )
         return
-    families = _FAMILIES + _cuda_families(package.variant.framework if package.variant else None) + _torch_families()
-    family = next((family for family in families if family.names.match(name)), None)
+    family = _family_of(package, name)
     if family is None:
-        yield Finding(
-            NAME,
-            binary.name,
-            f"{readable} is undefined: no source of the kernel and no library defines it",
-            "add the source that defines it to `src` of [torch] or of a [kernel.*] table, or drop the call",
-        )
-    elif family.cuda and not package.may_use_cuda:
+        return  # `_undefined` reports it
+    if family.cuda and not package.may_use_cuda:
         backend = package.variant.backend if package.variant else "this"
         yield Finding(
             NAME,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from kernel_builder.cli.dependency_option import dependency_option
 from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
+from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 
 if TYPE_CHECKING:
@@ -56,10 +57,12 @@ def print_summary(summary: BuildSummary) -> None:
         click.echo(f"... and {len(summary.errors) - _ERRORS} more errors; `--json` lists all", err=True)
     _print_unavailable(summary)
     _print_table(summary)
-    binaries = len({built.module for built in summary.packages})
+    _print_skipped(summary)
+    binaries = len({built.module for built in summary.packages if (built.path / f"{built.module}.abi3.so").is_file()})
     cost = "by a compiler cache" if summary.cpu_seconds is None else f"in {summary.cpu_seconds:.1f} s of processor time"
     click.echo(
-        f"{len(summary.packages)} variants from {binaries} binaries; {summary.compiles} files compiled {cost}; "
+        f"{counted(len(summary.packages), 'variant')} from {counted(binaries, 'binary')}; "
+        f"{counted(summary.compiles, 'file')} compiled {cost}; "
         f"{summary.seconds:.1f} s in all"
     )
 
@@ -71,20 +74,32 @@ def _print_unavailable(summary: BuildSummary) -> None:
         name = f"{missing.project}/{missing.variant}" if missing.variant else missing.project
         reasons.setdefault((missing.reason, missing.hint), []).append(name)
     for (reason, hint), names in reasons.items():
-        named = (
-            ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
-        )
-        click.secho(f"not built: {named}: {reason}", fg="yellow")
+        click.secho(f"not built: {_several(names)}: {reason}", fg="yellow")
         if hint:
             click.echo(f"    {hint}")
+
+
+def _print_skipped(summary: BuildSummary) -> None:
+    """Print why packages were not loaded, once for each reason. The other checks that are skipped do not apply."""
+    reasons: dict[str, list[str]] = {}
+    for built in summary.packages:
+        if reason := built.skipped.get("load"):
+            reasons.setdefault(reason, []).append(built.variant)
+    for reason, names in reasons.items():
+        click.secho(f"not loaded here: {_several(list(dict.fromkeys(names)))}: {_cut(reason)}", fg="yellow")
+
+
+def _several(names: Sequence[str]) -> str:
+    """Return a few of the names, and how many more there are."""
+    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
 
 
 def _print_table(summary: BuildSummary) -> None:
     rows = [("project", "variant", "status", "size", "checks", "binary shared with")]
     for built in summary.packages:
-        passed = f"{len(built.report.passed)} passed" if built.report else "passed"
-        if built.report and built.report.skipped:
-            passed += f", {len(built.report.skipped)} skipped"
+        passed = f"{len(built.passed)} passed"
+        if "load" in built.skipped:
+            passed += ", load skipped"
         shares = f"{len(built.shares)} more" if len(built.shares) > 1 else "".join(built.shares)
         rows.append((built.project, built.variant, built.status, f"{built.size / 1024:.0f} KiB", passed, shares))
     for failed in summary.failures:

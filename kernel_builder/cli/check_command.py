@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from kernel_builder import checks
+from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import CheckError
 
@@ -98,7 +99,9 @@ def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None
     kernel-builder check-builds kernels/rmsnorm
     """
     checks.require_allowable(allow)
-    _print_reports(checks.run_all(packages_of(directory), allow=allow), as_json)
+    packages = packages_of(directory)
+    project = read_project(directory) if (directory / "build.toml").is_file() else None
+    _print_reports(checks.run_all(packages, allow=allow, project=project), as_json)
 
 
 @click.command()

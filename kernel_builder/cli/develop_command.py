@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from kernel_builder.config.project_files import read_project
+from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def compile_commands(directory: Path, variant: str | None, output: Path | None, 
         variants = named or choice.of_each_backend(project, toolchains)
         file = output or project.root / editor.NAME
         count = editor.write(project, variants, toolchains, file)
-    click.echo(f"{file}: {count} files, as compiled for {', '.join(one.name for one in variants)}")
+    click.echo(f"{file}: {counted(count, 'file')}, as compiled for {', '.join(one.name for one in variants)}")
 
 
 def _toolchains(**options: Any) -> Toolchains:

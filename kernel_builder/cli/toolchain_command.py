@@ -12,6 +12,7 @@ import click
 
 from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.errors import ToolchainError
+from kernel_builder.plural import counted
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain.toolchains import Toolchains
@@ -194,7 +195,7 @@ def verify(remove: bool, as_json: bool) -> None:
     else:
         for damage in damages:
             click.echo(f"{damage.path} {damage.problem}")
-        click.echo(f"{len(names)} toolchains checked, {len(damages)} files damaged")
+        click.echo(f"{counted(len(names), 'toolchain')} checked, {counted(len(damages), 'file')} damaged")
         if damages and not remove:
             click.echo("`kernel-builder toolchain verify --remove` removes the damaged ones", err=True)
     if damages and not remove:

@@ -14,6 +14,7 @@ from kernel_builder.cli import print_notices
 from kernel_builder.config.project_files import read_project
 from kernel_builder.hub.publication import BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
+from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
 
 _OPTIONS = (
@@ -32,6 +33,11 @@ _OPTIONS = (
     click.option(
         "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be repeated."
     ),
+    click.option(
+        "--allow-api-change",
+        metavar="REASON",
+        help="Publish an API that breaks users of this version, with the reason in the card.",
+    ),
     click.option("--quiet", "-q", is_flag=True, help="Print errors only."),
     click.option("--output-json", "--json", "as_json", is_flag=True, help="Print the result as JSON."),
 )
@@ -45,12 +51,15 @@ def _options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command()
 @_options
-def upload(directory: Path, quiet: bool, as_json: bool, **options: Any) -> None:
+@click.option("--build", is_flag=True, help="First build the packages that are in DIR/build again, where they changed.")
+def upload(directory: Path, build: bool, quiet: bool, as_json: bool, **options: Any) -> None:
     """Publish the packages of a project to a Hub.
 
     DIR is the project (default: here). All checks run first. The packages become one commit on the branch of their
     version, the sources and the card one commit on main. Variants on the branch that are not in DIR/build are kept.
     Files that the Hub has already are not sent again, so the same command completes an interrupted upload.
+
+    Packages must be built from the sources that they are published with, and one version has one API.
 
     The Hub is $HF_ENDPOINT, or else huggingface.co. The token is $HF_TOKEN, or else that of `hf auth login`.
 
@@ -61,7 +70,18 @@ def upload(directory: Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """
     if not quiet:
         print_notices([read_project(directory)])
-    _upload(PublishRequest(directory, **options), quiet=quiet, as_json=as_json)
+    request = PublishRequest(directory, **options)
+    if build:
+        _build(request, _buildable_here(directory), quiet=quiet or as_json)
+    _upload(request, quiet=quiet, as_json=as_json)
+
+
+def _buildable_here(directory: Path) -> tuple[str, ...]:
+    """Return the packages of a project that are for this platform."""
+    from kernel_builder.config.variant import this_platform
+
+    names = sorted(path.parent.name for path in directory.glob("build/[!.]*/metadata.json"))
+    return tuple(name for name in names if not name.endswith("-linux") or name.endswith(this_platform()))
 
 
 @click.command()
@@ -90,30 +110,34 @@ def build_and_upload(
     \b
     kernel-builder build-and-upload kernels/rmsnorm --backend cuda
     """
+    request = PublishRequest(directory, **options)
+    _build(request, variants, quiet=quiet or as_json, backends=backends, whole=whole, jobs=jobs)
+    _upload(request, quiet=quiet, as_json=as_json)
+
+
+def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, **options: Any) -> None:
+    """Build variants of the project, and exit if one of them fails."""
     from kernel_builder import pipeline
     from kernel_builder.cli.build_command import print_summary, run
     from kernel_builder.toolchain import Toolchains, compiler_cache
 
     summary = run(
         pipeline.BuildRequest(
-            directories=(directory,),
+            directories=(request.directory,),
             variants=variants,
-            backends=backends,
-            whole=whole,
-            jobs=jobs,
             compiler_cache=compiler_cache.find("auto"),
-            load=options["load"],
-            allow=options["allow"],
+            load=request.load,
+            allow=request.allow,
+            **options,
         ),
         Toolchains,
     )
-    if not (as_json or quiet):
+    if not quiet:
         print_summary(summary)
     if summary.error:
-        if as_json or quiet:
+        if quiet:
             raise summary.error
         raise SystemExit(summary.error.exit_code)
-    _upload(PublishRequest(directory, **options), quiet=quiet, as_json=as_json)
 
 
 def _upload(request: PublishRequest, *, quiet: bool, as_json: bool) -> None:
@@ -137,6 +161,15 @@ def _print(published: Published) -> None:
         for name in names:
             dirty = "  (sources or builder had uncommitted changes)" if name in published.dirty else ""
             click.echo(f"{what:<10} {name}{dirty}")
+    for reason in dict.fromkeys(published.not_loaded.values()):
+        skipped = ", ".join(name for name, why in published.not_loaded.items() if why == reason)
+        click.secho(f"not loaded here: {skipped}: {reason}", fg="yellow")
+    if published.without_commit:
+        click.secho(
+            f"warning: no commit has the sources of {', '.join(published.without_commit)}, so nobody can verify them; "
+            "commit the sources, build and upload again",
+            fg="yellow",
+        )
     for line in published.api_changes:
         click.secho(f"API: {line}", fg="yellow")
     for result in (published.builds, published.main):
@@ -149,9 +182,9 @@ def _print(published: Published) -> None:
 
 def _described(result: BranchResult, dry_run: bool) -> str:
     if not result.sent and not result.removed:
-        return f"{result.branch}: nothing to do, all {result.unchanged} files are up to date"
+        return f"{result.branch}: nothing to do, {counted(result.unchanged, 'file')} up to date"
     line = (
-        f"{result.branch}: {len(result.sent)} files {'to send' if dry_run else 'sent'} "
+        f"{result.branch}: {counted(len(result.sent), 'file')} {'to send' if dry_run else 'sent'} "
         f"({result.bytes / 2**20:.1f} MiB), {result.unchanged} unchanged, {len(result.removed)} removed"
     )
     return f"{line}\n  {result.pull_request or result.url}" if result.url else line

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.plural import counted
+
 _MAX_FILES = 1000
 _MAX_FILE_BYTES = 4 * 2**20
 _MAX_ROWS_OF_FILE = 1000
@@ -84,9 +86,9 @@ def markdown(results: BuildResults) -> str:
     if not (rows or others or results.failures):
         return "No packages were built.\n"
     total = sum(row.size or 0 for row in rows)
-    head = f"{len(rows)} variants built, {_mebibytes(total)}"
+    head = f"{counted(len(rows), 'variant')} built, {_mebibytes(total)}"
     head += f"; {len(others)} not built" if others else ""
-    head += f"; {len(results.failures)} jobs failed" if results.failures else ""
+    head += f"; {counted(len(results.failures), 'job')} failed" if results.failures else ""
     lines = [f"**{head}**", ""]
     for job, failure in results.failures.items():
         lines.append(f"- {_code(job)} failed: {_code(failure.reason)}")

@@ -13,6 +13,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import ConfigError, VariantError
 from kernel_builder.hub import card_figures
+from kernel_builder.hub.api_changes import AllowedApiChange
 from kernel_builder.hub.card_figures import RESULTS, Measurement
 from kernel_builder.hub.package_api import Api
 from kernel_builder.hub.packages import HubPackage
@@ -28,6 +29,7 @@ def render(
     packages: Mapping[str, HubPackage],
     api: Api,
     note: str | None = None,
+    api_changes: Sequence[AllowedApiChange] = (),
 ) -> str:
     """Return the text of the published `README.md`.
 
@@ -35,6 +37,7 @@ def render(
         packages: Every package on the branch of the builds, by variant.
         api: The API with its documentation.
         note: A sentence of the publisher, such as how the packages were tested.
+        api_changes: What has changed for callers within this version.
 
     Raises:
         ConfigError: If the front matter of `CARD.md`, or of `README.md` if there is no card, is not YAML.
@@ -48,6 +51,7 @@ def render(
         _MARK,
         *([] if "get_kernel(" in body else [_usage(project, repo_id)]),
         _api(api),
+        *_changes(project, api_changes),
         _variants(packages),
         *_speed(card_figures.find(project)),
         _build(project, repo_id, packages, note),
@@ -90,6 +94,13 @@ def _api(api: Api) -> str:
         schemas = "\n".join(schema for _, schema in sorted(api.ops.items()))
         lines.append(f"\nOperators in the namespace `torch.ops.<id of the variant>`:\n\n```\n{schemas}\n```")
     return "\n".join(lines)
+
+
+def _changes(project: Project, changes: Sequence[AllowedApiChange]) -> Iterator[str]:
+    """Yield a section with the changes that break callers within the version, if there are any."""
+    if changes:
+        parts = [f"{one.reason}\n\n" + "\n".join(f"- `{line}`" for line in one.lines) for one in changes]
+        yield f"## API changes within version {project.version}\n\n" + "\n\n".join(parts)
 
 
 def _variants(packages: Mapping[str, HubPackage]) -> str:
@@ -150,11 +161,16 @@ def _build(project: Project, repo_id: str, packages: Mapping[str, HubPackage], n
     dirty = [name for name, package in sorted(packages.items()) if package.metadata.is_dirty]
     if dirty:
         lines += ["", f"The sources or the builder had uncommitted changes: {_list(dirty)}."]
+    unknown = [name for name, package in sorted(packages.items()) if not package.metadata.has_commit]
+    if unknown:
+        lines += ["", f"These cannot be verified, since no commit has their sources: {_list(unknown)}."]
     allowed = sorted({name for package in packages.values() for name in package.metadata.allowed_checks})
     if allowed:
         lines += ["", f"Findings of these checks were allowed when the packages were built: {_list(allowed)}."]
     if note and (sentence := " ".join(note.split())):
         lines += ["", sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."]
+    if len(unknown) == len(packages):
+        return "\n".join(lines)
     lines += [
         "",
         "The same sources, builder and compiler give the same files, byte for byte. To build them again and compare:",

@@ -19,6 +19,7 @@ from kernel_builder.hub import op_schemas
 if TYPE_CHECKING:
     import griffe
 
+_NEW = " is new"
 Kind = Literal["function", "class", "module", "attribute"]
 
 
@@ -56,6 +57,11 @@ class Api:
         )  # fmt: skip
 
 
+def breaks_callers(difference: str) -> bool:
+    """Return whether a line of `Api.differences` is more than a new name, which nobody calls yet."""
+    return not difference.endswith(_NEW)
+
+
 def _spelled(name: str, member: ApiMember) -> str:
     return f"{name}{member.call}" if member.kind == "function" else f"{member.kind} {name}"
 
@@ -65,7 +71,7 @@ def _differences(older: Mapping[str, str], newer: Mapping[str, str], what: str =
         if name not in newer:
             yield f"{what}{older[name]} is gone"
         elif name not in older:
-            yield f"{what}{newer[name]} is new"
+            yield f"{what}{newer[name]}{_NEW}"
         elif older[name] != newer[name]:
             yield f"{what}{older[name]} becomes {newer[name]}"
 
@@ -84,13 +90,28 @@ def read(package: Path) -> Api:
     if (top / "__init__.py").is_file():
         with tempfile.TemporaryDirectory() as directory:
             # The name of a variant is not a valid module name.
-            Path(directory, "kernel").symlink_to(top.resolve(), target_is_directory=True)
+            kernel = Path(directory, "kernel")
+            kernel.mkdir()
+            for path in top.resolve().iterdir():
+                if not _is_compatibility_folder(path):
+                    (kernel / path.name).symlink_to(path)
             loader = griffe.GriffeLoader(search_paths=[directory], allow_inspection=False)
             module = loader.load("kernel", try_relative_path=False)
             loader.resolve_aliases(implicit=False, external=False)
             assert isinstance(module, griffe.Module)
             members = dict(_members(module, ""))
     return Api(members, op_schemas.read(package))
+
+
+def _is_compatibility_folder(path: Path) -> bool:
+    """Return whether a directory only leads old clients to the package that it is in.
+
+    Builders give it the kernel's name. It is no submodule, and must not hide a function of the same name.
+    """
+    init = path / "__init__.py"
+    if not init.is_file() or [entry for entry in path.iterdir() if entry.name not in (init.name, "__pycache__")]:
+        return False
+    return ".parent.parent" in init.read_text(encoding="utf-8", errors="replace")
 
 
 def loaded(package: Path) -> Api | None:

@@ -9,9 +9,10 @@ from functools import cached_property
 from pathlib import Path
 
 from kernel_builder import checks, elf
+from kernel_builder.build import recorded_sources
 from kernel_builder.checks import summary
 from kernel_builder.config.project import Project
-from kernel_builder.config.variant import BACKENDS
+from kernel_builder.config.variant import BACKENDS, Variant
 from kernel_builder.errors import CheckError, PackageError
 from kernel_builder.hub import package_api
 from kernel_builder.package.metadata import PackageMetadata
@@ -25,10 +26,12 @@ class HubPackage:
     Attributes:
         directory: The directory.
         loads: Whether this machine has loaded it.
+        load_skipped: Why it has not tried to, if it was to.
     """
 
     directory: Path
     loads: bool = False
+    load_skipped: str | None = None
 
     @property
     def variant(self) -> str:
@@ -49,8 +52,7 @@ class HubPackage:
     @property
     def backend(self) -> str:
         """The backend of the variant."""
-        named = (part for part in self.variant.split("-") if part in BACKENDS)
-        return self.metadata.backend or next(named, "cuda")
+        return self.metadata.backend or named_backend(self.variant)
 
     @property
     def size(self) -> int:
@@ -84,6 +86,11 @@ class HubPackage:
         return None
 
 
+def named_backend(variant: str) -> str:
+    """Return the backend that the name of a variant says, also one that is not in the matrix."""
+    return next((part for part in variant.split("-") if part in BACKENDS), "cuda")
+
+
 def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:
     """Return the API of the loaded module, or of the files if this machine can load none of the packages."""
     loads = next((package for package in packages.values() if package.loads), None)
@@ -115,7 +122,7 @@ def checked_packages(
     _refuse_limited(directories, project)
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
-    checked = checks.run_all(directories, load=load, allow=allow)
+    checked = checks.run_all(directories, load=load, allow=allow, project=project)
     for directory in directories:
         progress.say(f"checking {directory.name}")
         reports[directory.name] = next(checked)
@@ -127,10 +134,11 @@ def checked_packages(
             hint=f"`kernel-builder check-builds {project.root}` has details; then {again}",
         )
     packages = {
-        directory.name: HubPackage(directory, loads="load" in reports[directory.name].passed)
-        for directory in directories
+        name: HubPackage(report.package.directory, "load" in report.passed, report.skipped.get("load"))
+        for name, report in reports.items()
     }
     _check_agreement(project, packages, again)
+    _check_sources(project, packages, again)
     return packages
 
 
@@ -162,3 +170,20 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
                 where=str(package.directory),
                 hint=f"they were built from different sources; {again}",
             )
+
+
+def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:
+    """Raise unless all packages were built from the sources that are published beside them."""
+    stale: dict[tuple[str, ...], list[str]] = {}
+    for name, package in packages.items():
+        recorded = package.metadata.recorded_sources
+        found = recorded_sources.differences(project, Variant.parse(name), recorded, package.directory)
+        if lines := tuple(dict.fromkeys(found)):
+            stale.setdefault(lines, []).append(name)
+    if stale:
+        listed = "".join(f"\n  {', '.join(names)}:" + "".join(f"\n    {x}" for x in of) for of, names in stale.items())
+        raise PackageError(
+            f"packages were built from other sources than those that would be published beside them:{listed}",
+            where=str(project.root / "build"),
+            hint=f"{again}, or let the upload do it: kernel-builder upload {project.root} --build",
+        )

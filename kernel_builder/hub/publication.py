@@ -26,6 +26,8 @@ class PublishRequest:
         message: The first line of the commits. None: one that names the project and its version.
         load: Check that each package loads, if this machine can load it.
         allow: Names of checks whose errors do not stop the publication.
+        allow_api_change: Why an API that breaks callers may replace the published one of the same version. None: it
+            may not.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
         token: The token. None: the one that the Hub's own tools use.
     """
@@ -41,6 +43,7 @@ class PublishRequest:
     message: str | None = None
     load: bool = True
     allow: tuple[str, ...] = ()
+    allow_api_change: str | None = None
     endpoint: str | None = None
     token: str | None = None
 
@@ -54,12 +57,14 @@ class BranchChange:
         size: Size in bytes of the distinct contents in `add`.
         unchanged: Number of files that the branch has already.
         delete: Paths to delete.
+        inherited: Those of `delete` that the branch only has because a Hub starts a branch as a copy of `main`.
     """
 
     add: Mapping[str, Content]
     size: int
     unchanged: int
     delete: tuple[str, ...]
+    inherited: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.add or self.delete)
@@ -88,6 +93,8 @@ class Published:
         kept: Variants on the branch that this publication does not touch.
         removed: Variants that it deletes.
         dirty: Those of `variants` and `kept` whose sources or builder had uncommitted changes.
+        without_commit: Those of `variants` and `kept` whose sources are in no commit, so that nobody can verify them.
+        not_loaded: Those of `variants` that this machine has not loaded, and why.
         api_changes: Differences of the API from that of the variants that were on the branch.
         builds: What was done to the branch of the builds.
         main: What was done to `main`. None if `main` belongs to a newer version.
@@ -104,6 +111,8 @@ class Published:
     kept: tuple[str, ...]
     removed: tuple[str, ...]
     dirty: tuple[str, ...]
+    without_commit: tuple[str, ...]
+    not_loaded: Mapping[str, str]
     api_changes: tuple[str, ...]
     builds: BranchResult
     main: BranchResult | None

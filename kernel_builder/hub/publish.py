@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError, HubError
-from kernel_builder.hub import card, card_figures, project_sources
-from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api
+from kernel_builder.hub import api_changes, card, card_figures, project_sources
+from kernel_builder.hub.package_api import breaks_callers
+from kernel_builder.hub.packages import HubPackage, checked_packages, documented_api, named_backend
 from kernel_builder.hub.publication import BranchChange, BranchResult, Published, PublishRequest
 from kernel_builder.hub.remote_repository import Conflict, Content, RemoteCommit, RemoteFile, RemoteRepository
 from kernel_builder.package.tree_digest import SIGNATURE
+from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 
 _ATTEMPTS = 5
@@ -46,12 +49,13 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
         ConfigError: If `build.toml` is wrong, or names no repository and the request does not either.
         CheckError: If there is no package, or one fails a check.
         PackageError: If the packages differ in project, version or API.
-        HubError: If the Hub refuses, or a variant would be left with another API.
+        HubError: If the Hub refuses, a variant would be left with another API, or the API of a published version would
+            change.
     """
     work = _prepared(request, progress or Silent())
     created = _ensure_branch(work)
     builds, removed, changes = _retried(work, work.branch, _write_builds)
-    main, kept, note = _retried(work, "main", _write_main)
+    main, kept, note = _retried(work, "main", partial(_write_main, changes=changes))
     everything = {**work.packages, **kept}
     return Published(
         repo_id=work.repository.repo_id,
@@ -64,6 +68,8 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
         kept=tuple(sorted(kept)),
         removed=removed,
         dirty=tuple(sorted(name for name, package in everything.items() if package.metadata.is_dirty)),
+        without_commit=tuple(sorted(name for name, package in everything.items() if not package.metadata.has_commit)),
+        not_loaded={name: one.load_skipped for name, one in work.packages.items() if one.load_skipped},
         api_changes=changes,
         builds=builds,
         main=main,
@@ -73,6 +79,12 @@ def publish(request: PublishRequest, progress: Progress | None = None) -> Publis
 
 def _prepared(request: PublishRequest, progress: Progress) -> _Work:
     """Read the project, check its packages, and hash their files."""
+    if request.allow_api_change is not None and not request.allow_api_change.strip():
+        raise ConfigError(
+            "expected a reason, which the card shows to the users of the kernel",
+            where="--allow-api-change",
+            hint='for example: --allow-api-change "the removed class never worked"',
+        )
     project = read_project(request.directory)
     repo_id = request.repo_id or project.hub_repo_id
     if not repo_id:
@@ -163,17 +175,26 @@ def _write_builds(work: _Work) -> tuple[BranchResult, tuple[str, ...], tuple[str
     removed = others if work.request.prune else []
     changes = _check_version(work, heads[work.branch], there) if _variants(there) else ()
     outdated = list(_outdated(work, there, removed))
+    inherited: frozenset[str] = frozenset()
     if not _variants(there) and work.branch == f"v{work.project.version}" and "main" in heads:
         # The new branch of a version starts as a copy of main.
         on_main = work.repository.files(heads["main"])
-        outdated += [path for path, file in there.items() if path not in _HUBS_OWN and on_main.get(path) == file]
-    change = _change(work.contents, there, outdated)
+        inherited = frozenset(p for p, file in there.items() if p not in _HUBS_OWN and on_main.get(p) == file)
+    change = replace(_change(work.contents, there, [*outdated, *inherited]), inherited=inherited)
     message = f"Build of {work.project.name} {work.project.version}"
-    return _write_branch(work, work.branch, heads.get(work.branch), change, message), tuple(removed), changes
+    allowed = api_changes.allowed(changes, work.request.allow_api_change)
+    about = allowed.description if allowed else ""
+    result = _write_branch(work, work.branch, heads.get(work.branch), change, message, about)
+    return result, tuple(removed), changes
 
 
-def _write_main(work: _Work) -> tuple[BranchResult | None, Mapping[str, HubPackage], str | None]:
+def _write_main(
+    work: _Work, changes: Sequence[str]
+) -> tuple[BranchResult | None, Mapping[str, HubPackage], str | None]:
     """Update `main`, after the builds.
+
+    Args:
+        changes: The differences between the API that was on the branch and the published one.
 
     Returns:
         What was done, the packages on the branch of the builds that are not of this publication, and why `main` was
@@ -191,7 +212,12 @@ def _write_main(work: _Work) -> tuple[BranchResult | None, Mapping[str, HubPacka
     if newest > project.version:
         return None, kept, f"main is left unchanged: it belongs to version {newest}"
     api = documented_api(work.packages)
-    text = card.render(project, repository.repo_id, {**work.packages, **kept}, api, work.request.card_note)
+    earlier = repository.commit_messages(heads[work.branch]) if work.branch in heads else ()
+    # A pull request is not in the history of the branch yet.
+    now = api_changes.allowed(changes, work.request.allow_api_change)
+    allowed = dict.fromkeys([*([now] if now else []), *api_changes.read(earlier)])
+    note = work.request.card_note
+    text = card.render(project, repository.repo_id, {**work.packages, **kept}, api, note, tuple(allowed))
     runs = {path: Content(file) for run in card_figures.find(project) for path, file in run.files.items()}
     wanted = {**project_sources.published_files(project.root), **runs, "README.md": Content(text.encode())}
     on_main = repository.files(heads["main"]) if "main" in heads else {}
@@ -200,20 +226,24 @@ def _write_main(work: _Work) -> tuple[BranchResult | None, Mapping[str, HubPacka
     return _write_branch(work, "main", heads.get("main"), change, message), kept, None
 
 
-def _write_branch(work: _Work, branch: str, head: str | None, change: BranchChange, message: str) -> BranchResult:
+def _write_branch(
+    work: _Work, branch: str, head: str | None, change: BranchChange, message: str, description: str = ""
+) -> BranchResult:
     request, repository = work.request, work.repository
-    result = BranchResult(branch, tuple(change.add), change.size, change.unchanged, change.delete)
+    removed = tuple(path for path in change.delete if path not in change.inherited)
+    result = BranchResult(branch, tuple(change.add), change.size, change.unchanged, removed)
     if not change or request.dry_run:
         return result
     if head is None:
         raise Conflict("existed a moment ago and has been deleted", where=f"{repository.repo_id}@{branch}")
-    work.progress.say(f"{branch}: sending {len(change.add)} files, {change.size / 2**20:.1f} MiB")
+    work.progress.say(f"{branch}: sending {counted(len(change.add), 'file')}, {change.size / 2**20:.1f} MiB")
     done = repository.commit(
         branch,
         head,
         add=change.add,
         delete=change.delete,
         message=request.message or message,
+        description=description,
         create_pr=request.create_pr,
     )
     if not request.create_pr:
@@ -234,34 +264,43 @@ def _check_arrived(repository: RemoteRepository, done: RemoteCommit, change: Bra
 
 
 def _check_version(work: _Work, revision: str, there: Mapping[str, RemoteFile]) -> tuple[str, ...]:
-    """Refuse to leave variants on the branch with another API than the published one.
+    """Refuse to give the users of a version another API, or another API on one machine than on the next.
 
     Returns:
         The differences between the API on the branch and the published one.
     """
     left = set() if work.request.prune else _variants(there) - work.packages.keys()
-    # If all variants are replaced, one of the changed ones is enough to find the differences.
-    compared = left or {
-        name for name in sorted(_variants(there) & work.packages.keys())[:1] if not _is_unchanged(work, name, there)
-    }
+    leaving = (name for name in sorted(_variants(there) - left) if not _is_unchanged(work, name, there))
+    # The variants of a backend have one API, so one of those that are replaced or removed is enough.
+    compared = left | set({named_backend(name): name for name in leaving}.values())
     unlike: dict[tuple[str, ...], list[str]] = {}
     for name, package in sorted(_downloaded(work.repository, revision, compared).items()):
         alike = (one for one in work.packages.values() if one.backend == package.backend)
         newer = work.packages.get(name) or next(alike, None) or next(iter(work.packages.values()))
         if differences := package.differences(newer):
             unlike.setdefault(differences, []).append(name)
-    if left and unlike:
+    where = f"{work.repository.repo_id}@{work.branch}"
+    again = f"set `version = {work.project.version + 1}` in build.toml and build again"
+    if any(left & set(names) for names in unlike.values()):
         listed = "".join(
             f"\n  {', '.join(names)}:" + "".join(f"\n    {line}" for line in differences)
             for differences, names in unlike.items()
         )
         raise HubError(
             f"variants on the branch that this publication does not replace have another API:{listed}",
-            where=f"{work.repository.repo_id}@{work.branch}",
-            hint=f"set `version = {work.project.version + 1}` in build.toml and build again; "
-            "or publish these variants too, or delete them with --prune",
+            where=where,
+            hint=f"{again}; or publish these variants too, or delete them with --prune",
         )
-    return tuple(dict.fromkeys(line for differences in unlike for line in differences))
+    changes = tuple(dict.fromkeys(line for differences in unlike for line in differences))
+    breaking = [line for line in changes if breaks_callers(line)]
+    if breaking and work.request.allow_api_change is None:
+        raise HubError(
+            f"the API of version {work.project.version} would change for those who use it:"
+            + "".join(f"\n  {line}" for line in breaking),
+            where=where,
+            hint=f'{again}; or publish it nevertheless, with a reason for the card: --allow-api-change "REASON"',
+        )
+    return changes
 
 
 def _variants(there: Mapping[str, RemoteFile]) -> set[str]:
@@ -281,7 +320,7 @@ def _downloaded(repository: RemoteRepository, revision: str, names: Iterable[str
 def _is_unchanged(work: _Work, name: str, there: Mapping[str, RemoteFile]) -> bool:
     """Return whether the branch has the local package. Its metadata holds the digests of all other files."""
     path = f"build/{name}/metadata.json"
-    return work.contents[path].is_in(there.get(path))
+    return path in work.contents and work.contents[path].is_in(there.get(path))
 
 
 def _outdated(work: _Work, there: Mapping[str, RemoteFile], removed: Sequence[str]) -> Iterator[str]:

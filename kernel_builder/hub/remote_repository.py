@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _TYPE = "kernel"
 _WRITES_KERNELS = Version("2.3")
+# Exceptions of the HTTP libraries that versions of the client use, where nothing listens or the name does not resolve.
+_UNREACHED = ("ConnectError", "ConnectTimeout")
 _STALE = (409, 412)  # statuses for a commit whose parent is no longer the head of the branch
 
 
@@ -159,6 +161,12 @@ class RemoteRepository:
                 if isinstance(entry, RepoFile)
             }
 
+    def commit_messages(self, revision: str) -> Sequence[str]:
+        """Return the descriptions of the commits of a revision, newest first."""
+        with self._answers(f"list the commits of {revision}"):
+            commits = self.api.list_repo_commits(self.repo_id, repo_type=_TYPE, revision=revision)
+            return [commit.message for commit in commits]
+
     def download(self, revision: str, patterns: Sequence[str], into: Path | None = None) -> Path:
         """Download the files of a revision that match, and return their directory: `into`, or one of the cache."""
         with self._answers(f"download from {revision}"):
@@ -278,6 +286,13 @@ class RemoteRepository:
             raise _refused(error.response.status_code, error, doing, where) from error
         except (network, ConnectionError, LocalEntryNotFoundError, RuntimeError, ValueError) as error:
             cause = error.__cause__ or error
+            if isinstance(cause, ConnectionError) or type(cause).__name__ in _UNREACHED:
+                raise HubError(
+                    f"cannot {doing}: no connection to {self.api.endpoint}",
+                    where=self.repo_id,
+                    hint=f"is the Hub running at {self.api.endpoint}? $HF_ENDPOINT names another one; when it runs, "
+                    "run the same command again: uploaded files are kept",
+                ) from error
             status = getattr(getattr(cause, "response", None), "status_code", None)
             if status is not None:
                 raise _refused(status, cause, doing, where) from error

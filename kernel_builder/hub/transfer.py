@@ -22,6 +22,7 @@ from kernels_data import Digest, DigestValidationError, Metadata
 from kernel_builder.errors import HubError, VerificationError
 from kernel_builder.files import replacing
 from kernel_builder.hub.remote_repository import Content, RemoteRepository
+from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 
 _FORMAT = 1
@@ -210,7 +211,9 @@ def _read(archive: Path, contents: Path) -> dict[str, Any]:
     except (tarfile.TarError, ValueError, LookupError, TypeError, AttributeError, EOFError, RecursionError) as error:
         raise VerificationError(f"the file is not a complete export ({error})", where=where, hint=hint) from error
     if sizes:
-        raise VerificationError(f"the file lacks {len(sizes)} contents of its manifest", where=where, hint=hint)
+        raise VerificationError(
+            f"the file lacks {counted(len(sizes), 'content')} of its manifest", where=where, hint=hint
+        )
     return manifest
 
 

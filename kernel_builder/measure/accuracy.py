@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from kernel_builder.measure.results import Deviation
+from kernel_builder.plural import counted
 
 # A single element may be this many units in the last place worse than eager's worst element: which of two correct
 # roundings hits the worst element is chance.
@@ -49,7 +50,7 @@ def fault(ours: Sequence[Deviation], eager: Sequence[Deviation], factor: float) 
         factor: How many times eager's deviation is allowed.
     """
     if len(ours) != len(eager):
-        return f"it has {len(ours)} results, expected {len(eager)}"
+        return f"it has {counted(len(ours), 'result')}, expected {len(eager)}"
     for number, (one, other) in enumerate(zip(ours, eager, strict=True), 1):
         which = "its error" if len(ours) == 1 else f"the error of result {number}"
         if not one.relative <= factor * other.relative + 1e-9:

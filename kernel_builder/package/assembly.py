@@ -13,7 +13,7 @@ from kernel_builder.build.graph import PlannedVariant, digest
 from kernel_builder.config.project import KernelDependency
 from kernel_builder.errors import PackageError
 from kernel_builder.files import read_unchanged
-from kernel_builder.package.metadata import CAPABILITIES_LIMITED, NAME, PackageMetadata
+from kernel_builder.package.metadata import CAPABILITIES_LIMITED, NAME, SOURCES, PackageMetadata
 
 # Raise when a change here changes the files of a package for equal inputs.
 _RECIPE = 1
@@ -77,7 +77,11 @@ def _metadata(planned: PlannedVariant) -> PackageMetadata:
         kernel_depends=tuple(_dependency(depend) for depend in kernel_depends),
         backend=backend,
         archs=planned.archs,
-        provenance={**planned.provenance, **({CAPABILITIES_LIMITED: limited} if limited else {})},
+        provenance={
+            **planned.provenance,
+            SOURCES: planned.sources,
+            **({CAPABILITIES_LIMITED: limited} if limited else {}),
+        },
         upstream=project.upstream,
         source=project.source,
     )

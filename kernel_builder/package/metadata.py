@@ -15,6 +15,8 @@ from typing import Any
 NAME = "metadata.json"
 # The key of `provenance` that lists the capabilities that a build was limited to.
 CAPABILITIES_LIMITED = "capabilities-limited"
+# The key of `provenance` with the digests of the sources; see `build.recorded_sources`.
+SOURCES = "sources"
 
 # The keys that every package needs: JSON's type, and what errors call it.
 _REQUIRED: Mapping[str, tuple[type, str]] = {
@@ -142,10 +144,20 @@ class PackageMetadata:
         return {**valid, "dirty": bool(recorded.get("dirty"))}
 
     @property
+    def has_commit(self) -> bool:
+        """Whether a commit of the sources is recorded, so that anyone can build the package again."""
+        return "commit" in self.origin("kernel")
+
+    @property
     def allowed_checks(self) -> tuple[str, ...]:
         """The checks whose errors the publisher allowed, by name."""
         names = _texts(self.provenance.get("allowed-checks"))
         return tuple(name for name in names if re.fullmatch(r"[a-z-]{1,40}", name))
+
+    @property
+    def recorded_sources(self) -> Mapping[str, Any]:
+        """What the builder recorded of the sources; empty for packages of older builders and of other tools."""
+        return _object(self.provenance.get(SOURCES))
 
     @property
     def only_capabilities(self) -> tuple[str, ...]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from kernel_builder.build.graph import PlannedVariant
@@ -12,29 +14,42 @@ from kernel_builder.package.assembly import package_key
 from kernel_builder.package.tree_digest import hash_tree
 
 
-def is_current(planned: PlannedVariant, package: Path, cache: Path, *, load: bool) -> bool:
-    """Return whether a package is what these inputs give and has passed its checks.
+@dataclass(frozen=True)
+class CheckRecord:
+    """What the checks of a package said when it was built. None of them had an error.
 
-    Args:
-        load: Loading the package must have been one of the checks.
+    Attributes:
+        tree: The digest of the package's files.
+        passed: The checks that passed.
+        skipped: Check -> why it did not run.
+        conditions: What that depended on; None if that is not known.
     """
+
+    tree: str
+    passed: tuple[str, ...] = ()
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    conditions: str | None = None
+
+
+def read(planned: PlannedVariant, package: Path, cache: Path) -> CheckRecord | None:
+    """Return the note of a package, if it is what these inputs give; None otherwise."""
     try:
-        record = json.loads(_path(planned, cache).read_text())
-    except (OSError, ValueError):
-        return False
-    checked = record.get("loaded") or not load
-    return bool(checked and record.get("tree") == hash_tree(package).value)
+        stored = json.loads(_path(planned, cache).read_text())
+        record = CheckRecord(stored["tree"], tuple(stored["passed"]), dict(stored["skipped"]), stored["conditions"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return record if record.tree == hash_tree(package).value else None
 
 
-def write(planned: PlannedVariant, tree: str, cache: Path, *, load: bool) -> None:
-    """Note that the package whose files have the digest `tree` has passed its checks.
+def write(planned: PlannedVariant, record: CheckRecord, cache: Path) -> None:
+    """Note that a package has passed its checks.
 
     A record that cannot be written costs one more check in the next build, and nothing else.
     """
     path = _path(planned, cache)
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps({"tree": tree, "loaded": load}))
+        write_atomically(path, json.dumps(asdict(record)))
 
 
 def _path(planned: PlannedVariant, cache: Path) -> Path:

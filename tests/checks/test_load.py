@@ -165,7 +165,7 @@ def test_a_package_that_hangs_is_given_up(tmp_path: Path) -> None:
     hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
     with ProbeProcess() as probe:
         answers = probe.ask("load", "1", str(hanging), str(good))(60)
-    assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 1 seconds"}
+    assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 1 s"}
     assert answers[str(good)]["outcome"] in ("loaded", "skipped")
 
 

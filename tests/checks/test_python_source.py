@@ -30,7 +30,7 @@ PYTHON_CHECKS = ("python-source", "python-imports", "op-namespace")
     ("source", "message", "hint"),
     [
         ("match 1:\n    case 1:\n        pass\n", ": Pattern matching is only supported in Python 3.10", "3.9"),
-        ("def f(:\n", "line 1: invalid syntax", "write it for Python 3.9"),
+        ("def f(:\n", "line 1: invalid syntax", "correct the syntax; Python 3.9 must be able to read it"),
         ("def f(x: int | None): ...\n", "line 1: `int | None` as a type needs Python 3.10", "__future__"),
         ("from __future__ import annotations\n\nX = int | None\n", "line 3: `int | None`", "typing.Optional"),
         ("print(list(zip([1], [2], strict=True)))\n", "line 1: 'zip(strict)' needs Python 3.10", "Python 3.9"),

@@ -23,6 +23,8 @@ from tests.e2e.conftest import (
     untouched,
 )
 
+CALLER = ", in scale/scale_cpu.cpp: called by scale(float*, float const*, float, long, void*)"
+FACET = "_ZNSt7codecvtIDsDu11__mbstate_tE2idE"
 GLIBC = tuple(int(part) for part in (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 0").split()[1].split("."))
 
 
@@ -96,13 +98,21 @@ def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, heade
     ("declaration", "call", "code", "error", "words"),
     [
         ("float lost(float);", "lost(in[i])", 7, "CheckError", "lost"),
-        ('extern "C" float omp_alloc(float);', "omp_alloc(in[i])", 5, "BuildError", "omp_alloc (OMP_5.0.1)"),
-        pytest.param(
-            'extern "C" unsigned arc4random();',
-            "arc4random()",
+        (
+            'extern "C" float omp_alloc(float);',
+            "omp_alloc(in[i])",
             5,
             "BuildError",
-            "arc4random (GLIBC_2.36)",
+            f"needs 1 symbol newer than glibc 2.28, GLIBCXX_3.4.24 and Torch's libgomp (GOMP_5.0), for {CPU}:\n"
+            f"  omp_alloc (OMP_5.0.1){CALLER}",
+        ),
+        pytest.param(
+            f'extern "C" unsigned arc4random(); extern float facet __asm__("{FACET}");',
+            "arc4random() + facet",
+            5,
+            "BuildError",
+            f"for {CPU}:\n  std::codecvt<char16_t, char8_t, __mbstate_t>::id (GLIBCXX_3.4.26){CALLER}\n"
+            f"  arc4random (GLIBC_2.36){CALLER}",
             marks=pytest.mark.skipif(GLIBC < (2, 36), reason="this machine's own C library does not have it"),
         ),
     ],

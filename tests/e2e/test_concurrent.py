@@ -85,7 +85,7 @@ def test_a_closed_pipe_ends_the_build_without_a_traceback(slow_project: Path, ne
     script = f"{shlex.quote(str(BUILDER))} build {shlex.quote(str(slow_project))} --variant {CPU}"
     script += " --compiler-cache off 2>&1 | head -1"
     done = subprocess.run(["sh", "-c", script], capture_output=True, text=True, env=environment(cache), check=True)
-    assert done.stdout == "1 variants, 1 binaries\n"
+    assert done.stdout == "1 variant, 1 binary\n"
     assert done.stderr == ""
     assert wait_for(lambda: working_in(cache) == {}, 10)
 

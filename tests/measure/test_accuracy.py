@@ -29,6 +29,6 @@ def test_faults_name_the_result() -> None:
     assert fault([good, good], [good, good], 1.1) is None
     assert "result 2 is 0.0012 relative to its norm" in str(fault([good, rough], [good, good], 1.1))
     assert "its error is 1.2 ulps" in str(fault([spike], [good], 1.1))
-    assert "1 results, expected 2" in str(fault([good], [good, good], 1.1))
+    assert "1 result, expected 2" in str(fault([good], [good, good], 1.1))
     assert fault([Deviation(math.nan, 0.0)], [good], 1.1)
     assert fault([rough], [good], 4.0) is None

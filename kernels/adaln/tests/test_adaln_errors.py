@@ -58,3 +58,5 @@ def test_errors_name_the_argument_on_another_device():
         kernel.ada_rms_norm(x, other, x)
     with pytest.raises(RuntimeError, match="branch must be on the device of residual"):
         kernel.gate_residual(x, other, x)
+    with pytest.raises(NotImplementedError, match='backend="cpu"'):
+        kernel.gate_residual(other, other, other)

@@ -50,3 +50,5 @@ def test_errors_name_the_argument_on_another_device():
         kernel.geglu_pair(x, x.cpu())
     with pytest.raises(RuntimeError, match="gate must be on a CUDA device"):
         kernel.geglu_pair(x.cpu(), x)
+    with pytest.raises(NotImplementedError, match='backend="cpu"'):
+        kernel.geglu_pair(x.cpu(), x.cpu())

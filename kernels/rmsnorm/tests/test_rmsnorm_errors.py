@@ -42,3 +42,5 @@ def test_errors_name_the_argument_on_another_device():
         kernel.add_rms_norm(x, x.cpu())
     with pytest.raises(RuntimeError, match="x must be on a CUDA device"):
         kernel.rms_norm(x.cpu(), weight.cuda())
+    with pytest.raises(NotImplementedError, match='backend="cpu"'):
+        kernel.rms_norm(x.cpu(), weight)

@@ -137,3 +137,5 @@ def test_errors_name_the_argument_on_another_device():
         kernel.apply_rotary(q, q, table.cpu(), table)
     with pytest.raises(RuntimeError, match="sin must be on the device of cos"):
         kernel.apply_rotary(q, q, table, table.cpu())
+    with pytest.raises(NotImplementedError, match='backend="cpu"'):
+        kernel.apply_rotary(q.cpu(), q.cpu(), table.cpu(), table.cpu())

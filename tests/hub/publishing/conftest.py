@@ -69,11 +69,15 @@ def sigstore(no_identity: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[sig
 
 
 def edit(package: Path, name: str, before: str, after: str) -> None:
-    """Change a file of a package, and update the digest in its metadata."""
+    """Change a file of a package and of the project, as a new build does, and update the digest in the metadata."""
     file = package / name
     text = file.read_text()
     assert before in text
     file.write_text(text.replace(before, after))
+    (sources,) = (init.parent for init in package.parent.parent.glob("torch-ext/*/__init__.py"))
+    for module in package.glob("*.py"):
+        if module.name != "_ops.py":
+            shutil.copy(module, sources)
     described = json.loads((package / "metadata.json").read_text())
     computed = kernels_data.Digest.hash_variant(kernels_data.DigestAlgorithm.SHA256, package)
     described["digest"]["files"] = dict(sorted(computed.files.items()))

@@ -256,7 +256,7 @@ def test_a_failed_build_leaves_its_reason_and_no_package(
     assert "#error not this way" in (tmp_path / "summary").read_text()
     github.pulls["forker:fix&state=closed"] = [{"number": 5, "head": {"sha": head}}]
     (comment,) = kernels.comment(head)
-    assert "1 jobs failed" in comment and "#error not this way" in comment
+    assert "1 job failed" in comment and "#error not this way" in comment
 
 
 def test_what_an_event_builds(hub: RunningHub, github: RunningGitHub, tmp_path: Path) -> None:

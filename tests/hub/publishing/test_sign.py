@@ -76,7 +76,7 @@ def test_signatures_of_other_workflows_or_other_metadata_are_rejected(
     status, output = client_verdict(hub, sigstore.trust)
     assert status == 1 and output.count("metadata signature verification failed") == 2, output
 
-    edit(packages[1], "__init__.py", "Doubling", "Tripling")
+    edit(packages[1], "_ops.py", "Return the", "Returns the")
     (packages[1] / "metadata.json.sigstore").write_bytes(signature)
     put(hub, doubling, REPO)
     one, other = verify(REPO, endpoint=hub.url, signers=[signer]).variants

@@ -74,6 +74,8 @@ def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp
     git("commit", "-m", "First")
     build(BuildRequest((scale,), variants=(CPU,), load=False), fresh(tmp_path / "cache"))
     put(hub, scale, "org/scale")
+    card = hub.api().hf_hub_download("org/scale", "README.md", repo_type="kernel", local_dir=tmp_path)
+    assert "kernel-builder verify org/scale@v1 --source ." in Path(card).read_text()
     source = scale / "scale/scale_cpu.cpp"
     source.write_text(source.read_text() + "// later\n")
     git("commit", "-am", "Later")
@@ -81,6 +83,7 @@ def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp
     assert (verdict.rebuilt, verdict.ok) == ("equal", True)
 
     (package,) = (scale / "build").iterdir()
+    source.write_text(source.read_text().removesuffix("// later\n"))
     edit(package, "__init__.py", "Scaling", "Scaled")
     put(hub, scale, "org/scale")
     (verdict,) = check(hub, "org/scale", source=scale).variants

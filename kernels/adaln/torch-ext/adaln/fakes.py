@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ._ops import add_op_namespace_prefix
+from .devices import refuse_cpu
 
 
 def _require(condition: bool, message: str) -> None:
@@ -156,3 +157,6 @@ def _ada_norm_backward_fake(
 @torch.library.register_fake(add_op_namespace_prefix("gate_residual_backward"))
 def _gate_residual_backward_fake(grad, branch, gate, gate_grad):
     return branch.new_empty(branch.shape), _gradient(gate, gate_grad)
+
+
+refuse_cpu("ada_norm", "gate_residual", "gate_residual_ada_norm", "ada_norm_backward", "gate_residual_backward")

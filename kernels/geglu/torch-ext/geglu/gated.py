@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, is_grad_enabled
 
 from ._ops import add_op_namespace_prefix, ops
+from .devices import refuse_cpu
 
 
 def geglu(x: Tensor, up: Optional[Tensor] = None, *, approximate: str = "none", gate: str = "second") -> Tensor:
@@ -195,3 +196,6 @@ def _geglu_halves_backward_fake(grad, x, activation, gate_first):
 @torch.library.register_fake(add_op_namespace_prefix("geglu_pair_backward"))
 def _geglu_pair_backward_fake(grad, gate, up, activation):
     return gate.new_empty(gate.shape), gate.new_empty(gate.shape)
+
+
+refuse_cpu("geglu_halves", "geglu_pair", "geglu_halves_backward", "geglu_pair_backward")

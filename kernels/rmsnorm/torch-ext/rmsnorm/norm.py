@@ -7,6 +7,7 @@ from torch import Tensor, is_grad_enabled
 from torch.autograd.graph import increment_version
 
 from ._ops import add_op_namespace_prefix, ops
+from .devices import refuse_cpu
 
 
 def rms_norm(
@@ -231,3 +232,6 @@ def _add_rms_norm_in_place_fake(x, residual, weight, eps, offset=0.0, rounded_be
 @torch.library.register_fake(add_op_namespace_prefix("rms_norm_backward"))
 def _rms_norm_backward_fake(grad, x, weight, grad_sum, weight_grad, eps, offset=0.0):
     return x.new_empty(x.shape), weight.new_empty(x.shape[-1]) if weight_grad else None
+
+
+refuse_cpu("rms_norm", "add_rms_norm", "add_rms_norm_", "rms_norm_backward")

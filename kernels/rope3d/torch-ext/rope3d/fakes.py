@@ -3,6 +3,7 @@
 import torch
 
 from ._ops import add_op_namespace_prefix
+from .devices import refuse_cpu
 from .tables import rows_of
 
 _TYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -215,3 +216,6 @@ def _norm_rotate_backward_fake(
         of_q,
         of_k,
     )
+
+
+refuse_cpu("rotate_grid", "rotate_grid_", "rotate_tokens", "rotate_tokens_", "norm_rotate", "norm_rotate_backward")

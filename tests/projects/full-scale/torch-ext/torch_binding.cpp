@@ -5,7 +5,7 @@
 #include "scale/scale.h"
 
 at::Tensor scaled(const at::Tensor& in, double factor) {
-  TORCH_CHECK(in.is_contiguous(), "in: expected a contiguous tensor");
+  TORCH_CHECK(in.is_contiguous(), "in: expected a contiguous tensor, got ", in.dim(), " dimensions: ", in.sizes());
   at::Tensor out = at::empty_like(in);
   scale(out.data_ptr<float>(), in.data_ptr<float>(), factor, in.numel(), nullptr);
   return out;

@@ -1,0 +1,47 @@
+"""Findings as the author of a kernel wants them: one for each mistake, naming the author's files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from kernel_builder.checks.findings import CheckedPackage, Finding
+
+# What a failed load says; the check that may name the cause; what its error then says, where `{}` is the text that the
+# first expression has found.
+_CAUSES = (
+    (re.compile("undefined symbol"), "undefined", ""),
+    (re.compile(r"\b(?:Syntax|Indentation|Tab)Error\b"), "python-source", ""),
+    (re.compile(r"\b(?:ModuleNotFound|Import)Error\b"), "python-imports", ""),
+    (re.compile("does not define module export function"), "python-abi", ""),
+    (re.compile(r"operator \S+::(\w+) does not exist"), "ops", r"\b{}\b|fixed namespace"),
+    (re.compile("was killed by"), "ops", "the schema of|dispatch key"),
+)
+
+
+def repeated(findings: Sequence[Finding]) -> Mapping[Finding, str]:
+    """Return the findings of the check `load` that only repeat an error of another check, and that check."""
+    errors = [finding for finding in findings if finding.severity == "error"]
+    found = {}
+    for finding in (error for error in errors if error.check == "load"):
+        for says, check, cause in _CAUSES:
+            if said := says.search(finding.message):
+                pattern = cause.format(*said.groups())
+                if any(error.check == check and re.search(pattern, error.message) for error in errors):
+                    found[finding] = check
+    return found
+
+
+def in_project(package: CheckedPackage, finding: Finding) -> Finding:
+    """Name the project's file instead of its copy in the package, which may be in a directory that is gone later."""
+    if package.project is None:
+        return finding
+    project = package.project
+    own = {name: str(path.relative_to(project.root)) for name, path in project.python_files}
+    message = finding.message
+    for name, path in own.items():
+        message = message.replace(f"{package.directory}/{name}", path)
+    # What the builder added has no other place.
+    message = message.replace(f"{package.directory}/", f"build/{package.directory.name}/")
+    return replace(finding, path=own.get(finding.path, finding.path), message=message)

@@ -1,0 +1,182 @@
+"""Check that ops are registered as their schemas, the backend and `torch.compile` need them.
+
+Torch's own parser reads what the author wrote, through `torch.library`. The registered ops are those of the loaded
+package.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from kernel_builder.checks import implementations, registrations
+from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.checks.registrations import WrittenText
+from kernel_builder.config.variant import StableAbi
+
+NAME = "ops"
+_BINARY = "the binary"
+_SECONDS = 60  # for the parser, which takes milliseconds
+_KEYS = ("CPU", "CUDA", "Meta", "Autograd", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+
+
+def check_ops(package: CheckedPackage) -> Iterator[Finding]:
+    answer = package.load_answers().get(str(package.directory), {}) if package.load_answers else {}
+    texts = registrations.sources(package.project, package.variant) if package.project and package.variant else {}
+    written = registrations.read(texts)
+    parsed = _parsed(package, [one for one in written if one.kind != "namespace"])
+    found = [*_in_sources(package, texts, written), *(_wrong(one, said) for one, said in parsed.items())]
+    if not found:  # what is missing in the loaded package would be missing because of these
+        found = [*_fixed_in_sources(written), *_in_loaded(package, answer, written)]
+    yield from found
+    if not found and answer.get("outcome") != "loaded":
+        raise NotApplicable(f"the package is not loaded: {answer.get('text') or 'it is not for this machine'}")
+
+
+def _in_sources(package: CheckedPackage, texts: Mapping[str, str], written: Sequence[WrittenText]) -> Iterator[Finding]:
+    """Yield the functions that fit no schema. On the full ABI, Torch says so when the package is loaded."""
+    if package.variant is not None and isinstance(package.variant.framework, StableAbi):
+        python = {source.name: source.text for source in package.sources if "define" in source.text}
+        yield from implementations.compare(NAME, texts, written, python)
+
+
+def _fixed_in_sources(written: Sequence[WrittenText]) -> Iterator[Finding]:
+    for one in written:
+        if one.kind == "namespace":
+            yield _fixed(one.source, f"line {one.places[0][0]}: ", "a library", one.text)
+
+
+def _in_loaded(package: CheckedPackage, answer: Mapping[str, Any], written: Sequence[WrittenText]) -> Iterator[Finding]:
+    """Yield what is wrong with the ops that a loaded package has registered."""
+    lines = {one.name: (one.source, f"line {one.places[0][0]}: ") for one in written if one.kind == "schema"}
+    fixed = {one.text for one in written if one.kind == "namespace"}
+    ops = answer.get("ops", ())
+    if registered := {op["name"].partition(".")[0] for op in ops if not op["namespace"]}:
+        yield from _misnamed(package, registered, answer["text"])
+    for op in ops:
+        # What a failed load has left out is not missing.
+        if op["namespace"] not in fixed and (op["namespace"] or answer["outcome"] == "loaded"):
+            path, line = lines.get(op["name"].partition(".")[0], (_path(op), _line(op)))
+            yield from _registered(op, path, line, alone=not any(other["implemented"] for other in ops))
+
+
+def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) -> Iterator[Finding]:
+    """Yield the names in the package's Python that are no registered op.
+
+    They are errors if the load fails for them. Otherwise the code may be for another backend.
+    """
+    for source in package.sources:
+        for node in source.nodes:
+            if isinstance(node, ast.Attribute) and source.dotted(node.value) == "torch.ops.<id>":
+                name, use = node.attr, "calls"
+            elif isinstance(node, ast.Call) and getattr(node.func, "id", "") == "add_op_namespace_prefix":
+                name, use = getattr(node.args[0], "value", "") if node.args else "", "names"
+            else:
+                continue
+            if isinstance(name, str) and name and name not in registered:
+                close = difflib.get_close_matches(name, registered, n=1)
+                yield Finding(
+                    NAME,
+                    source.name,
+                    f"line {node.lineno}: {use} the op {name}, which the package does not register",
+                    f"did you mean {close[0]}?" if close else f"the ops are {', '.join(sorted(registered))}",
+                    "error" if f"::{name} does not exist" in said else "warning",
+                )
+
+
+def _parsed(package: CheckedPackage, written: Sequence[WrittenText]) -> Mapping[WrittenText, str]:
+    """Return what Torch's parser says of the texts that it does not accept.
+
+    Raises:
+        NotApplicable: If there is no Torch here.
+    """
+    if not written or package.probe is None:
+        return {}
+    answer = package.probe.ask("parse", json.dumps([(one.kind, one.text) for one in written]))(_SECONDS)
+    if not isinstance(answer, list) or len(answer) != len(written):
+        raise NotApplicable(f"Torch cannot parse the schemas here: {answer}")
+    return {one: said for one, said in zip(written, answer, strict=True) if said}
+
+
+def _wrong(written: WrittenText, said: str) -> Finding:
+    """Return the finding for a text that Torch cannot parse."""
+    if written.kind == "schema":
+        line, column = written.places[min(_column(said), len(written.places) - 1)]
+        return Finding(
+            NAME,
+            written.source,
+            f"line {line}, column {column}: the schema of {written.name} is wrong: {_reason(said)}",
+            "a schema is like `name(Tensor x, int[] sizes, float eps=1e-6, Tensor? bias=None) -> Tensor`",
+        )
+    line, column = written.places[0]
+    close = difflib.get_close_matches(written.text, _KEYS, n=1, cutoff=0.5)
+    return Finding(
+        NAME,
+        written.source,
+        f"line {line}, column {column}: Torch has no dispatch key {written.text}",
+        f"did you mean {close[0]}?" if close else f"use one of {', '.join(_KEYS)}",
+    )
+
+
+def _column(said: str) -> int:
+    """Return the offset of the place that Torch's parser marks with `~~~ <--- HERE`; the end if it marks none."""
+    marked = re.search(r"^( *)~+ <--- HERE", said, re.M)
+    return len(marked[1]) if marked else 1 << 30
+
+
+def _reason(said: str) -> str:
+    """Return what the parser says in one line, without advice for Torch's own developers."""
+    first = said.strip().split("\n")[0].rpartition("please report a bug to PyTorch. ")[2]
+    return re.sub(r"; for a full list.*|( here)?\s*:\s*$|\.\s*:?$", "", first).rstrip(" .:")
+
+
+def _registered(op: Mapping[str, Any], path: str, line: str, *, alone: bool) -> Iterator[Finding]:
+    """Yield what is wrong with an op; `alone` if no op of the package has an implementation.
+
+    Public projects define all their ops for every backend and implement some, so that is a warning.
+    """
+    name = op["name"]
+    if op["namespace"]:
+        yield _fixed(path, line, name, op["namespace"])
+        return
+    if op["key"] and not op["implemented"]:
+        others = f"only for {', '.join(op['keys'])}" if op["keys"] else "nor for another backend"
+        yield Finding(
+            NAME,
+            path,
+            f"{line}{name} has no implementation for {op['key']}, {others}",
+            f"register one under {op['key']}, by the same name; or define the op only where it is implemented: "
+            f"#if defined({op['key']}_KERNEL)",
+            "error" if op["keys"] or alone else "warning",
+        )
+    elif not op["fake"]:
+        yield Finding(
+            NAME,
+            path,
+            f"{line}{name} has no fake, so torch.compile fails at it",
+            f'add one in Python: @torch.library.register_fake(add_op_namespace_prefix("{name}"))',
+            "warning",
+        )
+
+
+def _fixed(path: str, line: str, what: str, namespace: str) -> Finding:
+    return Finding(
+        NAME,
+        path,
+        f"{line}{what} is registered in the fixed namespace {namespace!r}: two versions of the kernel could not be "
+        "loaded in one process",
+        "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
+    )
+
+
+def _path(op: Mapping[str, Any]) -> str:
+    return str(op["place"]).rpartition(":")[0] or _BINARY
+
+
+def _line(op: Mapping[str, Any]) -> str:
+    return f"line {number}: " if (number := str(op["place"]).rpartition(":")[2]) else ""

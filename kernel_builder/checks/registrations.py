@@ -1,0 +1,113 @@
+"""The op registrations that an author wrote: schemas and dispatch keys in C++ sources, with their places.
+
+This is a scan and no parser: conditions are ignored, and what a macro writes is not found.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from kernel_builder.config import kernel_sources
+from kernel_builder.config.project import Project, TorchFramework
+from kernel_builder.config.variant import Variant
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.S)
+_DEF = re.compile(r"\.\s*def\s*\(\s*(?=R?\")")
+_NEXT_LITERAL = re.compile(
+    r'\s*(?:R"(?P<mark>[^\s()\\]*)\((?P<raw>.*?)\)(?P=mark)"|"(?P<plain>(?:\\.|[^"\\\n])*)")', re.S
+)
+_KEY = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY_IMPL(?:_EXPAND)?\s*\(\s*\w+\s*,\s*(\w+)\s*,")
+_NAMESPACE = re.compile(
+    r"^[ \t]*(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?(?:_EXPAND)?\s*\(\s*(\w*[a-z]\w*)\s*,\s*\w+\s*\)\s*\{", re.M
+)
+_SUFFIXES = (".cc", ".cpp", ".cu", ".cxx")
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """A text of a registration in a source.
+
+    Attributes:
+        text: A schema like `relu(Tensor x) -> Tensor`, without namespace; a dispatch key; or the namespace of a library
+            that is not the package's own.
+        source: The file, relative to the project.
+        places: The line and column of each character, and of the end; both count from 1.
+    """
+
+    kind: Literal["schema", "key", "namespace"]
+    text: str
+    source: str
+    places: tuple[tuple[int, int], ...]
+
+    @property
+    def name(self) -> str:
+        """The name of a schema's op, without overload."""
+        return self.text.partition("(")[0].partition(".")[0].strip()
+
+
+def read(texts: Mapping[str, str]) -> tuple[WrittenText, ...]:
+    """Return the texts of registrations in sources, which have no comments."""
+    defined = {name for text in texts.values() for name in re.findall(r"#[ \t]*define[ \t]+(\w+)", text)}
+    holding = {name: text for name, text in texts.items() if "TORCH_LIBRARY" in text}
+    scans = (_schemas, _keys, _namespaces)
+    found = (one for name, text in holding.items() for scan in scans for one in scan(name, text))
+    return tuple(one for one in found if one.kind == "schema" or one.text not in defined)
+
+
+def sources(project: Project, variant: Variant) -> Mapping[str, str]:
+    """Return the sources and headers of a variant, by path, with spaces in place of comments."""
+    if not isinstance(project.framework, TorchFramework):
+        return {}
+    kernels = kernel_sources.of_backend(project, variant.backend, variant.cuda)
+    listed = dict.fromkeys((*project.framework.src, *(path for kernel in kernels for path in kernel.src)))
+    wanted = tuple(path for path in listed if path.endswith(_SUFFIXES) or kernel_sources.is_header(path))
+    return {path: _bare(project.root / path) for path in wanted}
+
+
+@lru_cache(maxsize=1024)  # the variants of a project have the same files
+def _bare(path: Path) -> str:
+    return _COMMENT.sub(_blank, path.read_text(encoding="utf-8", errors="replace"))
+
+
+def _blank(match: re.Match[str]) -> str:
+    """Replace a comment by spaces, so that places stay what they are."""
+    return match[0] if match[0][0] == '"' else re.sub(r"[^\n]", " ", match[0])
+
+
+def _places(text: str, offsets: list[int]) -> tuple[tuple[int, int], ...]:
+    return tuple((text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)) for at in offsets)
+
+
+def _schemas(source: str, text: str) -> Iterator[WrittenText]:
+    for start in _DEF.finditer(text):
+        at, schema, offsets = start.end(), "", []
+        while literal := _NEXT_LITERAL.match(text, at):
+            part = "raw" if literal["raw"] is not None else "plain"
+            # Schemas hold no escapes but of quotes, in the default values of texts.
+            for piece in re.finditer(r"\\?(.)" if part == "plain" else r"(.)", literal[part], re.S):
+                schema += piece[1]
+                offsets.append(literal.start(part) + piece.start(1))
+            at = literal.end()
+        namespace = len(schema.partition("(")[0].rpartition("::")[0])
+        skipped = namespace + 2 if namespace else 0
+        schema, offsets = schema[skipped:], offsets[skipped:]
+        if "(" in schema and re.match(r"\s*[,)]", text[at:]):
+            yield WrittenText("schema", schema, source, _places(text, [*offsets, at - 1]))
+
+
+def _namespaces(source: str, text: str) -> Iterator[WrittenText]:
+    """Yield fixed namespaces. Names without small letters are macros, which a flag may define."""
+    for match in _NAMESPACE.finditer(text):
+        offsets = list(range(match.start(1), match.end(1) + 1))
+        yield WrittenText("namespace", match[1], source, _places(text, offsets))
+
+
+def _keys(source: str, text: str) -> Iterator[WrittenText]:
+    for match in _KEY.finditer(text):
+        offsets = list(range(match.start(1), match.end(1) + 1))
+        yield WrittenText("key", match[1], source, _places(text, offsets))

@@ -1,0 +1,334 @@
+"""Mistakes of authors, and what they read: one finding for each, with the author's file and line.
+
+One command builds all projects, so that Torch is imported once. Each project of C++ compiles one small binding.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_builder.toolchain import Toolchains
+from tests.conftest import CPU, PROJECTS
+from tests.e2e.conftest import BUILDER
+
+HEAD = '#include <torch/csrc/stable/library.h>\n#include <torch/csrc/stable/tensor.h>\n\n#include "registration.h"\n\n'
+SCALED = "torch::stable::Tensor scaled(torch::stable::Tensor in, double factor) { return in; }\n"
+MODULE = "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)\n"
+FAKE = '@torch.library.register_fake(add_op_namespace_prefix("{}"))\ndef _{}(input, factor):\n    return input\n\n\n'
+PYTHON = "import torch\n\nfrom ._ops import add_op_namespace_prefix, ops\n\n\n" + FAKE.format("scaled", "scaled")
+BINDING = "torch-ext/torch_binding.cpp"
+
+# Every op is another mistake.
+REGISTERED = (
+    HEAD
+    + SCALED
+    + """STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensor input, float factor) -> Tensor");
+  ops.def("lost(Tensor input, float factor) -> Tensor");
+  ops.def("elsewhere(Tensor input, float factor) -> Tensor");
+  // Two literals, one schema.
+  ops.def("untraced(Tensor input, "
+          "float factor) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+  ops.impl("scaled", TORCH_BOX(&scaled));
+  ops.impl("untraced", TORCH_BOX(&scaled));
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CUDA, ops) { ops.impl("elsewhere", TORCH_BOX(&scaled)); }
+STABLE_TORCH_LIBRARY(pinned_ops, ops) { ops.def("pinned(Tensor input, float factor) -> Tensor"); }
+STABLE_TORCH_LIBRARY_IMPL(pinned_ops, CPU, ops) { ops.impl("pinned", TORCH_BOX(&scaled)); }
+"""
+    + MODULE
+)
+USING = (
+    PYTHON
+    + "".join(FAKE.format(name, name) for name in ("lost", "elsewhere"))
+    + """
+
+def scaled(input, factor):
+    return ops.scaledd(input, factor) + torch.ops.registered.scaled(input, factor)
+"""
+)
+# The library of the misspelt key ends the process that loads the package.
+WRITTEN = (
+    HEAD
+    + SCALED
+    + """STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensr input, float factor) -> Tensor");
+  ops.def("arrow(Tensor input, "
+          "float factor) > Tensor");
+  ops.def("numbers(Tensor input, double factor) -> Tensor");
+  ops.def(R"(default(Tensor input, bool factor=true) -> Tensor)");
+  ops.def("open(Tensor input, float factor");
+  ops.def("taken(Tensor input, int factor) -> Tensor");
+  ops.def("more(Tensor input, float factor, bool exact) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPUU, ops) {
+  ops.impl("taken", TORCH_BOX(&scaled));
+  ops.impl("more", TORCH_BOX(&scaled));
+  ops.impl("numberz", TORCH_BOX(&scaled));
+}
+"""
+    + MODULE
+)
+SOUND = """STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensor input, float factor) -> Tensor");
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("scaled", TORCH_BOX(&scaled)); }
+"""
+THROWER = 'static int table = [] { throw std::runtime_error("no table"); return 1; }();\n'
+THROWING = f"{HEAD}{SCALED}{SOUND}{MODULE}{THROWER}"
+PARTS = "".join(f"void part_{number}(int);\n" for number in range(8))
+CALLS = "".join(f"part_{number}(1); " for number in range(8))
+LEFT_OUT = f"{HEAD}{PARTS}{SCALED.replace('{', '{ ' + CALLS)}{SOUND}{MODULE}"
+UNNAMED = f"{HEAD}{SCALED}{SOUND}REGISTER_EXTENSION(my_kernel)\n"
+
+COMPILED = {
+    "registered": (REGISTERED, USING),
+    "written": (WRITTEN, PYTHON),
+    "throwing": (THROWING, PYTHON),
+    "left-out": (LEFT_OUT, PYTHON),
+    "unnamed": (UNNAMED, PYTHON),
+    "ported": ("#include <torch/extension.h>\n\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n", PYTHON),
+}
+MISNAMED = """import torch
+
+from ._ops import add_op_namespace_prefix
+
+torch.library.define(add_op_namespace_prefix("doubled"), "(Tensor x) -> Tensor")
+torch.library.register_fake(add_op_namespace_prefix("doubld"))(lambda x: x)
+"""
+IN_PYTHON = {
+    "syntax": {"__init__.py": "from . import part\n", "part.py": "def f(:\n"},
+    "circular": {"__init__.py": "from .part import f\n\ng = 1\n", "part.py": "from . import g\n\nf = 1\n"},
+    "data": {"__init__.py": "from pathlib import Path\n\nPath(__file__).with_name('table.json').read_text()\n"},
+    "device": {"__init__.py": "import torch\n\ntorch.cuda.get_device_capability()\n"},
+    "exiting": {"__init__.py": "import sys\n\nsys.exit('no GPU')\n"},
+    "ops-of": {"__init__.py": "from ._ops import doubled\n"},
+    "missing": {"__init__.py": "from .lost import f\n"},
+    "misnamed": {"__init__.py": MISNAMED},
+}
+
+
+def compiled(root: Path, name: str, binding: str, init: str) -> None:
+    project = root / name
+    shutil.copytree(PROJECTS / "stable-scale", project, ignore=shutil.ignore_patterns("build"))
+    config = (project / "build.toml").read_text().replace("stable-scale", name)
+    (project / "build.toml").write_text(config[: config.index("[kernel.")].replace('["cpu", "cuda"]', '["cpu"]'))
+    (project / BINDING).write_text(binding)
+    (project / "torch-ext/stable_scale").rename(project / "torch-ext" / name.replace("-", "_"))
+    (project / "torch-ext" / name.replace("-", "_") / "__init__.py").write_text(init)
+
+
+def in_python(root: Path, name: str, files: dict[str, str]) -> None:
+    package = root / name / "torch-ext" / name.replace("-", "_")
+    package.mkdir(parents=True)
+    config = (PROJECTS / "python-only/build.toml").read_text().replace("python-only", name)
+    (root / name / "build.toml").write_text(config)
+    for file, text in files.items():
+        (package / file).write_text(text)
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple[str, str, str]]]:
+    """Return what is found in a project: severity, then check, path and message, then the advice."""
+    root = tmp_path_factory.mktemp("mistakes")
+    cache = root / "cache"
+    cache.mkdir()
+    (cache / "toolchains").symlink_to(Toolchains().store.root, target_is_directory=True)
+    for name, (binding, init) in COMPILED.items():
+        compiled(root, name, binding, init)
+    for name, files in IN_PYTHON.items():
+        in_python(root, name, files)
+    command = [BUILDER, "build", *(root / name for name in (*COMPILED, *IN_PYTHON)), "--backend", "cpu", "--json"]
+    environment = {**os.environ, "KERNEL_BUILDER_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    reports = {failed["project"]: failed["checks"] for failed in answer["failures"]}
+    errors = {failed["project"]: failed["errors"] for failed in answer["failures"]}
+
+    def of(name: str) -> list[tuple[str, str, str]]:
+        if reports[name] is None:
+            return [("error", error["message"], error["hint"]) for error in errors[name]]
+        found = reports[name]["findings"]
+        assert str(root) not in json.dumps(found), "a directory that is gone"
+        return [(f["severity"], f"{f['check']}: {f['path']}: {f['message']}", f["hint"]) for f in found]
+
+    return of
+
+
+Told = Callable[[str], list[tuple[str, str, str]]]
+
+
+def test_ops_that_are_registered_wrongly(told: Told) -> None:
+    def without(severity: str, op: str, line: int, others: str) -> tuple[str, str, str]:
+        return (
+            severity,
+            f"ops: {BINDING}: line {line}: {op} has no implementation for CPU, {others}",
+            "register one under CPU, by the same name; or define the op only where it is implemented: "
+            "#if defined(CPU_KERNEL)",
+        )
+
+    init = "torch-ext/registered/__init__.py"
+    assert told("registered") == [
+        (
+            "error",
+            f"op-namespace: {init}: line 24: torch.ops.registered has no ops: the namespace of a package is unique to "
+            "its build",
+            "take `ops` from `._ops`: `from ._ops import ops`",
+        ),
+        (
+            "error",
+            f"ops: {BINDING}: line 20: a library is registered in the fixed namespace 'pinned_ops': two versions of "
+            "the kernel could not be loaded in one process",
+            "write TORCH_EXTENSION_NAME instead: TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops)",
+        ),
+        (
+            "warning",
+            f"ops: {init}: line 24: calls the op scaledd, which the package does not register",
+            "did you mean scaled?",
+        ),
+        without("error", "elsewhere", 10, "only for CUDA"),
+        without("warning", "lost", 9, "nor for another backend"),
+        (
+            "warning",
+            f"ops: {BINDING}: line 12: untraced has no fake, so torch.compile fails at it",
+            'add one in Python: @torch.library.register_fake(add_op_namespace_prefix("untraced"))',
+        ),
+    ]
+
+
+def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> None:
+    """The crash of the load, which the key causes, is not reported again."""
+    found = told("written")
+    assert {severity for severity, _, _ in found} == {"error"}
+    types = "unknown type specifier. Common valid schema types include Tensor, SymInt, int, float, bool, Scalar"
+    float_type = "`float` in schema corresponds to the double type in C++"
+    assert [message.removeprefix(f"ops: {BINDING}: ") for _, message, _ in found] == [
+        "line 18: scaled takes argument 2 as double, in the schema of taken it is int",
+        "line 19: scaled takes 2 of the 3 arguments of more",
+        "line 20: there is an implementation of numberz, which no schema defines",
+        f"line 8, column 19: the schema of scaled is wrong: {types}",
+        "line 10, column 26: the schema of arrow is wrong: expected arrow but found '>'",
+        "line 11, column 34: the schema of numbers is wrong: Use `float` instead of `double` in an operator's schema "
+        f"string. {float_type}",
+        "line 12, column 52: the schema of default is wrong: invalid numeric default value",
+        "line 13, column 43: the schema of open is wrong: expected ) but found 'eof'",
+        "line 17, column 56: Torch has no dispatch key CPUU",
+    ]
+    hints = [hint for _, _, hint in found]
+    assert hints[:3] == [
+        "take it as int64_t: Torch does not convert it on the stable ABI",
+        "make them equal: Torch passes the arguments of the schema, also those with default values",
+        "did you mean numbers?",
+    ]
+    assert hints[-2:] == [
+        "a schema is like `name(Tensor x, int[] sizes, float eps=1e-6, Tensor? bias=None) -> Tensor`",
+        "did you mean CPU?",
+    ]
+
+
+LOAD = "the client cannot load the package: "
+
+
+@pytest.mark.parametrize(
+    ("project", "message", "hint"),
+    [
+        (
+            "throwing",
+            f"load: torch-ext/throwing/__init__.py: {LOAD}the process was killed by SIGABRT: std::runtime_error: no "
+            "table",
+            "a static initialiser or an op registration of the binary throws it",
+        ),
+        (
+            "syntax",
+            "python-source: torch-ext/syntax/part.py: line 1: invalid syntax",
+            "correct the syntax; Python 3.10 must be able to read it",
+        ),
+        (
+            "circular",
+            f"load: torch-ext/circular/__init__.py: {LOAD}ImportError: cannot import name 'g' from 'MODULE' "
+            "(torch-ext/circular/__init__.py)",
+            "`__init__.py` does not have it, or not yet: where modules import each other, move what both need into a "
+            "third one",
+        ),
+        (
+            "data",
+            f"load: torch-ext/data/__init__.py: {LOAD}FileNotFoundError: [Errno 2] No such file or directory: "
+            "'build/torch-cpu/table.json'",
+            "add the ending of the file to `pyext` in build.toml: the package has only files with these endings",
+        ),
+        (
+            "device",
+            f"load: torch-ext/device/__init__.py: {LOAD}AssertionError: Torch not compiled with CUDA enabled",
+            "ask for the device in the function that needs it: a package is imported on machines without a GPU too",
+        ),
+        (
+            "exiting",
+            f"load: torch-ext/exiting/__init__.py: {LOAD}SystemExit: no GPU",
+            "raise an exception instead, such as ImportError: a library must not end its user's process",
+        ),
+        (
+            "ops-of",
+            f"load: torch-ext/ops_of/__init__.py: {LOAD}ImportError: cannot import name 'doubled' from 'MODULE._ops' "
+            "(build/torch-cpu/_ops.py)",
+            "`_ops` has `ops`, whose attributes are the ops, and `add_op_namespace_prefix`",
+        ),
+        (
+            "misnamed",
+            "ops: torch-ext/misnamed/__init__.py: line 6: names the op doubld, which the package does not register",
+            "did you mean doubled?",
+        ),
+        (
+            "missing",
+            f"load: torch-ext/missing/__init__.py: {LOAD}ModuleNotFoundError: No module named 'MODULE.lost'",
+            "import the package's `__init__.py` by hand to see the full traceback",
+        ),
+    ],
+)
+def test_a_mistake_has_one_finding(told: Told, project: str, message: str, hint: str) -> None:
+    (found,) = told(project)
+    severity, said, advice = found
+    name = project.replace("-", "_")
+    words = [word for word in said.replace("'", " ").split() if word.startswith(f"_{name}_c")]
+    if words:
+        said = said.replace(words[0].partition(".")[0], "MODULE")
+    assert (severity, said, advice) == ("error", message, hint)
+
+
+def test_a_source_that_is_left_out_has_one_finding(told: Told) -> None:
+    """Eight functions are undefined; loading the package would name one of them again."""
+    ((severity, said, hint),) = told("left-out")
+    assert severity == "error"
+    assert said.startswith("undefined: _left_out_cpu_")
+    assert said.partition(".abi3.so: ")[2] == (
+        "part_0(int), part_1(int), part_2(int), part_3(int), part_4(int), part_5(int) and 2 more are undefined: no "
+        "source of the kernel and no library defines them"
+    )
+    assert hint == "add the source that defines them to `src` of [torch] or of a [kernel.*] table, or drop the calls"
+
+
+def test_a_binding_by_pybind11(told: Told) -> None:
+    ((_, said, hint),) = told("ported")
+    assert said == (
+        f"the compiler refused it: {BINDING}:1:10: fatal error: torch/extension.h: No such file or directory, for {CPU}"
+    )
+    assert hint == (
+        "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, without PYBIND11_MODULE "
+        "and torch/extension.h: one binary serves every Python"
+    )
+
+
+def test_a_module_of_another_name(told: Told) -> None:
+    ((severity, said, hint),) = told("unnamed")
+    assert (severity, said.partition(": ")[0]) == ("error", "python-abi")
+    assert "exports PyInit_my_kernel; `import` looks for PyInit__unnamed_cpu_" in said
+    assert "REGISTER_EXTENSION(TORCH_EXTENSION_NAME)" in hint
