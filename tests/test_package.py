@@ -38,6 +38,7 @@ def build(tmp_path: Path) -> Path:
 
 def test_all_packages_change_in_one_step(build: Path) -> None:
     """A process that has the old directory open still sees all old packages."""
+    (build / "mine.txt").unlink()
     before = os.open(build, os.O_RDONLY)
     with swap.staging(build) as staged:
         write(staged, one="new", four="new")
@@ -47,7 +48,16 @@ def test_all_packages_change_in_one_step(build: Path) -> None:
         assert read(build) == {"one": "new", "two": "old", "four": "new"}
         assert read(seen) == {"one": "old", "two": "old", "three": "old"}
     os.close(before)
-    assert (build / "mine.txt").read_text() == "mine"
+    assert names(build.parent) == ["build"]
+
+
+def test_packages_beside_other_files_are_replaced_one_by_one(build: Path) -> None:
+    before = [path.stat().st_ino for path in (build, build / "mine.txt")]
+    with swap.staging(build) as staged:
+        write(staged, one="new", four="new")
+        swap.publish(staged, build, replace_all=["three"])
+    assert read(build) == {"one": "new", "two": "old", "four": "new"}
+    assert [path.stat().st_ino for path in (build, build / "mine.txt")] == before
     assert names(build.parent) == ["build"]
 
 

@@ -66,7 +66,7 @@ def _can_be_swapped(destination: Path) -> bool:
 
 
 def _is_package(entry: Path) -> bool:
-    return re.match(r"torch[\d-]", entry.name) is not None and entry.is_dir()
+    return entry.is_dir() and ((entry / "metadata.json").is_file() or re.match(r"torch[\d-]", entry.name) is not None)
 
 
 def check_destination(destination: Path) -> None:
