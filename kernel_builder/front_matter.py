@@ -38,7 +38,7 @@ def parse(front: str) -> dict[str, Any]:
     """
     try:
         _check(front)
-        values = yaml.load(front, _Loader)  # noqa: S506  (a safe loader)
+        values = yaml.load(front, _Loader)
     except (yaml.YAMLError, ValueError, OverflowError) as error:  # such as the date 2026-02-30
         raise ValueError(f"cannot be parsed: {error}") from error
     if not isinstance(values, dict):

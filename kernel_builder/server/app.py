@@ -6,8 +6,10 @@ import errno
 import time
 import uuid
 
+import anyio
 import pygit2
 import structlog
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -23,6 +25,7 @@ from kernel_builder.server.receive import BodyLimits, Slots
 from kernel_builder.server.refusals import Refusal, bad_request, no_space
 from kernel_builder.server.routes import ROUTERS, pages
 from kernel_builder.server.settings import Settings
+from kernel_builder.server.turns import Turns
 
 log = structlog.stdlib.get_logger("kernel_builder.server")
 
@@ -44,19 +47,22 @@ def create_app(settings: Settings) -> FastAPI:
     hub = Hub(settings)
     app.state.hub = hub
     app.state.metrics = Metrics()
+    app.state.turns = Turns()
     app.state.upload_slots = Slots(settings.limits.uploads)
     app.state.commit_slots = Slots(settings.limits.commits)
     for router in ROUTERS:
         app.include_router(router)
 
+    observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
+
     @app.get("/health")
-    def health() -> dict[str, str]:
+    async def health() -> dict[str, str]:
         """Check that this server can read its root."""
-        hub.repositories.root.stat()
+        await to_thread.run_sync(hub.repositories.root.stat, limiter=observers)
         return {"status": "ok", "version": __version__}
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    def metrics() -> Response:
+    async def metrics() -> Response:
         """Return this server's metrics."""
         return Response(app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 

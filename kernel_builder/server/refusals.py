@@ -112,6 +112,13 @@ def busy(message: str) -> Refusal:
     return Refusal(503, message, code="Busy", headers={"Retry-After": "2"})
 
 
+class NotFree(Refusal):
+    """A lock is held by others. Raised before anything has changed, so the request can be tried again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(503, message, code="Busy", headers={"Retry-After": "2"})
+
+
 def read_only() -> Refusal:
     """Refuse a change, since the Hub was started with --read-only."""
     return Refusal(403, "this Hub is read-only", code="ReadOnly")

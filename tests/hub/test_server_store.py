@@ -27,6 +27,7 @@ from kernel_builder.errors import ConfigError, HubError, VerificationError
 from kernel_builder.hub.transfer import export_kernel, import_kernel
 from kernel_builder.server import locks, mend, tokens
 from kernel_builder.server.hub_service import Hub
+from kernel_builder.server.refusals import Refusal
 from kernel_builder.server.settings import Settings
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import VARIANT, write_kernel
@@ -227,6 +228,80 @@ def _send(url: str, path: str, data: bytes) -> None:
     requests.post(f"{url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=10).raise_for_status()
 
 
+def leave_lock(repository: Path, ref: str) -> None:
+    """Leave git's lock of a ref behind, as a killed Hub does."""
+    (repository / "hub-locks/killed").touch()
+    (repository / f"{ref}.lock").hardlink_to(repository / "hub-locks/killed")
+
+
+def test_a_git_lock_of_another_process_is_left_alone(start_hub: Callable[..., RunningHub]) -> None:
+    """`git pack-refs` holds the lock of a ref while it deletes the loose file; who takes it away loses a commit."""
+    hub = start_hub()
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    lock = hub.root / "repositories" / f"{KERNEL}.git" / "refs/heads/main.lock"
+    lock.touch()
+    assert not list(mend.find_defects(Hub(Settings(hub.root))))
+    found = list(mend.find_defects(Hub(Settings(hub.root)), now=time.time() + 3600))
+    assert [(item.where.rpartition("/")[2], item.mended) for item in found] == [("main.lock", False)]
+    body = '{"key": "header", "value": {"summary": "s"}}\n{"key": "file", "value": {"path": "a", "content": "a"}}'
+
+    def commit() -> requests.Response:
+        headers = {"Authorization": "Bearer any"}
+        return requests.post(f"{hub.url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=40)
+
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(commit)
+        time.sleep(0.5)
+        assert lock.exists() and not waiting.done()
+        lock.unlink()
+        assert waiting.result().ok
+
+
+def test_nothing_is_lost_beside_git_gc(hub: RunningHub) -> None:
+    """Commit to two branches while git packs refs and objects; every acknowledged commit is in the history."""
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    git = ["git", "-C", str(hub.root / "repositories" / f"{KERNEL}.git")]
+    acknowledged: dict[str, list[str]] = {"a": [], "b": []}
+    statuses: list[int] = []
+    stop = threading.Event()
+
+    def commits(branch: str) -> None:
+        url, headers = f"{hub.url}/api/kernels/{KERNEL}", {"Authorization": "Bearer any"}
+        requests.post(f"{url}/branch/{branch}", json={}, headers=headers)
+        while not stop.is_set():
+            number = len(acknowledged[branch])
+            line = {"key": "file", "value": {"path": "f", "content": f"{branch} {number}"}}
+            body = '{"key": "header", "value": {"summary": "s"}}\n' + json.dumps(line)
+            done = requests.post(f"{url}/commit/{branch}", data=body, headers=headers)
+            statuses.append(done.status_code)
+            statuses.append(requests.get(f"{url}/tree/{branch}").status_code)
+            statuses.append(requests.get(f"{url}/refs").status_code)
+            if done.ok:
+                acknowledged[branch].append(done.json()["commitOid"])
+
+    def packs(*command: str) -> None:
+        while not stop.is_set():
+            subprocess.run([*git, *command], capture_output=True, check=False)
+
+    def mends() -> None:
+        while not stop.is_set():
+            assert not list(mend.find_defects(Hub(Settings(hub.root))))
+
+    jobs = [(commits, "a"), (commits, "b"), (packs, "pack-refs", "--all", "--prune"), (packs, "repack", "-adq")]
+    with ThreadPoolExecutor(6) as at_once:
+        done = [at_once.submit(*job) for job in [*jobs, (packs, "gc", "-q")]] + [at_once.submit(mends)]
+        time.sleep(4)
+        stop.set()
+    for job in done:
+        job.result()
+    assert set(statuses) == {200}
+    for branch, expected in acknowledged.items():
+        history = subprocess.run([*git, "rev-list", branch], capture_output=True, text=True, check=True).stdout
+        assert len(expected) > 5 and set(expected) <= set(history.split())
+
+
 def test_check_repairs_traces_of_crashes_and_reports_damage(
     hub: RunningHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,18 +310,18 @@ def test_check_repairs_traces_of_crashes_and_reports_damage(
     (hub.root / "incoming" / "half").write_bytes(b"half")
     (repository.parent / ".new-1").mkdir()
     (repository / "objects/tmp_object_git2_a1b2c3").write_bytes(b"half")
-    (repository / "refs/heads/v1.lock").touch()
+    leave_lock(repository, "refs/heads/v1")
     orphan = hub.root / "large" / "00" / "00" / ("0" * 64)
     orphan.parent.mkdir(parents=True)
     orphan.touch()
     # A git lock that a killed server left does not block a commit.
     assert publish(hub, write_kernel(tmp_path / "two", factor=5)) != commit
     assert not list(mend.find_defects(Hub(Settings(hub.root))))  # too new: a server may be using them
-    (repository / "refs/heads/v1.lock").touch()
+    leave_lock(repository, "refs/heads/v1")
     checked = Hub(Settings(hub.root))
     found = list(mend.find_defects(checked, now=time.time() + 3600))
     assert sorted(item.where.rpartition("/")[2] for item in found) == sorted(
-        ["half", ".new-1", "tmp_object_git2_a1b2c3", "v1.lock", f"large file {'0' * 64}"]
+        ["half", ".new-1", "tmp_object_git2_a1b2c3", "v1.lock", "killed", f"large file {'0' * 64}"]
     )
     assert not list(mend.find_defects(checked, now=time.time() + 3600))
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
@@ -276,6 +351,52 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("a small disk can be mounted by root only")
     yield disk
     subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_waiting_for_a_lock_keeps_nobody_else_waiting(hub: RunningHub) -> None:
+    """Many requests wait for one repository: others are served, the queue has a limit, and all that wait are served."""
+    api = hub.api()
+    for name in ("held", "free"):
+        api.create_repo(f"ours/{name}", repo_type="kernel")
+    body = '{"key": "header", "value": {"summary": "s"}}\n{"key": "file", "value": {"path": "a", "content": "a"}}'
+
+    def commit(name: str) -> requests.Response:
+        headers = {"Authorization": "Bearer any"}
+        return requests.post(f"{hub.url}/api/kernels/ours/{name}/commit/main", data=body, headers=headers, timeout=60)
+
+    with ThreadPoolExecutor(60) as clients:
+        with locks.repository_lock(hub.root / "repositories/ours/held.git", "ours/held"):
+            waiting = [clients.submit(commit, "held") for _ in range(60)]
+            time.sleep(1)
+            for _ in range(3):
+                assert requests.get(f"{hub.url}/health", timeout=1).ok
+                assert requests.get(f"{hub.url}/api/kernels/ours/held", timeout=1).ok
+            assert commit("free").elapsed.total_seconds() < 1
+            refused = [done.result() for done in waiting if done.done()]
+            assert 20 < len(refused) < 40
+            assert {(answer.status_code, answer.headers["Retry-After"]) for answer in refused} == {(503, "2")}
+        assert [done.result().status_code for done in waiting].count(200) == 60 - len(refused)
+
+
+def test_a_lock_file_that_was_replaced_is_not_held(tmp_path: Path) -> None:
+    """Two processes must not hold one lock, each by a file of its own."""
+    (repository := tmp_path / "x.git").mkdir()
+    file = tmp_path / ".lock-x.git"
+    opened = os.open
+
+    def replaced(path: str | Path, *arguments: int) -> int:
+        descriptor = opened(path, *arguments)
+        if str(path) == str(file):
+            file.rename(tmp_path / "moved")
+            os.close(opened(file, os.O_CREAT))
+        return descriptor
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Refusal, match="locked by others"):
+        patch.setattr(os, "open", replaced)
+        with locks.repository_lock(repository, "ours/x"):
+            pass
+    with locks.repository_lock(repository, "ours/x"):
+        pass
 
 
 def test_a_full_disk_is_a_clear_error_and_the_hub_keeps_running(

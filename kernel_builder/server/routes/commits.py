@@ -22,7 +22,7 @@ from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import Slots, lines
 from kernel_builder.server.refusals import bad_request, no_space, too_large
-from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, base_url
+from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns, base_url
 
 router = APIRouter()
 
@@ -112,11 +112,17 @@ async def commit(
     request: Request,
     hub: TheHub,
     caller: TheCaller,
+    turns: TheTurns,
     create_pr: bool = False,
 ) -> dict[str, Any]:
     """Make a commit, with all of its changes or none."""
-    repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
-    repository.refs.resolve(revision)
+
+    def opened() -> GitRepository:
+        repository = hub.to_write(repo_id, caller)
+        repository.refs.resolve(revision)
+        return repository
+
+    repository = await to_thread.run_sync(opened)
     slots: Slots = request.app.state.commit_slots
     limits = hub.settings.limits
     header: dict[str, Any] = {}
@@ -140,7 +146,7 @@ async def commit(
             raise bad_request(f"parentCommit {str(parent)[:80]!a} is not a commit: expected 7 to 40 hex digits")
 
         def write() -> tuple[str, str]:
-            return repository.commits.create(
+            return hub.to_write(repo_id, caller).commits.create(
                 revision,
                 changes,
                 title=title,
@@ -150,7 +156,7 @@ async def commit(
                 pull_request=create_pr,
             )
 
-        oid, ref = await to_thread.run_sync(write)
+        oid, ref = await turns.change(repo_id, write)
     base = f"{base_url(request)}/kernels/{repo_id}"
     answer: dict[str, Any] = {
         "success": True,

@@ -19,6 +19,7 @@ from kernel_builder.server.routes.parameters import (
     RepoId,
     TheCaller,
     TheHub,
+    TheTurns,
     base_url,
     checked_repo_id,
     kernels_only,
@@ -90,6 +91,7 @@ async def receive_large_file(
     sha256: str,
     request: Request,
     hub: TheHub,
+    turns: TheTurns,
     signed: SignedUrl,
 ) -> Response:
     """Receive a large file at a signed address."""
@@ -101,7 +103,7 @@ async def receive_large_file(
             async for block in blocks(request):
                 await to_thread.run_sync(incoming.write, block)
             await to_thread.run_sync(incoming.seal)
-            await to_thread.run_sync(hub.keep, repository, [incoming])
+            await turns.retry(lambda: hub.keep(repository, [incoming]))
     request.app.state.metrics.received(signed.size)
     return Response(headers={"ETag": f'"{sha256}"'})
 
@@ -142,14 +144,21 @@ class Duplicate(Body):
 
 
 @router.post("/api/kernels/{organization}/{name}/lfs-files/duplicate")
-def duplicate_large_files(repo_id: RepoId, body: Duplicate, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
+async def duplicate_large_files(
+    repo_id: RepoId, body: Duplicate, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, Any]:
     """Let another repository own large files of this one, without an upload."""
-    source = hub.to_read(repo_id, caller)
     kernels_only(body.target.type)
-    target = hub.to_write(checked_repo_id(body.target.name), caller)
-    known = [file.sha256 for file in body.files if file.sha256 in source.owned]
-    with hub.store_lock.storing():
-        target.owned.add(known)
+
+    def share() -> list[str]:
+        source = hub.to_read(repo_id, caller)
+        target = hub.to_write(checked_repo_id(body.target.name), caller)
+        known = [file.sha256 for file in body.files if file.sha256 in source.owned]
+        with hub.store_lock.storing():
+            target.owned.add(known)
+        return known
+
+    known = await turns.retry(share)
     failed = [
         {"sha256": file.sha256, "error": f"{repo_id} has no such large file"}
         for file in body.files

@@ -13,6 +13,7 @@ from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import segment
 from kernel_builder.server.refusals import bad_request, no_token
 from kernel_builder.server.tokens import Caller
+from kernel_builder.server.turns import Turns
 
 
 def hub_of(request: Request) -> Hub:
@@ -20,6 +21,13 @@ def hub_of(request: Request) -> Hub:
     hub = request.app.state.hub
     assert isinstance(hub, Hub)
     return hub
+
+
+def turns_of(request: Request) -> Turns:
+    """Return the queues of this application's writers."""
+    turns = request.app.state.turns
+    assert isinstance(turns, Turns)
+    return turns
 
 
 def caller_of(request: Request) -> Caller:
@@ -48,6 +56,7 @@ def path_of(path: str) -> str:
     return segment(path).strip("/")
 
 
+TheTurns = Annotated[Turns, Depends(turns_of)]
 TheHub = Annotated[Hub, Depends(hub_of)]
 TheCaller = Annotated[Caller, Depends(caller_of)]
 RepoId = Annotated[str, Depends(repo_of)]

@@ -17,6 +17,7 @@ from kernel_builder.server.routes.parameters import (
     Revision,
     TheCaller,
     TheHub,
+    TheTurns,
     base_url,
     checked_repo_id,
     kernels_only,
@@ -81,33 +82,43 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
 
 
 @router.delete("/api/repos/delete")
-def delete_repository(body: OldRepository, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+async def delete_repository(body: OldRepository, hub: TheHub, caller: TheCaller, turns: TheTurns) -> dict[str, bool]:
     """Delete a repository."""
     kernels_only(body.type)
     repo_id = names.repo_id(body.organization or caller.name, body.name)
-    hub.to_write(repo_id, caller)
-    hub.repositories.delete(repo_id)
+
+    def write() -> None:
+        hub.to_write(repo_id, caller)
+        hub.repositories.delete(repo_id)
+
+    await turns.change(repo_id, write)
     return {"success": True}
 
 
 @router.post("/api/repos/move")
-def move_repository(body: MovedRepository, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+async def move_repository(body: MovedRepository, hub: TheHub, caller: TheCaller, turns: TheTurns) -> dict[str, bool]:
     """Rename a repository."""
     kernels_only(body.type)
     source, target = checked_repo_id(body.from_repo), checked_repo_id(body.to_repo)
-    hub.to_write(source, caller)
-    hub.must_write(target.partition("/")[0], caller)
-    hub.repositories.move(source, target)
+
+    def write() -> None:
+        hub.to_write(source, caller)
+        hub.must_write(target.partition("/")[0], caller)
+        hub.repositories.move(source, target)
+
+    await turns.change(source, write)
     return {"success": True}
 
 
 @router.put("/api/kernels/{organization}/{name}/settings")
-def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+async def change_settings(
+    repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
     """Make a repository private or public."""
     private = body.visibility == "private" if body.visibility else body.private
     if private is None:
         raise bad_request("expected 'private' or 'visibility'")
-    hub.to_write(repo_id, caller).set_private(private)
+    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).set_private(private))
     return {"private": private}
 
 

@@ -31,7 +31,7 @@ from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.large_files import IncomingFile
 from kernel_builder.server.receive import Slots, blocks
 from kernel_builder.server.refusals import bad_request, too_large, wrong_token
-from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, hub_of
+from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, TheTurns, base_url, hub_of
 from kernel_builder.server.xet_format import Xorb, read_shard
 
 router = APIRouter()
@@ -108,11 +108,13 @@ async def receive_xorb(
 
 
 @router.post("/xet/{store}/v1/shards", openapi_extra=_BINARY)
-async def receive_shard(repo_id: WrittenRepository, request: Request, hub: TheHub) -> dict[str, int]:
+async def receive_shard(repo_id: WrittenRepository, request: Request, hub: TheHub, turns: TheTurns) -> dict[str, int]:
     """Receive a shard, assemble the files that it describes and store them."""
     async with _received(request, hub, SHARD_BYTES, "shard") as path:
-        new = await to_thread.run_sync(_assemble, hub, repo_id, path)
-    request.app.state.metrics.received(new)
+        with ExitStack() as staged:
+            made = await to_thread.run_sync(_assemble, hub, repo_id, path, staged)
+            await turns.retry(lambda: hub.keep(hub.repositories.open(repo_id), made))
+    request.app.state.metrics.received(sum(file.size for file in made))
     return {"result": 1}
 
 
@@ -184,8 +186,8 @@ class _OpenXorbs:
         opened.close()
 
 
-def _assemble(hub: Hub, repo_id: str, path: Path) -> int:
-    """Assemble and store the new files of a shard, and return their size in bytes."""
+def _assemble(hub: Hub, repo_id: str, path: Path, staged: ExitStack) -> list[IncomingFile]:
+    """Assemble the new files of a shard. They are deleted at the end of `staged`, unless they are kept until then."""
     repository = hub.repositories.open(repo_id)
     limit = hub.settings.limits.file_bytes
     with ExitStack() as opened:
@@ -198,14 +200,13 @@ def _assemble(hub: Hub, repo_id: str, path: Path) -> int:
             stored = hub.large_files.size(file.sha256) if file.sha256 in repository.owned else None
             if file.sha256 in made or stored == file.size:
                 continue
-            incoming = opened.enter_context(hub.large_files.receive(file.sha256, file.size))
+            incoming = staged.enter_context(hub.large_files.receive(file.sha256, file.size))
             for part in file.chunk_ranges():
                 for data in xorbs[part.xorb].read(part.start, part.end):
                     incoming.write(data)
             incoming.seal()
             made[file.sha256] = incoming
-        hub.keep(repository, list(made.values()))
-    return sum(incoming.size for incoming in made.values())
+    return list(made.values())
 
 
 def _mapped(path: Path, opened: ExitStack) -> mmap.mmap:
