@@ -101,6 +101,14 @@ def hub() -> None:
     help="The largest file, in MB.",
 )
 @click.option(
+    "--max-connections-per-address",
+    "connections_by_address",
+    default=512,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The most connections of one address. A proxy, which FORWARDED_ALLOW_IPS names, is not counted.",
+)
+@click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
@@ -114,6 +122,7 @@ def serve(
     trusted: tuple[str, ...],
     idle_timeout: float,
     max_file_size: int,
+    connections_by_address: int,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -128,7 +137,7 @@ def serve(
     """
     _require_server_packages()
     from kernel_builder.server.serve import serve as run
-    from kernel_builder.server.settings import Limits, Settings
+    from kernel_builder.server.settings import ConnectionLimits, Limits, Settings
 
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
@@ -140,6 +149,7 @@ def serve(
         read_only=read_only,
         trusted=frozenset(trusted),
         limits=Limits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
+        connections=ConnectionLimits(connections_by_address=connections_by_address),
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kernel_builder.files import locked, write_atomically
 from kernel_builder.server import names
+from kernel_builder.server.blob_spool import BlobSpool
 from kernel_builder.server.blobs import Blobs, sync_directory
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.large_files import IncomingFile, LargeFiles
@@ -43,6 +44,7 @@ class Hub:
         large = settings.large_files.rstrip("/") if settings.large_files else str(self.root / "large")
         self.large_files = LargeFiles(Blobs(large, incoming))
         self.xorbs = Blobs(f"{large}-xorbs", incoming)
+        self.spool = BlobSpool(incoming)
         self._tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
         self.store_lock = StoreLock(self.root / "lock")
         self._secret = _secret(self.root / "secret")

@@ -43,6 +43,22 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits of connections, and of the heads of requests."""
+
+    connections: int = 8192
+    """The most connections."""
+    connections_by_address: int = 512
+    """The most connections of one address that is not a proxy's."""
+    head_bytes: int = 32 << 10
+    """The largest head of a request."""
+    url_bytes: int = 8 << 10
+    """The longest address."""
+    headers: int = 100
+    """The most lines of a head."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """What a Hub serves, and to whom.
 
@@ -53,6 +69,7 @@ class Settings:
         read_only: Whether to refuse every change.
         trusted: Organisations whose kernels load without `trust_remote_code`.
         limits: Limits of one request.
+        connections: Limits of connections.
     """
 
     root: Path
@@ -61,3 +78,4 @@ class Settings:
     read_only: bool = False
     trusted: frozenset[str] = frozenset()
     limits: Limits = field(default_factory=Limits)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)

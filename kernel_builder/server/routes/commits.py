@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
 import shutil
 from collections.abc import AsyncIterator
@@ -20,7 +19,7 @@ from kernel_builder.server import names
 from kernel_builder.server.git_objects import FileChange, LargeFile, read_pointer
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.receive import Slots, lines
+from kernel_builder.server.receive import Slots, lines, parse_json
 from kernel_builder.server.refusals import bad_request, no_space, too_large
 from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns, base_url
 
@@ -172,9 +171,9 @@ async def commit(
 async def _operations(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     async for line in body:
         try:
-            item = await to_thread.run_sync(json.loads, line) if len(line) > 65536 else json.loads(line)
+            item = await to_thread.run_sync(parse_json, line) if len(line) > 65536 else parse_json(line)
             key, value = item["key"], item["value"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}") from None
         if not isinstance(key, str) or not isinstance(value, dict):
             raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}")

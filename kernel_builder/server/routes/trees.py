@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import parse_qs, quote
@@ -13,6 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from kernel_builder.server.content import content_response
 from kernel_builder.server.git_objects import TreeEntry
 from kernel_builder.server.git_repository import GitRepository
+from kernel_builder.server.receive import parse_json
 from kernel_builder.server.refusals import bad_request, no_entry, too_large
 from kernel_builder.server.routes.parameters import EntryPath, RepoId, Revision, TheCaller, TheHub, base_url, timestamp
 
@@ -120,7 +120,7 @@ async def paths_info(
     body = await request.body()
     try:
         if request.headers.get("content-type", "").startswith("application/json"):
-            fields = json.loads(body)
+            fields = parse_json(body)
             paths, expand = fields["paths"], bool(fields.get("expand"))
         else:
             form = parse_qs(body.decode())
