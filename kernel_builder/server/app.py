@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
 import time
 import uuid
 
@@ -22,7 +23,7 @@ from kernel_builder import __version__
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.metrics import Metrics
 from kernel_builder.server.receive import BodyLimits, Slots
-from kernel_builder.server.refusals import Refusal, bad_request, no_space
+from kernel_builder.server.refusals import Refusal, bad_request, busy, no_space
 from kernel_builder.server.routes import ROUTERS, pages
 from kernel_builder.server.settings import Settings
 from kernel_builder.server.turns import Turns
@@ -30,6 +31,7 @@ from kernel_builder.server.turns import Turns
 log = structlog.stdlib.get_logger("kernel_builder.server")
 
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+_FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -71,6 +73,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(OSError, _fail)
     app.add_exception_handler(pygit2.GitError, _fail)
+    app.add_exception_handler(sqlite3.Error, _fail)
     app.add_exception_handler(Exception, _fail)
     app.add_middleware(BodyLimits, limits=settings.limits, is_known=hub.is_known)
     if settings.token_file is None:
@@ -112,9 +115,11 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> Response:
     full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
-    if full or "No space left" in str(error):
+    if full or any(message in str(error) for message in _FULL_MESSAGES):
         # Xet's client retries a 5xx for minutes, so it gets a 4xx.
         return _answer(no_space(413 if request.url.path.startswith("/xet/") else 507))
+    if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        return _answer(busy("the index is locked by others; try again"))
     log.error("request failed", path=request.url.path, exc_info=error)
     return _answer(Refusal(500, "the Hub failed; its log says why", code="InternalError"))
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pygit2
@@ -22,14 +22,17 @@ from kernel_builder.server.git_objects import Ref, one_line, persistently, write
 from kernel_builder.server.locks import repository_lock
 from kernel_builder.server.refusals import NotFree, bad_request, conflict, no_revision
 
+Changing = Callable[[str], AbstractContextManager[None]]
+
 
 class GitRefs:
     """The refs of one repository, which is opened as `git`."""
 
-    def __init__(self, repo_id: str, path: Path, git: pygit2.Repository) -> None:
+    def __init__(self, repo_id: str, path: Path, git: pygit2.Repository, changing: Changing) -> None:
         self._repo_id = repo_id
         self._path = path
         self._git = git
+        self._changing = changing
         self.lock_files = GitLockFiles(path)
 
     def __iter__(self) -> Iterator[Ref]:
@@ -51,9 +54,11 @@ class GitRefs:
         found = self._git.references.get(full)
         return None if found is None else str(found.peel(pygit2.Commit).id)
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Hold the repository's lock, which every move of a ref needs."""
-        return repository_lock(self._path, self._repo_id)
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the repository's lock, which every move of a ref needs. At its end, the index reads the repository."""
+        with repository_lock(self._path, self._repo_id), self._changing(self._repo_id):
+            yield
 
     def resolve(self, revision: str) -> str:
         """Return the commit of a branch, tag, full ref name or commit id.

@@ -6,6 +6,7 @@ empty file for each large file that was uploaded to this repository.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pygit2
@@ -14,7 +15,7 @@ from kernel_builder.server.git_commits import GitCommits
 from kernel_builder.server.git_configuration import GitConfiguration
 from kernel_builder.server.git_history import GitHistory
 from kernel_builder.server.git_large_files import OwnedFiles
-from kernel_builder.server.git_refs import GitRefs
+from kernel_builder.server.git_refs import Changing, GitRefs
 from kernel_builder.server.git_trees import GitTrees
 
 # The root may belong to another user, as mounted volumes do; the operator chose it.
@@ -35,11 +36,11 @@ class GitRepository:
         owned: The large files that were uploaded to this repository.
     """
 
-    def __init__(self, repo_id: str, path: Path) -> None:
+    def __init__(self, repo_id: str, path: Path, changing: Changing) -> None:
         self.repo_id = repo_id
         self.path = path
         self._git = pygit2.Repository(str(path), pygit2.enums.RepositoryOpenFlag.BARE)
-        self.refs = GitRefs(repo_id, path, self._git)
+        self.refs = GitRefs(repo_id, path, self._git, changing)
         self.trees = GitTrees(path, self._git)
         self.history = GitHistory(self._git)
         self.configuration = GitConfiguration(self._git, self.refs.lock_files)
@@ -51,7 +52,7 @@ class GitRepository:
         """Create a repository with its first commit at a staging path, which other callers cannot see."""
         pygit2.init_repository(str(path), bare=True, initial_head="main")
         (path / "large").mkdir()
-        repository = cls(repo_id, path)
+        repository = cls(repo_id, path, lambda _: nullcontext())
         repository.configuration.set(_PRIVATE, "true" if private else "false")
         repository.commits.create_first(author)
         return repository

@@ -63,6 +63,8 @@ def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: flo
             continue
         yield from found
         referenced |= pointed
+        if mend:
+            hub.index.refresh(repo_id, afresh=True)
     try:
         yield from patiently(lambda: _unowned(hub, referenced, mend, now))
     except Refusal:
@@ -74,7 +76,9 @@ def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: flo
     for name, used in list(hub.xorbs):
         if now - used > XORB_SECONDS:
             if mend:
+                size = hub.xorbs.size(name) or 0
                 hub.xorbs.remove(name)
+                hub.index.grow_xorbs(name.partition("/")[0], -size)
             yield Defect(f"xorb {name}", "unused by uploads for four weeks", mend)
 
 

@@ -101,6 +101,11 @@ def too_large(message: str) -> Refusal:
     return Refusal(413, message, code="PayloadTooLarge")
 
 
+def over_quota(message: str) -> Refusal:
+    """Refuse an upload above a quota. Not a 5xx, which Xet's client sends again for minutes."""
+    return Refusal(413, f"{message}; delete something, or ask the operator for a larger quota", code="QuotaExceeded")
+
+
 def too_slow() -> Refusal:
     """Refuse a body that stalls or arrives too slowly."""
     message = "the body stalled or arrived too slowly; nothing was stored. Send it again."

@@ -59,6 +59,17 @@ class ConnectionLimits:
 
 
 @dataclass(frozen=True)
+class Quotas:
+    """The most bytes that are stored. A large file counts in each repository that it was uploaded to."""
+
+    repository_bytes: int | None = None
+    organization_bytes: int | None = None
+    server_bytes: int | None = None
+    reserve_bytes: int = 1 << 30
+    """What uploads leave free on the disk, but at most a twentieth of it."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """What a Hub serves, and to whom.
 
@@ -70,6 +81,7 @@ class Settings:
         trusted: Organisations whose kernels load without `trust_remote_code`.
         limits: Limits of one request.
         connections: Limits of connections.
+        quotas: Limits of what is stored.
     """
 
     root: Path
@@ -79,3 +91,4 @@ class Settings:
     trusted: frozenset[str] = frozenset()
     limits: Limits = field(default_factory=Limits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    quotas: Quotas = field(default_factory=Quotas)

@@ -16,7 +16,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -218,7 +220,7 @@ def _send(url: str, path: str, data: bytes) -> None:
         headers=headers,
         timeout=10,
     )
-    assert batch.ok
+    batch.raise_for_status()
     requests.put(batch.json()["objects"][0]["actions"]["upload"]["href"], data=data, timeout=10).raise_for_status()
     lines = [
         {"key": "header", "value": {"summary": path}},
@@ -408,10 +410,58 @@ def test_a_full_disk_is_a_clear_error_and_the_hub_keeps_running(
     large = os.urandom(6_000_000)
     with pytest.raises(HfHubHTTPError, match="no space left"):
         api.create_commit(KERNEL, [CommitOperationAdd("x.so", large)], commit_message="large", repo_type="kernel")
-    with pytest.raises(requests.HTTPError, match="507"):  # the disk becomes full during the upload
+    with pytest.raises(requests.HTTPError, match="507"):  # the client has not announced the size
         _send(hub.url, "x.so", large)
     assert not list((hub.root / "incoming").iterdir())
     api.create_commit(KERNEL, [CommitOperationAdd("small", b"fits")], commit_message="fits", repo_type="kernel")
+
+
+@pytest.fixture
+def filled(small_disk: Path) -> Callable[[], None]:
+    """A function that fills the small disk to the last byte."""
+
+    def fill() -> None:
+        with (small_disk / "filling").open("ab", buffering=0) as file:
+            for size in (4096, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)):
+                        pass
+
+    return fill
+
+
+def test_every_change_on_a_full_disk_is_refused_with_the_reason(
+    start_hub: Callable[..., RunningHub], small_disk: Path, filled: Callable[[], None]
+) -> None:
+    hub = start_hub(root=small_disk / "hub")
+    headers = {"Authorization": "Bearer any"}
+    api = f"{hub.url}/api/kernels/{KERNEL}"
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    sha256 = hashlib.sha256(large := os.urandom(500_000)).hexdigest()
+    batch = {"operation": "upload", "objects": [{"oid": sha256, "size": len(large)}]}
+    uploads = requests.post(f"{hub.url}/kernels/{KERNEL}.git/info/lfs/objects/batch", json=batch, headers=headers)
+    address = uploads.json()["objects"][0]["actions"]["upload"]["href"]
+    granted = requests.get(f"{api}/xet-write-token/main", headers=headers).json()
+    xet = {"Authorization": f"Bearer {granted['accessToken']}"}
+    commit = '{"key": "header", "value": {"summary": "s"}}\n{"key": "file", "value": {"path": "a", "content": "a"}}'
+    changes: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", f"{api}/commit/main", {"data": commit}),
+        ("POST", f"{api}/branch/v1", {"json": {}}),
+        ("POST", f"{api}/tag/main", {"json": {"tag": "t", "message": "m"}}),
+        ("PUT", f"{api}/settings", {"json": {"private": False}}),
+        ("POST", f"{hub.url}/api/repos/create", {"json": {"name": "b", "organization": "o", "type": "kernel"}}),
+        ("PUT", address, {"data": large}),
+        ("POST", f"{granted['casUrl']}/v1/xorbs/default/{'1' * 64}", {"data": large, "headers": xet}),
+    ]
+    filled()
+    for _ in range(2):
+        for method, url, options in changes:
+            answer = requests.request(method, url, **{"headers": headers, **options})
+            assert answer.status_code == (413 if "/xet/" in url else 507), (url, answer.text)
+        assert requests.get(api).ok and requests.get(f"{hub.url}/").ok and requests.get(f"{hub.url}/health").ok
+    (small_disk / "filling").unlink()
+    for method, url, options in changes[:-1]:
+        assert requests.request(method, url, **{"headers": headers, **options}).ok, url
 
 
 # Stores

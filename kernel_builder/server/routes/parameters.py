@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from typing import Annotated
+from urllib.parse import quote
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from kernel_builder.server import names
@@ -73,6 +74,13 @@ class Body(BaseModel):
 def base_url(request: Request) -> str:
     """Return the address under which this client reaches the Hub."""
     return str(request.base_url).rstrip("/")
+
+
+def next_page(request: Request, response: Response, **parameters: object) -> None:
+    """Add the address of the next page to an answer, as the clients expect it."""
+    url = request.url.include_query_params(**parameters)
+    path = quote(request.scope["raw_path"].decode("ascii"), safe="/%") if "raw_path" in request.scope else url.path
+    response.headers["Link"] = f'<{base_url(request)}{path}?{url.query}>; rel="next"'
 
 
 def timestamp(seconds: int) -> str:

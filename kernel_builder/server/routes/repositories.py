@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
+from starlette.responses import JSONResponse
 
 from kernel_builder.server import names
-from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.refusals import Refusal, bad_request, conflict, no_token
 from kernel_builder.server.routes.parameters import (
     Body,
@@ -21,6 +20,7 @@ from kernel_builder.server.routes.parameters import (
     base_url,
     checked_repo_id,
     kernels_only,
+    next_page,
     timestamp,
 )
 
@@ -122,14 +122,14 @@ async def change_settings(
     return {"private": private}
 
 
-def _info(repository: GitRepository, commit: str) -> dict[str, Any]:
+def _info(repo_id: str, commit: str, modified: int, private: bool) -> dict[str, Any]:
     return {
-        "_id": repository.repo_id,
-        "id": repository.repo_id,
-        "author": repository.repo_id.partition("/")[0],
+        "_id": repo_id,
+        "id": repo_id,
+        "author": repo_id.partition("/")[0],
         "sha": commit,
-        "lastModified": timestamp(repository.history.last_modified(commit)),
-        "private": repository.private,
+        "lastModified": timestamp(modified),
+        "private": private,
         "gated": False,
         "disabled": False,
         "downloads": 0,
@@ -140,19 +140,22 @@ def _info(repository: GitRepository, commit: str) -> dict[str, Any]:
 
 @router.get("/api/kernels")
 def list_kernels(
+    request: Request,
     hub: TheHub,
     caller: TheCaller,
     search: str = "",
     author: str = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
-) -> list[dict[str, Any]]:
-    """List the kernels that the caller may see."""
-    found = (
-        repository
-        for repository in hub.visible(caller)
-        if search.lower() in repository.repo_id.lower() and (not author or repository.repo_id.startswith(f"{author}/"))
+    limit: Annotated[int, Query(ge=1, le=1000)] = 500,
+    cursor: str = "",
+) -> JSONResponse:
+    """List the kernels that the caller may see; the header `Link` has the address of the next page."""
+    found = hub.index.page(caller.seen(), search=search, organization=author, after=cursor, count=limit + 1)
+    answer = JSONResponse(
+        [_info(item.repo_id, item.commit, item.modified, bool(item.private)) for item in found[:limit]]
     )
-    return [_info(repository, repository.refs.resolve("main")) for repository in islice(found, limit)]
+    if len(found) > limit:
+        next_page(request, answer, cursor=found[limit - 1].repo_id)
+    return answer
 
 
 @router.get("/api/kernels/{organization}/{name}")
@@ -168,4 +171,5 @@ def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: The
     commit = repository.refs.resolve(revision)
     entries = repository.trees.entries(commit, recursive=True)
     files = [{"rfilename": entry.path} for entry in entries if not entry.is_folder]
-    return {**_info(repository, commit), "siblings": files}
+    described = _info(repo_id, commit, repository.history.last_modified(commit), repository.private)
+    return {**described, "siblings": files}
