@@ -41,6 +41,7 @@ TOKEN_FILE = click.option(
 
 
 _SERVER_PACKAGES = (
+    "blake3",
     "fastapi",
     "fsspec",
     "httptools",
@@ -101,6 +102,19 @@ def hub() -> None:
     help="The largest file, in MB.",
 )
 @click.option(
+    "--quota",
+    "server",
+    metavar="MB",
+    type=click.IntRange(min=1),
+    help="The most that the Hub stores.  [default: no limit]",
+)
+@click.option(
+    "--organization-quota", "organization", metavar="MB", type=click.IntRange(min=1), help="… in each organisation."
+)
+@click.option(
+    "--repository-quota", "repository", metavar="MB", type=click.IntRange(min=1), help="… in each repository."
+)
+@click.option(
     "--max-connections-per-address",
     "connections_by_address",
     default=512,
@@ -122,6 +136,9 @@ def serve(
     trusted: tuple[str, ...],
     idle_timeout: float,
     max_file_size: int,
+    server: int | None,
+    organization: int | None,
+    repository: int | None,
     connections_by_address: int,
     log_level: str,
     as_json: bool,
@@ -137,7 +154,7 @@ def serve(
     """
     _require_server_packages()
     from kernel_builder.server.serve import serve as run
-    from kernel_builder.server.settings import ConnectionLimits, Limits, Settings
+    from kernel_builder.server.settings import ConnectionLimits, Limits, Quotas, Settings
 
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
@@ -149,6 +166,7 @@ def serve(
         read_only=read_only,
         trusted=frozenset(trusted),
         limits=Limits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
+        quotas=Quotas(*(None if limit is None else limit * 1_000_000 for limit in (repository, organization, server))),
         connections=ConnectionLimits(connections_by_address=connections_by_address),
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)

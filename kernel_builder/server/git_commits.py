@@ -57,16 +57,15 @@ class GitCommits:
             Refusal: If the branch does not exist, is not at `parent`, or a change cannot be made.
         """
         with self._refs.locked():
-            full = revision if revision.startswith("refs/pr/") else f"refs/heads/{names.ref_name(revision)}"
+            if pull_request:  # for a branch only, not for a tag, a commit or another pull request
+                full = f"refs/heads/{revision}"
+            else:
+                full = revision if revision.startswith("refs/pr/") else f"refs/heads/{names.ref_name(revision)}"
             base = self._refs.commit_of(full)
             if base is None:
                 raise no_revision(self._repo_id, revision)
             old: str | None = base
             if pull_request:
-                if full.startswith("refs/pr/"):
-                    raise bad_request(
-                        f"a pull request is for a branch, not for {revision}: commit to {revision} itself"
-                    )
                 full, old = f"refs/pr/{self._next_pull_request()}", None
             if parent is not None and not base.startswith(parent):
                 raise moved_meanwhile(revision, base, parent)

@@ -14,6 +14,9 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # Unicode categories of control and formatting characters, which make two paths look alike, and of lone surrogates.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
+# What Windows cannot store, or takes for a device or another drive. Kernels are loaded there as well.
+_NOT_ON_WINDOWS = re.compile(r'.*[<>:"|?*].*|.*[. ]|(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?', re.IGNORECASE)
+
 MAX_PATH = 1024
 MAX_DEPTH = 32
 MAX_REF = 200
@@ -66,6 +69,9 @@ def path(value: str) -> str:
             f"path {value[:100]!a} is not allowed: expected a relative path without '.', '..', '.git', empty parts "
             "or invisible characters"
         )
+    for part in parts:
+        if _NOT_ON_WINDOWS.fullmatch(part):
+            raise bad_request(f"path {value[:100]!a} is not allowed: Windows cannot store a file named {part[:100]!a}")
     return value
 
 

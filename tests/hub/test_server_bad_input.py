@@ -264,6 +264,22 @@ def test_malformed_xorbs_and_shards(hub: RunningHub) -> None:
 NAMES = ["..", ".", "a..b", "-a", "a--b", "a.git", "a/b", "..%2f..", "a\0b", "é", "x" * 97, "", "CON ", "a\\b"]
 PATHS = ["../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/x", "a//b", "./a", "a\0b", "a\\b", "x" * 300, "d/" * 40]
 PATHS += [
+    "con",
+    "CON.txt",
+    "aux/x",
+    "lib/nul.so",
+    "LPT1",
+    "C:/x",
+    "a:b",
+    "a?",
+    "a*b",
+    "a|b",
+    "<a>",
+    'a"b',
+    "a.",
+    "a /b",
+]
+PATHS += [
     "git~1/x",
     ".git. /x",
     ".g\u200cit/x",
