@@ -66,6 +66,10 @@ def _require_server_packages() -> None:
         )
 
 
+def _bytes(megabytes: int | None) -> int | None:
+    return None if megabytes is None else megabytes * 1_000_000
+
+
 @click.group()
 def hub() -> None:
     """Serve your own Hub, and copy kernels between Hubs.
@@ -166,7 +170,7 @@ def serve(
         read_only=read_only,
         trusted=frozenset(trusted),
         limits=Limits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
-        quotas=Quotas(*(None if limit is None else limit * 1_000_000 for limit in (repository, organization, server))),
+        quotas=Quotas(_bytes(repository), _bytes(organization), _bytes(server)),
         connections=ConnectionLimits(connections_by_address=connections_by_address),
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)

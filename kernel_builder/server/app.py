@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import errno
 import sqlite3
+import sys
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import anyio
 import pygit2
@@ -30,6 +33,7 @@ from kernel_builder.server.turns import Turns
 
 log = structlog.stdlib.get_logger("kernel_builder.server")
 
+READERS = 16
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
 _FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -38,6 +42,7 @@ _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def create_app(settings: Settings) -> FastAPI:
     """Create the application that serves one Hub."""
     app = FastAPI(
+        lifespan=_threads,
         title="A Hub for kernels",
         version=__version__,
         description="The part of the Hub's API that `huggingface_hub` and `kernels` use for kernels.",
@@ -81,6 +86,14 @@ def create_app(settings: Settings) -> FastAPI:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
     app.add_middleware(RequestObserver, metrics=app.state.metrics)
     return app
+
+
+@asynccontextmanager
+async def _threads(app: FastAPI) -> AsyncIterator[None]:
+    """Keep few threads for readers: each that runs Python makes the event loop wait for the interpreter's lock."""
+    to_thread.current_default_thread_limiter().total_tokens = READERS
+    sys.setswitchinterval(0.001)
+    yield
 
 
 def _answer(refusal: Refusal) -> Response:

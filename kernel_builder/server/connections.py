@@ -7,6 +7,7 @@ import ctypes
 import ipaddress
 import os
 import resource
+import socket
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from kernel_builder.server.settings import ConnectionLimits
 
 _M_MMAP_THRESHOLD = -3  # of malloc.h
+_UNSENT_BYTES = 256 << 10
 
 
 def raise_file_limit() -> int:
@@ -58,6 +60,8 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait()
+        with suppress(OSError):  # of what waits in the kernel, which otherwise takes some megabytes
+            transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         address = self.client[0] if self.client else ""
         if not self.is_proxy(address):
             self._address = address

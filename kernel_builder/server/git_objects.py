@@ -58,11 +58,11 @@ class TreeEntry:
         return replace(self, path=f"{folder}/{self.path}")
 
 
-def tree_entry(path: str, item: pygit2.Object) -> TreeEntry:
-    """Describe a git object that a tree holds at a path."""
+def tree_entry(path: str, item: pygit2.Object, database: pygit2.Odb) -> TreeEntry:
+    """Describe a git object that a tree holds at a path. A blob is not read: the database knows its size."""
     if not isinstance(item, pygit2.Blob):
         return TreeEntry(path, str(item.id), is_folder=True)
-    size = item.size
+    size = database.read_header(item.id)[1]
     large = read_pointer(item.data) if size in _POINTER_SIZES else None
     return TreeEntry(path, str(item.id), is_folder=False, size=size, large=large)
 

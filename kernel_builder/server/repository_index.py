@@ -7,6 +7,7 @@ repository again. The file can be deleted while no server runs; the next one bui
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 import threading
 import time
@@ -15,9 +16,7 @@ from contextlib import contextmanager
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
-import structlog
-
-log = structlog.stdlib.get_logger("kernel_builder.server")
+log = logging.getLogger("kernel_builder.server")  # of the standard library, since commands use the index as well
 
 SCHEMA = 1
 _BUSY_SECONDS = 30
@@ -100,7 +99,7 @@ class RepositoryIndex:
             count += 1
         self._database.execute(f"PRAGMA user_version = {SCHEMA}")
         if count:
-            log.info("the index was built", repositories=count, seconds=round(time.monotonic() - began, 1))
+            log.info("built the index of %d repositories in %.1f s", count, time.monotonic() - began)
 
     @contextmanager
     def changing(self, repo_id: str) -> Iterator[None]:
@@ -112,7 +111,7 @@ class RepositoryIndex:
             try:
                 self.refresh(repo_id, mark.lastrowid)
             except Exception as error:  # the change was made, and is acknowledged; a reader tries again
-                log.warning("the index is behind", repository=repo_id, error=str(error))
+                log.warning("the index is behind at %s: %s", repo_id, error)
 
     def refresh(self, repo_id: str, mark: int | None = None, *, afresh: bool = False) -> None:
         """Read a repository again, and remove a mark; `afresh` also measures its size again."""
