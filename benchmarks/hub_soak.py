@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -162,7 +163,7 @@ class Soak:
                 for defect in found:
                     if not defect.mended and "run this again" not in defect.what:
                         self.unexpected[f"hub check: {defect.what}"] += 1
-            except OSError:
+            except (OSError, sqlite3.OperationalError):  # such as the staging directory
                 self.events["hub check, disk full"] += 1
             self.stop.wait(3)
 

@@ -46,7 +46,7 @@ class Hub:
         self.root = settings.root
         self.root.mkdir(parents=True, exist_ok=True)
         self.index = RepositoryIndex(self.root / "index.sqlite", self._indexed)
-        self.repositories = RepositoryStore(self.root / "repositories", self.index.changing)
+        self.repositories = RepositoryStore(self.root / "repositories", self.index)
         incoming = self.root / "incoming"
         large = settings.large_files.rstrip("/") if settings.large_files else str(self.root / "large")
         self.large_files = LargeFiles(Blobs(large, incoming))

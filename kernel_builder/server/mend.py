@@ -7,8 +7,10 @@ before the files that it guards are examined.
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ import pygit2
 
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.locks import patiently
+from kernel_builder.server.locks import patiently, repository_lock
 from kernel_builder.server.refusals import Refusal
 
 LEFT_OVER_SECONDS = 600.0
@@ -64,7 +66,8 @@ def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: flo
         yield from found
         referenced |= pointed
         if mend:
-            hub.index.refresh(repo_id, afresh=True)
+            with suppress(sqlite3.OperationalError):  # the disk is full; the next check tries again
+                hub.index.refresh(repo_id, afresh=True)
     try:
         yield from patiently(lambda: _unowned(hub, referenced, mend, now))
     except Refusal:
@@ -131,7 +134,7 @@ def _left_over(hub: Hub, mend: bool, now: float) -> Iterator[Defect]:
 def _repository(hub: Hub, repository: GitRepository, mend: bool, now: float) -> tuple[list[Defect], set[str]]:
     """Check one repository; return its defects and the digests of the large files that its commits point to."""
     found = []
-    with repository.refs.locked():
+    with repository_lock(repository.path, repository.repo_id):  # works on a full disk, too
         for lock in repository.refs.lock_files.stale():
             if mend:
                 lock.unlink(missing_ok=True)

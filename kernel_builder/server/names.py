@@ -14,8 +14,9 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # Unicode categories of control and formatting characters, which make two paths look alike, and of lone surrogates.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
-# What Windows cannot store, or takes for a device or another drive. Kernels are loaded there as well.
-_NOT_ON_WINDOWS = re.compile(r'.*[<>:"|?*].*|.*[. ]|(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?', re.IGNORECASE)
+# Windows takes these for a device, a drive or another name, where a client would write outside of its cache. What it
+# only cannot store, such as `?`, is harmless.
+_NOT_ON_WINDOWS = re.compile(r".*:.*|.*[. ]|(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE)
 
 MAX_PATH = 1024
 MAX_DEPTH = 32
@@ -71,7 +72,7 @@ def path(value: str) -> str:
         )
     for part in parts:
         if _NOT_ON_WINDOWS.fullmatch(part):
-            raise bad_request(f"path {value[:100]!a} is not allowed: Windows cannot store a file named {part[:100]!a}")
+            raise bad_request(f"path {value[:100]!a} is not allowed: on Windows, {part[:100]!a} is no file's name")
     return value
 
 

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 log = logging.getLogger("kernel_builder.server")  # of the standard library, since commands use the index as well
@@ -102,14 +102,25 @@ class RepositoryIndex:
             log.info("built the index of %d repositories in %.1f s", count, time.monotonic() - began)
 
     @contextmanager
-    def changing(self, repo_id: str) -> Iterator[None]:
-        """Read a repository again at the end of the context, or later if this process is killed meanwhile."""
-        mark = self._database.execute("INSERT INTO marks (repo_id, since) VALUES (?, ?)", (repo_id, time.time()))
+    def changing(self, repo_id: str, *, freeing: bool = False) -> Iterator[None]:
+        """Read a repository again at the end of the context, or later if this process is killed meanwhile.
+
+        Args:
+            repo_id: The repository.
+            freeing: Whether the change frees space. Then it is made though the disk may be too full for a mark.
+        """
+        mark: int | None = None
+        try:
+            left = self._database.execute("INSERT INTO marks (repo_id, since) VALUES (?, ?)", (repo_id, time.time()))
+            mark = left.lastrowid
+        except sqlite3.OperationalError:
+            if not freeing:
+                raise
         try:
             yield
         finally:
             try:
-                self.refresh(repo_id, mark.lastrowid)
+                self.refresh(repo_id, mark)
             except Exception as error:  # the change was made, and is acknowledged; a reader tries again
                 log.warning("the index is behind at %s: %s", repo_id, error)
 
@@ -120,7 +131,7 @@ class RepositoryIndex:
             if row is None:
                 database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))
             else:
-                database.execute(f"INSERT OR REPLACE INTO repositories VALUES ({_PLACES})", astuple(row))
+                database.execute(f"INSERT OR REPLACE INTO repositories VALUES ({_PLACES})", tuple(vars(row).values()))
             if mark is not None:
                 database.execute("DELETE FROM marks WHERE id = ?", (mark,))
 
