@@ -11,7 +11,7 @@ import frontmatter
 import yaml
 from frontmatter.default_handlers import YAMLHandler
 
-MAX_NODES = 3000  # aliases count as the nodes that they stand for
+MAX_NODES = 2000  # aliases count as the nodes that they stand for
 MAX_DEPTH = 20
 MAX_PLAIN = 5000  # characters of an unquoted or tagged value: some are numbers of base 60, read in quadratic time
 MAX_SECONDS = 0.5
