@@ -56,7 +56,7 @@ class Hub:
         self.store_lock = StoreLock(self.root / "lock")
         self._secret = _secret(self.root / "secret")
         self.allowances = Allowances(settings.quotas, self.index, incoming)
-        self.index.prepare(lambda: self.repositories)
+        self.index.prepare(lambda: self.repositories, self.xorbs.sizes)
 
     def _indexed(self, repo_id: str, known: IndexedRepository | None) -> IndexedRepository | None:
         """Read a repository for the index. One that cannot be read is not listed; `hub check` names it."""

@@ -68,18 +68,19 @@ class RepositoryIndex:
             self._threads.connection = connection
         return connection
 
-    def prepare(self, repo_ids: Callable[[], Iterable[str]]) -> None:
-        """Build the index, unless there is one that can be used."""
+    def prepare(
+        self, repo_ids: Callable[[], Iterable[str]], xorb_sizes: Callable[[], Iterable[tuple[str, int]]]
+    ) -> None:
+        """Build the index from all repositories and xorbs, unless there is one that can be used."""
         try:
             usable = self._database.execute("PRAGMA user_version").fetchone()[0] == SCHEMA
             usable = usable and self._database.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"
         except sqlite3.DatabaseError:
             usable = False
         if not usable:
-            self.rebuild(repo_ids())
+            self._build(repo_ids(), xorb_sizes())
 
-    def rebuild(self, repo_ids: Iterable[str]) -> None:
-        """Build the index from the repositories."""
+    def _build(self, repo_ids: Iterable[str], xorb_sizes: Iterable[tuple[str, int]]) -> None:
         began = time.monotonic()
         self._threads = threading.local()
         self._path.unlink(missing_ok=True)
@@ -97,6 +98,8 @@ class RepositoryIndex:
         for repo_id in repo_ids:
             self.refresh(repo_id)
             count += 1
+        for name, size in xorb_sizes:
+            self.grow_xorbs(name.partition("/")[0], size)
         self._database.execute(f"PRAGMA user_version = {SCHEMA}")
         if count:
             log.info("built the index of %d repositories in %.1f s", count, time.monotonic() - began)
@@ -198,15 +201,25 @@ class RepositoryIndex:
 
     def grow(self, repo_id: str, size: int) -> None:
         """Count bytes that were stored in a repository."""
-        self._database.execute("UPDATE repositories SET bytes = bytes + ? WHERE repo_id = ?", (size, repo_id))
+        with self._counting(repo_id):
+            self._database.execute("UPDATE repositories SET bytes = bytes + ? WHERE repo_id = ?", (size, repo_id))
 
     def grow_xorbs(self, organization: str, size: int) -> None:
         """Count bytes of parts of uploads, which an organisation's repositories share."""
-        self._database.execute(
-            "INSERT INTO xorbs VALUES (?, ?) "
-            "ON CONFLICT (organization) DO UPDATE SET bytes = max(0, bytes + excluded.bytes)",
-            (organization, size),
-        )
+        with self._counting(organization):
+            self._database.execute(
+                "INSERT INTO xorbs VALUES (?, ?) "
+                "ON CONFLICT (organization) DO UPDATE SET bytes = max(0, bytes + excluded.bytes)",
+                (organization, size),
+            )
+
+    @contextmanager
+    def _counting(self, what: str) -> Iterator[None]:
+        """Go on if the disk is too full to count: the bytes are stored, and `hub check` counts again."""
+        try:
+            yield
+        except sqlite3.OperationalError as error:
+            log.warning("the size of %s was not counted: %s", what, error)
 
     def sizes(self, repo_id: str) -> tuple[int, int, int]:
         """Return the bytes of a repository, of its organisation, and of all organisations."""

@@ -150,14 +150,7 @@ async def commit(
                 changes.append(await to_thread.run_sync(_change, hub, repository, claim, key, value))
             if len(changes) > limits.commit_changes:
                 raise too_large(f"more than {limits.commit_changes} changes in one commit")
-        title = header.get("summary")
-        if not isinstance(title, str) or not title.strip():
-            raise bad_request("the commit has no header line with a 'summary'")
-        names.text("the commit's summary", title)
-        description = names.text("the commit's description", header.get("description") or "")
-        parent = header.get("parentCommit")
-        if parent is not None and not (isinstance(parent, str) and re.fullmatch(r"[0-9a-f]{7,40}", parent)):
-            raise bad_request(f"parentCommit {str(parent)[:80]!a} is not a commit: expected 7 to 40 hex digits")
+        title, description, parent = _described(header)
 
         def write() -> tuple[str, str]:
             return hub.to_write(repo_id, caller).commits.create(
@@ -183,6 +176,19 @@ async def commit(
     if create_pr:
         answer["pullRequestUrl"] = f"{base}/discussions/{ref.rpartition('/')[2]}"
     return answer
+
+
+def _described(header: dict[str, Any]) -> tuple[str, str, str | None]:
+    """Return the title, the description and the expected parent of a commit."""
+    title = header.get("summary")
+    if not isinstance(title, str) or not title.strip():
+        raise bad_request("the commit has no header line with a 'summary'")
+    names.text("the commit's summary", title)
+    description = names.text("the commit's description", header.get("description") or "")
+    parent = header.get("parentCommit")
+    if parent is not None and not (isinstance(parent, str) and re.fullmatch(r"[0-9a-f]{7,40}", parent)):
+        raise bad_request(f"parentCommit {str(parent)[:80]!a} is not a commit: expected 7 to 40 hex digits")
+    return title, description, parent
 
 
 async def _operations(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
