@@ -90,7 +90,7 @@ class RepositoryIndex:
             f"""
             CREATE TABLE repositories ({columns});
             CREATE INDEX by_organization ON repositories (organization, repo_id);
-            CREATE TABLE marks (id INTEGER PRIMARY KEY, repo_id TEXT, since REAL);
+            CREATE TABLE marks (id INTEGER PRIMARY KEY, repo_id TEXT, began REAL, since REAL);
             CREATE TABLE xorbs (organization TEXT PRIMARY KEY, bytes INTEGER);
             """
         )
@@ -114,8 +114,9 @@ class RepositoryIndex:
         """
         mark: int | None = None
         try:
-            left = self._database.execute("INSERT INTO marks (repo_id, since) VALUES (?, ?)", (repo_id, time.time()))
-            mark = left.lastrowid
+            now = time.time()
+            statement = "INSERT INTO marks (repo_id, began, since) VALUES (?, ?, ?)"
+            mark = self._database.execute(statement, (repo_id, now, now)).lastrowid
         except sqlite3.OperationalError:
             if not freeing:
                 raise
@@ -146,16 +147,22 @@ class RepositoryIndex:
         try:
             yield database
         except BaseException:
-            database.execute("ROLLBACK")
+            if database.in_transaction:  # SQLite has ended it if the disk is full
+                database.execute("ROLLBACK")
             raise
         database.execute("COMMIT")
 
     def _current(self) -> sqlite3.Connection:
         """Return the database, after the repositories that killed processes were changing were read again."""
         database, now = self._database, time.time()
-        left = database.execute("SELECT id, repo_id, since FROM marks WHERE since < ?", (now - _ABANDONED_SECONDS,))
-        for mark, repo_id, since in left.fetchall():
-            self.refresh(repo_id, mark if now - since > _FORGOTTEN_SECONDS else None)
+        left = database.execute("SELECT id, repo_id, began FROM marks WHERE since < ?", (now - _ABANDONED_SECONDS,))
+        try:
+            for mark, repo_id, began in left.fetchall():
+                # One reader reads it again, and the others wait until the mark is as old once more.
+                database.execute("UPDATE marks SET since = ? WHERE id = ?", (now, mark))
+                self.refresh(repo_id, mark if now - began > _FORGOTTEN_SECONDS else None)
+        except sqlite3.OperationalError as error:  # the disk is full; what the index has is nearly right
+            log.warning("the index is behind: %s", error)
         return database
 
     def find(self, repo_id: str) -> IndexedRepository | None:

@@ -230,7 +230,7 @@ def test_the_index_follows_every_change(hub: RunningHub, tmp_path: Path) -> None
     git = pygit2.Repository(str(hub.root / "repositories/b/two.git"))
     parent = git.references["refs/heads/main"].peel(pygit2.Commit)
     with closing(sqlite3.connect(hub.root / "index.sqlite")) as database, database:
-        database.execute("INSERT INTO marks (repo_id, since) VALUES ('b/two', ?)", (time.time() - 5,))
+        database.execute("INSERT INTO marks (repo_id, began, since) VALUES ('b/two', ?, ?)", (time.time() - 5,) * 2)
     who = pygit2.Signature("a", "a@b")
     moved = str(git.create_commit("refs/heads/main", who, who, "m", parent.tree_id, [parent.id]))
     assert [item.commit for item in opened.index.page(None, count=9)] == [moved]

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -16,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -463,6 +464,11 @@ def test_every_change_on_a_full_disk_is_refused_with_the_reason(
             answer = requests.request(method, url, **{"headers": headers, **options})
             assert answer.status_code == (413 if "/xet/" in url else 507), (url, answer.text)
         assert requests.get(api).ok and requests.get(f"{hub.url}/").ok and requests.get(f"{hub.url}/health").ok
+    with closing(sqlite3.connect(hub.root / "index.sqlite")) as database, database:  # of a server that was killed
+        (small_disk / "filling").unlink()
+        database.execute("INSERT INTO marks (repo_id, began, since) VALUES (?, ?, ?)", (KERNEL, 0, 0))
+    filled()
+    assert requests.get(f"{hub.url}/api/kernels").ok
     assert not list(mend.find_defects(Hub(Settings(hub.root))))
     hub.api().delete_repo("o/spare", repo_type="kernel")
     assert [item["id"] for item in requests.get(f"{hub.url}/api/kernels").json()] == [KERNEL]
