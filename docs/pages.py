@@ -21,7 +21,7 @@ INCLUDED = {
     "index.md": "README.md",
     "contributing.md": "CONTRIBUTING.md",
     "changelog.md": "CHANGELOG.md",
-    "security.md": "SECURITY.md",
+    "security-policy.md": "SECURITY.md",
 }
 _EXTERNAL = re.compile(r"[a-z]+:|#|/")
 _LINK = re.compile(r"(!?\[[^\]]*\])\(([^)\s]+)\)")

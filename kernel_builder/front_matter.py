@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Mapping
 from typing import Any
 
 import frontmatter
 import yaml
 from frontmatter.default_handlers import YAMLHandler
+
+MAX_NODES = 2000  # aliases count as the nodes that they stand for
+MAX_DEPTH = 20
+MAX_PLAIN = 5000  # characters of an unquoted or tagged value: some are numbers of base 60, read in quadratic time
+MAX_SECONDS = 0.5
+
+# libyaml is ten times as fast. Its composer recurses in C, so it gets only documents that `_check` has passed.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def split(text: str) -> tuple[str | None, str]:
@@ -24,18 +34,55 @@ def parse(front: str) -> dict[str, Any]:
     """Return the keys and values of front matter.
 
     Raises:
-        ValueError: If it is not YAML, or not a table of keys and values.
+        ValueError: If it is not YAML, not a table of keys and values, or exceeds a limit of this module.
     """
     try:
-        # Not by the handler, which uses libyaml: deep nesting overflows its stack and kills the process.
-        values = yaml.safe_load(front)
-    except yaml.YAMLError as error:
+        _check(front)
+        values = yaml.load(front, _Loader)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # such as the date 2026-02-30
         raise ValueError(f"cannot be parsed: {error}") from error
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
     if not isinstance(values, dict):
         raise ValueError("is not a table of keys and values")  # noqa: TRY004
     return values
+
+
+def _check(front: str) -> None:
+    """Refuse a document that is costly to build, by its events, which cost time in proportion to its length.
+
+    A few lines of aliases or merge keys (`<<`) can stand for billions of nodes. So an alias counts as many nodes as
+    the value of its anchor.
+    """
+    if re.search(r"^%", front, re.MULTILINE):
+        raise ValueError("directives (lines that begin with '%') are not allowed")
+    until = time.monotonic() + MAX_SECONDS
+    nodes = 0
+    open_anchors: list[tuple[str | None, int]] = []
+    sizes: dict[str, int] = {}
+    for event in yaml.parse(front, _Loader):
+        anchor = getattr(event, "anchor", None)
+        if isinstance(event, yaml.AliasEvent):
+            if anchor not in sizes:
+                raise ValueError(f"the alias '*{anchor}' is used before the end of its anchor")
+            nodes += sizes[anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            nodes += 1
+            if len(event.value) > MAX_PLAIN and (event.style in {None, ""} or event.tag is not None):
+                raise ValueError(f"a value without quotes, or with a tag, has more than {MAX_PLAIN} characters")
+            if anchor is not None:
+                sizes[anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            nodes += 1
+            open_anchors.append((anchor, nodes - 1))
+            if len(open_anchors) > MAX_DEPTH:
+                raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_anchors.pop()
+            if anchor is not None:
+                sizes[anchor] = nodes - before
+        if nodes > MAX_NODES:
+            raise ValueError(f"it has more than {MAX_NODES} values, where an alias counts as what it stands for")
+        if time.monotonic() > until:
+            raise ValueError(f"it takes longer than {MAX_SECONDS} s to read")
 
 
 def join(values: Mapping[str, Any], body: str) -> str:

@@ -41,6 +41,7 @@ TOKEN_FILE = click.option(
 
 
 _SERVER_PACKAGES = (
+    "blake3",
     "fastapi",
     "fsspec",
     "httptools",
@@ -63,6 +64,10 @@ def _require_server_packages() -> None:
             f"the Hub needs packages that are not installed: {', '.join(missing)}",
             hint="pip install 'torch-kernel-builder[hub]'",
         )
+
+
+def _bytes(megabytes: int | None) -> int | None:
+    return None if megabytes is None else megabytes * 1_000_000
 
 
 @click.group()
@@ -101,6 +106,27 @@ def hub() -> None:
     help="The largest file, in MB.",
 )
 @click.option(
+    "--quota",
+    "server",
+    metavar="MB",
+    type=click.IntRange(min=1),
+    help="The most that the Hub stores.  [default: no limit]",
+)
+@click.option(
+    "--organization-quota", "organization", metavar="MB", type=click.IntRange(min=1), help="… in each organisation."
+)
+@click.option(
+    "--repository-quota", "repository", metavar="MB", type=click.IntRange(min=1), help="… in each repository."
+)
+@click.option(
+    "--max-connections-per-address",
+    "connections_by_address",
+    default=512,
+    show_default=True,
+    type=click.IntRange(min=1),
+    help="The most connections of one address. A proxy, which FORWARDED_ALLOW_IPS names, is not counted.",
+)
+@click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
@@ -114,6 +140,10 @@ def serve(
     trusted: tuple[str, ...],
     idle_timeout: float,
     max_file_size: int,
+    server: int | None,
+    organization: int | None,
+    repository: int | None,
+    connections_by_address: int,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -128,7 +158,7 @@ def serve(
     """
     _require_server_packages()
     from kernel_builder.server.serve import serve as run
-    from kernel_builder.server.settings import Limits, Settings
+    from kernel_builder.server.settings import ConnectionLimits, Limits, Quotas, Settings
 
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
@@ -140,6 +170,8 @@ def serve(
         read_only=read_only,
         trusted=frozenset(trusted),
         limits=Limits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
+        quotas=Quotas(_bytes(repository), _bytes(organization), _bytes(server)),
+        connections=ConnectionLimits(connections_by_address=connections_by_address),
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)
 

@@ -5,8 +5,14 @@ refusals.py          error answers, in the form that the clients read
 settings.py          settings and limits of a Hub
 tokens.py            tokens and permissions
 locks.py             locks between servers
+turns.py             waiting for locks, without threads
 blobs.py             files by name, in any store that fsspec supports
 large_files.py       large files, named by their SHA-256
+blob_spool.py        copies of git blobs for slow readers
+allowances.py        quotas, and free space on the disk
+git_lock_files.py    git's own lock files
+git_configuration.py values in a repository's configuration
+git_ignore.py        what a .gitignore excludes
 git_objects.py       values read from git and written to it
 git_refs.py          branches, tags and pull requests of a repository
 git_trees.py         files and folders of a revision
@@ -15,13 +21,17 @@ git_commits.py       writing commits, merging pull requests
 git_large_files.py   the large files that a repository owns
 git_repository.py    one repository: all of the git_ modules together
 repository_store.py  all repositories
+repository_reader.py reading one repository for the index
+repository_index.py  what lists need of all repositories, in SQLite
 hub_service.py       the state behind the routes
 receive.py           request bodies, within limits of size and time
 content.py           answers that carry a file
 xet_format.py        the formats of Xet uploads
+xet_hashes.py        the names of xorbs
 routes/              the API and the web pages, one module a subject
 metrics.py           metrics in Prometheus' format
 app.py               the web application
 serve.py             the server process
+connections.py       connections, within limits
 mend.py              `hub check`
 """

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import errno
+import sqlite3
+import sys
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
+import anyio
 import pygit2
 import structlog
+from anyio import to_thread
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -20,19 +26,23 @@ from kernel_builder import __version__
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.metrics import Metrics
 from kernel_builder.server.receive import BodyLimits, Slots
-from kernel_builder.server.refusals import Refusal, bad_request, no_space
+from kernel_builder.server.refusals import Refusal, bad_request, busy, no_space
 from kernel_builder.server.routes import ROUTERS, pages
 from kernel_builder.server.settings import Settings
+from kernel_builder.server.turns import Turns
 
 log = structlog.stdlib.get_logger("kernel_builder.server")
 
+READERS = 16
 _LOOPBACK_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+_FULL_MESSAGES = ("No space left", "database or disk is full")  # of libgit2 and of SQLite
 _OUT_OF_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def create_app(settings: Settings) -> FastAPI:
     """Create the application that serves one Hub."""
     app = FastAPI(
+        lifespan=_threads,
         title="A Hub for kernels",
         version=__version__,
         description="The part of the Hub's API that `huggingface_hub` and `kernels` use for kernels.",
@@ -44,19 +54,22 @@ def create_app(settings: Settings) -> FastAPI:
     hub = Hub(settings)
     app.state.hub = hub
     app.state.metrics = Metrics()
+    app.state.turns = Turns()
     app.state.upload_slots = Slots(settings.limits.uploads)
     app.state.commit_slots = Slots(settings.limits.commits)
     for router in ROUTERS:
         app.include_router(router)
 
+    observers = anyio.CapacityLimiter(2)  # not the threads of other requests, which may all be busy
+
     @app.get("/health")
-    def health() -> dict[str, str]:
+    async def health() -> dict[str, str]:
         """Check that this server can read its root."""
-        hub.repositories.root.stat()
+        await to_thread.run_sync(hub.repositories.root.stat, limiter=observers)
         return {"status": "ok", "version": __version__}
 
     @app.get("/metrics", response_class=PlainTextResponse)
-    def metrics() -> Response:
+    async def metrics() -> Response:
         """Return this server's metrics."""
         return Response(app.state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
@@ -65,6 +78,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(ClientDisconnect, _gone)
     app.add_exception_handler(OSError, _fail)
     app.add_exception_handler(pygit2.GitError, _fail)
+    app.add_exception_handler(sqlite3.Error, _fail)
     app.add_exception_handler(Exception, _fail)
     app.add_middleware(BodyLimits, limits=settings.limits, is_known=hub.is_known)
     if settings.token_file is None:
@@ -72,6 +86,14 @@ def create_app(settings: Settings) -> FastAPI:
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
     app.add_middleware(RequestObserver, metrics=app.state.metrics)
     return app
+
+
+@asynccontextmanager
+async def _threads(app: FastAPI) -> AsyncIterator[None]:
+    """Keep few threads for readers: each that runs Python makes the event loop wait for the interpreter's lock."""
+    to_thread.current_default_thread_limiter().total_tokens = READERS
+    sys.setswitchinterval(0.001)
+    yield
 
 
 def _answer(refusal: Refusal) -> Response:
@@ -106,9 +128,11 @@ async def _gone(request: Request, error: Exception) -> Response:
 
 async def _fail(request: Request, error: Exception) -> Response:
     full = isinstance(error, OSError) and error.errno in _OUT_OF_SPACE
-    if full or "No space left" in str(error):
+    if full or any(message in str(error) for message in _FULL_MESSAGES):
         # Xet's client retries a 5xx for minutes, so it gets a 4xx.
         return _answer(no_space(413 if request.url.path.startswith("/xet/") else 507))
+    if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
+        return _answer(busy("the index is locked by others; try again"))
     log.error("request failed", path=request.url.path, exc_info=error)
     return _answer(Refusal(500, "the Hub failed; its log says why", code="InternalError"))
 

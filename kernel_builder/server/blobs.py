@@ -133,6 +133,11 @@ class Blobs:
             stamp = float(changed) if isinstance(changed, (int, float)) else changed.timestamp()
             yield str(key)[len(self._root) + 1 :], stamp
 
+    def sizes(self) -> Iterator[tuple[str, int]]:
+        """Every name, and the size of its file in bytes."""
+        for key, details in self._fs.find(self._root, detail=True).items():
+            yield str(key)[len(self._root) + 1 :], int(details.get("size") or 0)
+
     def remove(self, name: str) -> None:
         """Delete a file."""
         self._fs.rm_file(f"{self._root}/{name}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import io
 import mimetypes
+import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import PurePosixPath
-from typing import IO, Any
+from typing import IO
 from urllib.parse import quote
 
 from anyio import to_thread
@@ -18,7 +21,8 @@ from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.refusals import Refusal, no_entry
 
-BLOCK = 256 << 10
+BLOCK = 64 << 10
+IN_MEMORY = 64 << 10
 
 # Files are untrusted: none of them may run scripts in a reader's browser.
 _SANDBOX = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
@@ -63,9 +67,12 @@ def content_response(request: Request, hub: Hub, repository: GitRepository, entr
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
     request.app.state.metrics.sent(end - start)
-    if entry.large is None:
+    if entry.large is not None:
+        file = hub.large_files.open(entry.large.sha256)
+    elif entry.size > IN_MEMORY:
+        file = hub.spool.open(repository, entry)
+    else:
         return Response(repository.trees.read(entry)[start:end], status_code=status, headers=headers)
-    file = hub.large_files.open(entry.large.sha256)
     return StreamingResponse(_blocks(file, start, end), status_code=status, headers=headers)
 
 
@@ -96,15 +103,45 @@ def _range(request: Request, size: int, etag: str) -> tuple[int, int]:
     return start, end
 
 
-async def _blocks(file: IO[bytes], start: int, end: int) -> AsyncIterator[bytes]:
+async def _blocks(file: IO[bytes], start: int, end: int) -> AsyncIterator[memoryview]:
+    """Yield a range of a file. A reader that stalls keeps two blocks in memory: one sent, and one read ahead."""
+    source = _LocalFile(file) if isinstance(file, io.BufferedReader) else _OtherFile(file)
     try:
-        await to_thread.run_sync(file.seek, start)
-        left = end - start
-        while left > 0:
-            block: Any = await to_thread.run_sync(file.read, min(BLOCK, left))
+        while start < end:
+            block = await source.read(start, min(BLOCK, end - start))
             if not block:
                 raise OSError("a large file is shorter than its size; run `kernel-builder hub check`")
-            left -= len(block)
+            start += len(block)
             yield block
     finally:
         file.close()
+
+
+class _LocalFile:
+    """Reads a file of this machine: what the page cache holds at once, the rest in a thread."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._descriptor = file.fileno()
+
+    async def read(self, start: int, size: int) -> memoryview:
+        block = memoryview(bytearray(size))
+        try:
+            read = os.preadv(self._descriptor, [block], start, os.RWF_NOWAIT)
+            await asyncio.sleep(0)  # others have their turn
+        except OSError:  # not cached, or the file system cannot tell
+            read = await to_thread.run_sync(os.preadv, self._descriptor, [block], start)
+        return block[:read]
+
+
+class _OtherFile:
+    """Reads a file of a remote store, or one in memory."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+
+    async def read(self, start: int, size: int) -> memoryview:
+        def read() -> bytes:
+            self._file.seek(start)
+            return self._file.read(size)
+
+        return memoryview(await to_thread.run_sync(read))

@@ -8,7 +8,8 @@ import pygit2
 from pygit2.enums import FileMode
 
 from kernel_builder.server import names
-from kernel_builder.server.git_objects import FileChange, PullRequest, write_commit
+from kernel_builder.server.git_configuration import GitConfiguration
+from kernel_builder.server.git_objects import FileChange, PullRequest, persistently, write_commit
 from kernel_builder.server.git_refs import GitRefs
 from kernel_builder.server.refusals import Refusal, bad_request, conflict, moved_meanwhile, no_entry, no_revision
 
@@ -19,20 +20,22 @@ _ATTRIBUTES = b"*.so filter=lfs diff=lfs merge=lfs -text\n*.a filter=lfs diff=lf
 class GitCommits:
     """Writes commits to one repository, which is opened as `git`."""
 
-    def __init__(self, repo_id: str, git: pygit2.Repository, refs: GitRefs) -> None:
+    def __init__(self, repo_id: str, git: pygit2.Repository, refs: GitRefs, configuration: GitConfiguration) -> None:
         self._repo_id = repo_id
         self._git = git
         self._refs = refs
+        self._configuration = configuration
 
     def write_blob(self, data: bytes) -> str:
         """Store the content of a small file, which nothing refers to yet, and return its id."""
-        return str(self._git.create_blob(data))
+        return str(persistently(lambda: self._git.create_blob(data)))
 
     def create_first(self, author: str) -> None:
         """Create `main` with its first commit. No lock is needed, since the repository is not visible yet."""
         builder = self._git.TreeBuilder()
         builder.insert(".gitattributes", self._git.create_blob(_ATTRIBUTES), FileMode.BLOB)
-        self._refs.move("refs/heads/main", write_commit(self._git, [], builder.write(), "initial commit", author))
+        commit = write_commit(self._git, [], builder.write(), "initial commit", author)
+        self._refs.move("refs/heads/main", commit, None)
 
     def create(
         self,
@@ -54,14 +57,16 @@ class GitCommits:
             Refusal: If the branch does not exist, is not at `parent`, or a change cannot be made.
         """
         with self._refs.locked():
-            if pull_request:
-                base = self._refs.resolve(revision)
-                full = f"refs/pr/{self._next_pull_request()}"
+            if pull_request:  # for a branch only, not for a tag, a commit or another pull request
+                full = f"refs/heads/{revision}"
             else:
                 full = revision if revision.startswith("refs/pr/") else f"refs/heads/{names.ref_name(revision)}"
-                if not pygit2.reference_is_valid_name(full) or full not in self._git.references:
-                    raise no_revision(self._repo_id, revision)
-                base = str(self._git.references[full].peel(pygit2.Commit).id)
+            base = self._refs.commit_of(full)
+            if base is None:
+                raise no_revision(self._repo_id, revision)
+            old: str | None = base
+            if pull_request:
+                full, old = f"refs/pr/{self._next_pull_request()}", None
             if parent is not None and not base.startswith(parent):
                 raise moved_meanwhile(revision, base, parent)
             tree = self._changed_tree(base, changes)
@@ -70,8 +75,8 @@ class GitCommits:
             message = f"{title}\n\n{description}".strip() + "\n"
             oid = write_commit(self._git, [base], tree, message, author)
             if pull_request:
-                self._git.config[f"pr.{full.rpartition('/')[2]}.base"] = revision
-            self._refs.move(full, oid)
+                self._configuration.set(f"pr.{full.rpartition('/')[2]}.base", revision)
+            self._refs.move(full, oid, old)
             return oid, full
 
     def pull_request(self, number: int) -> PullRequest:
@@ -81,8 +86,7 @@ class GitCommits:
             Refusal: If there is none with this number.
         """
         head = self._refs.resolve(f"refs/pr/{number}")
-        key = f"pr.{number}.base"
-        base = str(self._git.config[key]) if key in self._git.config else "main"
+        base = self._configuration.get(f"pr.{number}.base") or "main"
         try:
             tip = self._refs.resolve(base)
         except Refusal:  # the branch was deleted
@@ -102,7 +106,7 @@ class GitCommits:
             if request.merged:
                 return tip
             if self._git.descendant_of(request.head, tip):  # a fast-forward
-                self._refs.move(branch, request.head)
+                self._refs.move(branch, request.head, tip)
                 return request.head
             index = self._git.merge_commits(tip, request.head)
             if index.conflicts is not None:
@@ -110,13 +114,13 @@ class GitCommits:
                 raise conflict(
                     f"{', '.join(paths[:5])} changed on {request.base} as well: commit to refs/pr/{number} again"
                 )
-            tree = index.write_tree(self._git)
+            tree = persistently(lambda: index.write_tree(self._git))
             oid = write_commit(self._git, [tip, request.head], tree, f"Merge pull request {number}\n", author)
-            self._refs.move(branch, oid)
+            self._refs.move(branch, oid, tip)
             return oid
 
     def _next_pull_request(self) -> int:
-        taken = [int(ref.rsplit("/", 1)[-1]) for ref in self._git.references if ref.startswith("refs/pr/")]
+        taken = [int(ref.rsplit("/", 1)[-1]) for ref in self._refs.names() if ref.startswith("refs/pr/")]
         return max(taken, default=0) + 1
 
     def _changed_tree(self, base: str, changes: Sequence[FileChange]) -> str:
@@ -146,7 +150,7 @@ class GitCommits:
                     raise bad_request(
                         f"{parent!r} would be both a file and a folder; delete one of them in this commit"
                     )
-        return str(index.write_tree(self._git))
+        return str(persistently(lambda: index.write_tree(self._git)))
 
 
 def _parents(path: str) -> Iterator[str]:

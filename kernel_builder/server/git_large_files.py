@@ -37,6 +37,7 @@ class OwnedFiles:
 
     def referenced(self) -> Iterator[LargeFile]:
         """Find the large files that any commit of any ref points to. Each tree is read once."""
+        database = self._git.odb
         seen: set[pygit2.Oid] = set()
         pending: list[pygit2.Tree] = []
         for ref in self._refs:
@@ -55,5 +56,5 @@ class OwnedFiles:
                     pending.append(item)
                 elif item.id not in seen:
                     seen.add(item.id)
-                    if (large := tree_entry(str(item.name), item).large) is not None:
+                    if (large := tree_entry(str(item.name), item, database).large) is not None:
                         yield large

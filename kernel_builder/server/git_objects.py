@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import pygit2
+
+Result = TypeVar("Result")
+
+_ATTEMPTS = 5
 
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\noid sha256:([0-9a-f]{64})\nsize (0|[1-9][0-9]{0,18})\n"
@@ -52,11 +58,11 @@ class TreeEntry:
         return replace(self, path=f"{folder}/{self.path}")
 
 
-def tree_entry(path: str, item: pygit2.Object) -> TreeEntry:
-    """Describe a git object that a tree holds at a path."""
+def tree_entry(path: str, item: pygit2.Object, database: pygit2.Odb) -> TreeEntry:
+    """Describe a git object that a tree holds at a path. A blob is not read: the database knows its size."""
     if not isinstance(item, pygit2.Blob):
         return TreeEntry(path, str(item.id), is_folder=True)
-    size = item.size
+    size = database.read_header(item.id)[1]
     large = read_pointer(item.data) if size in _POINTER_SIZES else None
     return TreeEntry(path, str(item.id), is_folder=False, size=size, large=large)
 
@@ -114,4 +120,17 @@ def one_line(text: str) -> str:
 def write_commit(git: pygit2.Repository, parents: list[str], tree: str | pygit2.Oid, message: str, author: str) -> str:
     """Write a commit object that no ref points to yet, and return its id."""
     who = pygit2.Signature(one_line(author), f"{one_line(author)}@hub", int(time.time()), 0)
-    return str(git.create_commit(None, who, who, message, tree, parents))
+    return str(persistently(lambda: git.create_commit(None, who, who, message, tree, parents)))
+
+
+def persistently(access: Callable[[], Result]) -> Result:
+    """Read or write git objects, again if `git gc` or `git repack` runs meanwhile.
+
+    They remove empty directories of objects in which libgit2 is going to write, and packs that it is going to read.
+    """
+    for attempt in range(1, _ATTEMPTS):
+        try:
+            return access()
+        except (pygit2.GitError, OSError, KeyError):
+            time.sleep(0.002 * attempt)
+    return access()

@@ -1,47 +1,64 @@
 """Branches, tags and pull requests of one git repository.
 
-Every move of a ref holds the repository's lock, compares the ref with the value that was read, and only then moves it.
-Objects are synced to the disk before the ref, and the ref before the answer. A killed process leaves at most objects
-that no ref reaches.
+Every move of a ref holds the repository's lock and git's own lock of the ref, compares the ref with the value that was
+read, and only then moves it. So `git gc` and `git push` may run meanwhile. Objects are synced to the disk before the
+ref, and the ref before the answer. A killed process leaves at most objects that no ref reaches.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pygit2
 from pygit2.enums import ObjectType
 
 from kernel_builder.server import names
-from kernel_builder.server.blobs import sync_filesystem
-from kernel_builder.server.git_objects import Ref, one_line, write_commit
+from kernel_builder.server.git_lock_files import GitLockFiles
+from kernel_builder.server.git_objects import Ref, one_line, persistently, write_commit
 from kernel_builder.server.locks import repository_lock
-from kernel_builder.server.refusals import bad_request, conflict, no_revision
+from kernel_builder.server.refusals import NotFree, bad_request, conflict, no_revision
+
+Changing = Callable[[str], AbstractContextManager[None]]
 
 
 class GitRefs:
     """The refs of one repository, which is opened as `git`."""
 
-    def __init__(self, repo_id: str, path: Path, git: pygit2.Repository) -> None:
+    def __init__(self, repo_id: str, path: Path, git: pygit2.Repository, changing: Changing) -> None:
         self._repo_id = repo_id
         self._path = path
         self._git = git
+        self._changing = changing
+        self.lock_files = GitLockFiles(path)
 
     def __iter__(self) -> Iterator[Ref]:
         """Every branch, tag and pull request, sorted by full name."""
-        for full in sorted(self._git.references):
+        for full in self.names():
             prefix = next((p for p in ("refs/heads/", "refs/tags/") if full.startswith(p)), None)
             name = full.removeprefix(prefix) if prefix else full
-            commit = self._git.references[full].peel(pygit2.Commit)
-            yield Ref(name, full, str(commit.id))
+            if (commit := self.commit_of(full)) is not None:  # else just deleted
+                yield Ref(name, full, commit)
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Hold the repository's lock, which every move of a ref needs."""
-        return repository_lock(self._path, self._repo_id)
+    def names(self) -> list[str]:
+        """Return the full names of all refs, sorted."""
+        return persistently(lambda: sorted(self._git.references))
+
+    def commit_of(self, full: str) -> str | None:
+        """Return the commit that a ref points to, or None if there is no such ref."""
+        if not pygit2.reference_is_valid_name(full):
+            return None
+        found = self._git.references.get(full)
+        return None if found is None else str(found.peel(pygit2.Commit).id)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the repository's lock, which every move of a ref needs. At its end, the index reads the repository."""
+        with repository_lock(self._path, self._repo_id), self._changing(self._repo_id):
+            yield
 
     def resolve(self, revision: str) -> str:
         """Return the commit of a branch, tag, full ref name or commit id.
@@ -63,21 +80,23 @@ class GitRefs:
         else:
             candidates = [f"refs/heads/{revision}", f"refs/tags/{revision}"]
         for full in candidates:
-            if pygit2.reference_is_valid_name(full) and (ref := self._git.references.get(full)) is not None:
-                return str(ref.peel(pygit2.Commit).id)
+            if (commit := self.commit_of(full)) is not None:
+                return commit
         raise no_revision(self._repo_id, revision)
 
     def create_branch(self, name: str, start: str | None, *, empty: bool, overwrite: bool) -> None:
         """Create a branch at a revision (None: `main`), or an empty one."""
         full = f"refs/heads/{names.ref_name(name)}"
         with self.locked():
-            if full in self._git.references and not overwrite:
+            old = self.commit_of(full)
+            if old is not None and not overwrite:
                 raise conflict(f"Reference already exists: {self._repo_id} has a branch {name!r}")
             if empty:
-                commit = write_commit(self._git, [], self._git.TreeBuilder().write(), "initial commit", "hub")
+                tree = persistently(self._git.TreeBuilder().write)
+                commit = write_commit(self._git, [], tree, "initial commit", "hub")
             else:
                 commit = self.resolve(start or "main")
-            self.move(full, commit)
+            self.move(full, commit, old)
 
     def delete_branch(self, name: str) -> None:
         """Delete a branch other than `main`."""
@@ -89,7 +108,7 @@ class GitRefs:
         """Tag a revision; with a message, by an annotated tag."""
         full = f"refs/tags/{names.ref_name(name)}"
         with self.locked():
-            if full in self._git.references:
+            if self.commit_of(full) is not None:
                 raise conflict(f"Reference already exists: {self._repo_id} has a tag {name!r}")
             commit = self.resolve(revision)
             if message:
@@ -99,39 +118,59 @@ class GitRefs:
                     f"object {commit}\ntype commit\ntag {name}\n"
                     f"tagger {one_line(author)} <{one_line(author)}@hub> {int(time.time())} +0000\n\n{message}\n"
                 )
-                self.move(full, str(self._git.odb.write(ObjectType.TAG, text.encode())))
+                tag = persistently(lambda: self._git.odb.write(ObjectType.TAG, text.encode()))
+                self.move(full, str(tag), None)
             else:
-                self.move(full, commit)
+                self.move(full, commit, None)
 
     def delete_tag(self, name: str) -> None:
         """Delete a tag."""
         self._delete(f"refs/tags/{names.ref_name(name)}", name)
 
     def _delete(self, full: str, name: str) -> None:
-        with self.locked():
-            if full not in self._git.references:
+        with self.locked(), self.lock_files.holding(full) as ref:
+            if self.commit_of(full) is None:
                 raise no_revision(self._repo_id, name)
-            self._git.references.delete(full)
-            sync_filesystem(self._path)
+            with self.lock_files.holding("packed-refs") as packed:
+                packed_refs = packed.path.read_bytes() if packed.path.exists() else b""
+                kept = _without(packed_refs, full)
+                if kept != packed_refs:
+                    packed.replace(kept)
+            ref.delete()
 
-    def move(self, full: str, oid: str) -> None:
-        """Point a ref at an object, durably. The caller holds the lock and has compared the ref."""
-        if full not in self._git.references:
+    def move(self, full: str, oid: str, old: str | None) -> None:
+        """Point a ref at an object, durably. The caller holds the lock.
+
+        Args:
+            full: The full name of the ref.
+            oid: The object.
+            old: The commit that the ref pointed to when the caller decided to move it. None: there was no such ref.
+
+        Raises:
+            NotFree: If another process, such as `git push`, has moved the ref, or holds git's lock.
+            Refusal: If another ref has a name that excludes this one.
+        """
+        if old is None:
             self._check_free(full)
-        sync_filesystem(self._path)  # the objects are on the disk before the ref is
-        try:
-            self._git.references.create(full, oid, force=True)
-        except (OSError, pygit2.GitError):
-            # This process holds the repository's lock, so git's own lock file was left by a killed process.
-            left = self._path / f"{full}.lock"
-            if not left.exists():
-                raise
-            left.unlink()
-            self._git.references.create(full, oid, force=True)
-        sync_filesystem(self._path)
+        with self.lock_files.holding(full) as ref:
+            if self.commit_of(full) != old:
+                raise NotFree(f"{full} was moved by another process; try again")
+            ref.replace(f"{oid}\n".encode())
 
     def _check_free(self, full: str) -> None:
         """Refuse a ref whose name is a prefix of another's, or has one: git stores refs as files in directories."""
-        for known in self._git.references:
+        for known in self.names():
             if known.startswith(f"{full}/") or full.startswith(f"{known}/"):
                 raise conflict(f"{full} cannot exist beside {known}: one would be a directory of the other")
+
+
+def _without(packed_refs: bytes, full: str) -> bytes:
+    """Return the content of `packed-refs` without a ref, and without the line `^…` after it, of the tag's commit."""
+    kept = []
+    dropped = False
+    for line in packed_refs.splitlines(keepends=True):
+        if not (dropped and line.startswith(b"^")):
+            dropped = line.partition(b" ")[2].rstrip() == full.encode()
+        if not dropped:
+            kept.append(line)
+    return b"".join(kept)

@@ -6,15 +6,16 @@ empty file for each large file that was uploaded to this repository.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pygit2
 
-from kernel_builder.server.blobs import sync_filesystem
 from kernel_builder.server.git_commits import GitCommits
+from kernel_builder.server.git_configuration import GitConfiguration
 from kernel_builder.server.git_history import GitHistory
 from kernel_builder.server.git_large_files import OwnedFiles
-from kernel_builder.server.git_refs import GitRefs
+from kernel_builder.server.git_refs import Changing, GitRefs
 from kernel_builder.server.git_trees import GitTrees
 
 # The root may belong to another user, as mounted volumes do; the operator chose it.
@@ -30,18 +31,20 @@ class GitRepository:
         refs: Branches, tags and pull requests.
         trees: Files and folders of a revision.
         history: Commits of a revision.
+        configuration: What the Hub stores in the repository's configuration.
         commits: Writes commits, and merges.
         owned: The large files that were uploaded to this repository.
     """
 
-    def __init__(self, repo_id: str, path: Path) -> None:
+    def __init__(self, repo_id: str, path: Path, changing: Changing) -> None:
         self.repo_id = repo_id
         self.path = path
         self._git = pygit2.Repository(str(path), pygit2.enums.RepositoryOpenFlag.BARE)
-        self.refs = GitRefs(repo_id, path, self._git)
+        self.refs = GitRefs(repo_id, path, self._git, changing)
         self.trees = GitTrees(path, self._git)
         self.history = GitHistory(self._git)
-        self.commits = GitCommits(repo_id, self._git, self.refs)
+        self.configuration = GitConfiguration(self._git, self.refs.lock_files)
+        self.commits = GitCommits(repo_id, self._git, self.refs, self.configuration)
         self.owned = OwnedFiles(path / "large", self._git, self.refs)
 
     @classmethod
@@ -49,19 +52,17 @@ class GitRepository:
         """Create a repository with its first commit at a staging path, which other callers cannot see."""
         pygit2.init_repository(str(path), bare=True, initial_head="main")
         (path / "large").mkdir()
-        repository = cls(repo_id, path)
-        repository._git.config[_PRIVATE] = private
+        repository = cls(repo_id, path, lambda _: nullcontext())
+        repository.configuration.set(_PRIVATE, "true" if private else "false")
         repository.commits.create_first(author)
         return repository
 
     @property
     def private(self) -> bool:
         """Whether only callers with a token for the organisation see the repository."""
-        config = self._git.config
-        return _PRIVATE in config and config.get_bool(_PRIVATE)
+        return self.configuration.get(_PRIVATE) == "true"
 
     def set_private(self, private: bool) -> None:
         """Make the repository private or public."""
         with self.refs.locked():
-            self._git.config[_PRIVATE] = private
-            sync_filesystem(self.path)
+            self.configuration.set(_PRIVATE, "true" if private else "false")

@@ -46,7 +46,7 @@ class GitTrees:
             found = self._git[commit].peel(pygit2.Tree)[path]
         except KeyError:
             raise no_entry(path, commit) from None
-        return tree_entry(path, found)
+        return tree_entry(path, found, self._git.odb)
 
     def find(self, commit: str, path: str) -> TreeEntry | None:
         """Return one file or folder of a revision, or None if it does not exist."""
@@ -64,11 +64,12 @@ class GitTrees:
 def _entries(path: str, tree: str, recursive: bool) -> tuple[TreeEntry, ...]:
     """List a tree. The result never becomes stale, since a tree's id is a hash of its content."""
     git = pygit2.Repository(path, pygit2.enums.RepositoryOpenFlag.BARE)
+    database = git.odb
     found: list[TreeEntry] = []
 
     def visit(folder: pygit2.Tree, prefix: str) -> None:
         for item in folder:
-            found.append(tree_entry(f"{prefix}{item.name}", item))
+            found.append(tree_entry(f"{prefix}{item.name}", item, database))
             if recursive and isinstance(item, pygit2.Tree):
                 visit(item, f"{prefix}{item.name}/")
 

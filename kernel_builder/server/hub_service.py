@@ -10,13 +10,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pygit2
+
 from kernel_builder.files import locked, write_atomically
 from kernel_builder.server import names
+from kernel_builder.server.allowances import Allowances
+from kernel_builder.server.blob_spool import BlobSpool
 from kernel_builder.server.blobs import Blobs, sync_directory
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.large_files import IncomingFile, LargeFiles
 from kernel_builder.server.locks import StoreLock
 from kernel_builder.server.refusals import Refusal, no_repository, read_only, wrong_token
+from kernel_builder.server.repository_index import IndexedRepository, RepositoryIndex
+from kernel_builder.server.repository_reader import read_repository
 from kernel_builder.server.repository_store import RepositoryStore
 from kernel_builder.server.settings import Settings
 from kernel_builder.server.tokens import AnyToken, Caller, TokenFile
@@ -32,20 +38,32 @@ class Hub:
     large-xorbs/<organisation>/   containers of Xet uploads
     incoming/                     uploads in progress
     secret                        signs upload addresses; shared by all servers of this root
+    index.sqlite                  what lists need of all repositories; made from them
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.root = settings.root
         self.root.mkdir(parents=True, exist_ok=True)
-        self.repositories = RepositoryStore(self.root / "repositories")
+        self.index = RepositoryIndex(self.root / "index.sqlite", self._indexed)
+        self.repositories = RepositoryStore(self.root / "repositories", self.index)
         incoming = self.root / "incoming"
         large = settings.large_files.rstrip("/") if settings.large_files else str(self.root / "large")
         self.large_files = LargeFiles(Blobs(large, incoming))
         self.xorbs = Blobs(f"{large}-xorbs", incoming)
+        self.spool = BlobSpool(incoming)
         self._tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
         self.store_lock = StoreLock(self.root / "lock")
         self._secret = _secret(self.root / "secret")
+        self.allowances = Allowances(settings.quotas, self.index, incoming)
+        self.index.prepare(lambda: self.repositories, self.xorbs.sizes)
+
+    def _indexed(self, repo_id: str, known: IndexedRepository | None) -> IndexedRepository | None:
+        """Read a repository for the index. One that cannot be read is not listed; `hub check` names it."""
+        try:
+            return read_repository(self.repositories.open(repo_id), self.large_files, known)
+        except (Refusal, pygit2.GitError, KeyError, ValueError, OSError):
+            return None
 
     def caller(self, authorization: str | None) -> Caller:
         """Return the caller of an `Authorization` header, which holds a token as bearer or as basic password.
@@ -98,39 +116,48 @@ class Hub:
             raise read_only()
         caller.must_write(organization)
 
-    def visible(self, caller: Caller) -> list[GitRepository]:
-        """Open all repositories that this caller may see."""
-        found = []
-        for repo_id in self.repositories:
-            try:
-                found.append(self.to_read(repo_id, caller))
-            except Refusal:
-                continue
-        return found
-
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably."""
         with self.store_lock.storing():
+            added = sum(file.size for file in incoming if file.sha256 not in repository.owned)
             self.large_files.adopt(incoming)
             repository.owned.add(file.sha256 for file in incoming)
+        if added:
+            self.index.grow(repository.repo_id, added)
 
     # Clients send large files to signed addresses, without their token.
 
-    def sign(self, action: str, repo_id: str, sha256: str, size: int) -> str:
+    def sign(self, action: str, repo_id: str, sha256: str, size: int, caller: Caller) -> str:
         """Return the query of an address at which one large file may be uploaded or downloaded for an hour."""
         expires = int(time.time()) + SIGNATURE_SECONDS
-        return f"size={size}&expires={expires}&signature={self._signature(action, repo_id, sha256, size, expires)}"
+        signature = self._signature(action, repo_id, sha256, size, expires, caller.key)
+        return f"size={size}&expires={expires}&by={caller.key}&signature={signature}"
 
-    def check_signature(self, action: str, repo_id: str, sha256: str, size: int, expires: int, signature: str) -> None:
-        """Raise a refusal unless this Hub signed the address within the last hour."""
-        expected = self._signature(action, repo_id, names.sha256(sha256), size, expires)
+    def check_signature(
+        self, action: str, repo_id: str, sha256: str, size: int, expires: int, by: str, signature: str
+    ) -> Caller:
+        """Return the caller to whom this Hub gave the address within the last hour.
+
+        Raises:
+            Refusal: If it did not, or the caller's token was removed meanwhile.
+        """
+        expected = self._signature(action, repo_id, names.sha256(sha256), size, expires, by)
         if not hmac.compare_digest(expected.encode(), signature.encode()) or expires < time.time():
             raise Refusal(
                 403, "this Hub did not sign this address, or it has expired; request a new one", code="BadSignature"
             )
+        return self.caller_by_key(by)
 
-    def _signature(self, action: str, repo_id: str, sha256: str, size: int, expires: int) -> str:
-        return self.signature("\n".join((action, repo_id, sha256, str(size), str(expires))).encode())
+    def caller_by_key(self, key: str) -> Caller:
+        """Return the caller to whom this Hub gave a signed address.
+
+        Raises:
+            Refusal: If the caller's token was removed meanwhile.
+        """
+        return self._tokens.caller_by_key(key)
+
+    def _signature(self, action: str, repo_id: str, sha256: str, size: int, expires: int, by: str) -> str:
+        return self.signature("\n".join((action, repo_id, sha256, str(size), str(expires), by)).encode())
 
     def signature(self, what: bytes) -> str:
         """Return the signature of these bytes, which is the same on every server of this root."""

@@ -7,15 +7,19 @@ before the files that it guards are examined.
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pygit2
 
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
+from kernel_builder.server.locks import patiently, repository_lock
 from kernel_builder.server.refusals import Refusal
 
 LEFT_OVER_SECONDS = 600.0
@@ -30,7 +34,7 @@ class Defect:
     Args:
         where: A file of the store, or a repository and an item in it.
         what: What is wrong.
-        mended: Whether it was mended. If not, data is lost, and `what` says what to do.
+        mended: Whether it was mended. If not, `what` says what to do.
     """
 
     where: str
@@ -52,7 +56,8 @@ def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: flo
     referenced: set[str] = set()
     for repo_id in list(hub.repositories):
         try:
-            found, pointed = _repository(hub, hub.repositories.open(repo_id), mend, now)
+            repository = hub.repositories.open(repo_id)
+            found, pointed = patiently(partial(_repository, hub, repository, mend, now))
         except (pygit2.GitError, KeyError, ValueError, OSError) as error:
             yield Defect(repo_id, f"the repository cannot be read ({error}); restore it from a backup", False)
             continue
@@ -60,8 +65,11 @@ def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: flo
             continue
         yield from found
         referenced |= pointed
+        if mend:
+            with suppress(sqlite3.OperationalError):  # the disk is full; the next check tries again
+                hub.index.refresh(repo_id, afresh=True)
     try:
-        yield from _unowned(hub, referenced, mend, now)
+        yield from patiently(lambda: _unowned(hub, referenced, mend, now))
     except Refusal:
         yield Defect(
             "large files", "uploads hold the store's lock, so unowned files were not checked; run this again", False
@@ -71,7 +79,9 @@ def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: flo
     for name, used in list(hub.xorbs):
         if now - used > XORB_SECONDS:
             if mend:
+                size = hub.xorbs.size(name) or 0
                 hub.xorbs.remove(name)
+                hub.index.grow_xorbs(name.partition("/")[0], -size)
             yield Defect(f"xorb {name}", "unused by uploads for four weeks", mend)
 
 
@@ -124,11 +134,14 @@ def _left_over(hub: Hub, mend: bool, now: float) -> Iterator[Defect]:
 def _repository(hub: Hub, repository: GitRepository, mend: bool, now: float) -> tuple[list[Defect], set[str]]:
     """Check one repository; return its defects and the digests of the large files that its commits point to."""
     found = []
-    with repository.refs.locked():
-        for lock in _git_locks(repository.path):
+    with repository_lock(repository.path, repository.repo_id):  # works on a full disk, too
+        for lock in repository.refs.lock_files.stale():
             if mend:
-                lock.unlink()
-            found.append(Defect(str(lock.relative_to(hub.root)), "a stale git lock", mend))
+                lock.unlink(missing_ok=True)
+            found.append(Defect(str(lock.relative_to(hub.root)), "a git lock of a server that was killed", mend))
+        for lock in _others_locks(repository.path, now):
+            what = "held by another process for long; delete it if no process of git runs in this repository"
+            found.append(Defect(str(lock.relative_to(hub.root)), what, False))
         referenced = {large.sha256: large for large in repository.owned.referenced()}
         for sha256, large in referenced.items():
             stored = hub.large_files.size(sha256)
@@ -151,5 +164,11 @@ def _repository(hub: Hub, repository: GitRepository, mend: bool, now: float) -> 
     return found, set(referenced)
 
 
-def _git_locks(path: Path) -> list[Path]:
-    return [*(path / "refs").rglob("*.lock"), *path.glob("*.lock")]
+def _others_locks(path: Path, now: float) -> Iterator[Path]:
+    """Find old lock files of git that this Hub did not make. Their holder may live, so they are left alone."""
+    for lock in (*(path / "refs").rglob("*.lock"), *path.glob("*.lock")):
+        try:
+            if now - lock.stat().st_mtime > LEFT_OVER_SECONDS:
+                yield lock
+        except FileNotFoundError:
+            continue

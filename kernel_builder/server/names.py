@@ -14,6 +14,10 @@ _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # Unicode categories of control and formatting characters, which make two paths look alike, and of lone surrogates.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
+# Windows takes these for a device, a drive or another name, where a client would write outside of its cache. What it
+# only cannot store, such as `?`, is harmless.
+_NOT_ON_WINDOWS = re.compile(r".*:.*|.*[. ]|(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE)
+
 MAX_PATH = 1024
 MAX_DEPTH = 32
 MAX_REF = 200
@@ -66,6 +70,9 @@ def path(value: str) -> str:
             f"path {value[:100]!a} is not allowed: expected a relative path without '.', '..', '.git', empty parts "
             "or invisible characters"
         )
+    for part in parts:
+        if _NOT_ON_WINDOWS.fullmatch(part):
+            raise bad_request(f"path {value[:100]!a} is not allowed: on Windows, {part[:100]!a} is no file's name")
     return value
 
 

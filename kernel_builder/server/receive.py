@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import unquote
 
 import anyio
@@ -114,6 +116,18 @@ def _in_segments(scope: Scope) -> str:
     except UnicodeDecodeError:
         parts = [""]
     return "/".join(part.replace("%", "%25").replace("/", "%2F") for part in parts)
+
+
+def parse_json(data: bytes) -> Any:
+    """Parse JSON.
+
+    Raises:
+        ValueError: If it is not JSON, or nested more deeply than Python's parser goes.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
 
 
 def segment(value: str) -> str:

@@ -101,6 +101,11 @@ def too_large(message: str) -> Refusal:
     return Refusal(413, message, code="PayloadTooLarge")
 
 
+def over_quota(message: str) -> Refusal:
+    """Refuse an upload above a quota. Not a 5xx, which Xet's client sends again for minutes."""
+    return Refusal(413, f"{message}; delete something, or ask the operator for a larger quota", code="QuotaExceeded")
+
+
 def too_slow() -> Refusal:
     """Refuse a body that stalls or arrives too slowly."""
     message = "the body stalled or arrived too slowly; nothing was stored. Send it again."
@@ -110,6 +115,13 @@ def too_slow() -> Refusal:
 def busy(message: str) -> Refusal:
     """Refuse a request for now; the clients retry."""
     return Refusal(503, message, code="Busy", headers={"Retry-After": "2"})
+
+
+class NotFree(Refusal):
+    """A lock is held by others. Raised before anything has changed, so the request can be tried again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(503, message, code="Busy", headers={"Retry-After": "2"})
 
 
 def read_only() -> Refusal:

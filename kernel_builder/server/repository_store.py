@@ -12,8 +12,9 @@ import pygit2
 from kernel_builder.server import names
 from kernel_builder.server.blobs import sync_directory
 from kernel_builder.server.git_repository import GitRepository
-from kernel_builder.server.locks import remove_repository_lock
+from kernel_builder.server.locks import remove_repository_lock, repository_lock
 from kernel_builder.server.refusals import conflict, no_repository
+from kernel_builder.server.repository_index import RepositoryIndex
 
 
 class RepositoryStore:
@@ -23,8 +24,9 @@ class RepositoryStore:
     being created or deleted.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, index: RepositoryIndex) -> None:
         self.root = root
+        self._index = index
         root.mkdir(parents=True, exist_ok=True)
 
     def _path(self, repo_id: str) -> Path:
@@ -42,7 +44,7 @@ class RepositoryStore:
         if not path.is_dir():
             raise no_repository(repo_id)
         try:
-            return GitRepository(repo_id, path)
+            return GitRepository(repo_id, path, self._index.changing)
         except pygit2.GitError:
             if path.is_dir():
                 raise
@@ -67,31 +69,34 @@ class RepositoryStore:
         staging = path.parent / f".new-{uuid.uuid4().hex}"
         try:
             GitRepository.create(repo_id, staging, private=private, author=author)
-            try:
-                staging.rename(path)
-            except OSError:
-                if path.is_dir():
-                    raise conflict(f"You already created this kernel repo: {repo_id} exists") from None
-                raise
-            sync_directory(path.parent)
+            with self._index.changing(repo_id):
+                try:
+                    staging.rename(path)
+                except OSError:
+                    if path.is_dir():
+                        raise conflict(f"You already created this kernel repo: {repo_id} exists") from None
+                    raise
+                sync_directory(path.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
     def delete(self, repo_id: str) -> None:
         """Delete a repository. `hub check` deletes the large files that only this repository owned."""
         path = self._path(repo_id)
-        with self.open(repo_id).refs.locked():
-            trash = path.parent / f".deleted-{uuid.uuid4().hex}"
-            path.rename(trash)
-            sync_directory(path.parent)
-            remove_repository_lock(path)
-        shutil.rmtree(trash, ignore_errors=True)
+        self.open(repo_id)
+        with self._index.changing(repo_id, freeing=True):
+            with repository_lock(path, repo_id):
+                trash = path.parent / f".deleted-{uuid.uuid4().hex}"
+                path.rename(trash)
+                sync_directory(path.parent)
+                remove_repository_lock(path)
+            shutil.rmtree(trash, ignore_errors=True)
 
     def move(self, source: str, target: str) -> None:
         """Rename a repository."""
         new = self._path(target)
         new.parent.mkdir(exist_ok=True)
-        with self.open(source).refs.locked():
+        with self.open(source).refs.locked(), self._index.changing(target):
             if new.exists():
                 raise conflict(f"{target} exists")
             old = self._path(source)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
-import resource
 import socket
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 
 import structlog
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kernel_builder.errors import ConfigError, HubError
 from kernel_builder.server.app import create_app
+from kernel_builder.server.connections import limited, raise_file_limit, return_memory
 from kernel_builder.server.settings import Settings
 
 
@@ -86,49 +85,6 @@ def set_up_logs(level: str) -> None:
         logger.setLevel(level.upper() if name == "kernel_builder.server" else logging.WARNING)
 
 
-def raise_file_limit() -> None:
-    """Raise this process's soft limit of open files, usually 1024, to the hard limit."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def impatient(seconds: float) -> type[HttpToolsProtocol]:
-    """Return uvicorn's protocol class with a time limit for the head of a request.
-
-    Without the limit, clients that open connections and send nothing could use up all of them.
-    """
-
-    class Impatient(HttpToolsProtocol):
-        _waiting: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._wait()
-
-        def on_message_begin(self) -> None:
-            super().on_message_begin()
-            self._wait()
-
-        def on_headers_complete(self) -> None:
-            self._stop_waiting()
-            super().on_headers_complete()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_waiting()
-            super().connection_lost(exc)
-
-        def _wait(self) -> None:
-            if self._waiting is None:
-                self._waiting = self.loop.call_later(seconds, self.transport.close)
-
-        def _stop_waiting(self) -> None:
-            if self._waiting is not None:
-                self._waiting.cancel()
-                self._waiting = None
-
-    return Impatient
-
-
 def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Callable[[str], None]) -> None:
     """Serve a Hub until a signal ends it.
 
@@ -150,7 +106,10 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
             hint="kernel-builder hub token add NAME --write ORG --token-file F, then serve with --token-file F",
         )
     set_up_logs(log_level)
-    raise_file_limit()
+    return_memory()
+    # Half of the open files are for what the requests read and write.
+    most = min(settings.connections.connections, raise_file_limit() // 2)
+    connections = replace(settings.connections, connections=most)
     app = create_app(settings)
     with listen(host, port) as listening:
         config = uvicorn.Config(
@@ -158,7 +117,7 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
             log_config=None,
             access_log=False,
             server_header=False,
-            http=impatient(settings.limits.idle_seconds),
+            http=limited(connections, settings.limits.idle_seconds),
             timeout_keep_alive=30,
             timeout_graceful_shutdown=10,
         )

@@ -43,6 +43,33 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits of connections, and of the heads of requests."""
+
+    connections: int = 8192
+    """The most connections."""
+    connections_by_address: int = 512
+    """The most connections of one address that is not a proxy's."""
+    head_bytes: int = 32 << 10
+    """The largest head of a request."""
+    url_bytes: int = 8 << 10
+    """The longest address."""
+    headers: int = 100
+    """The most lines of a head."""
+
+
+@dataclass(frozen=True)
+class Quotas:
+    """The most bytes that are stored. A large file counts in each repository that it was uploaded to."""
+
+    repository_bytes: int | None = None
+    organization_bytes: int | None = None
+    server_bytes: int | None = None
+    reserve_bytes: int = 1 << 30
+    """What uploads leave free on the disk, but at most a twentieth of it."""
+
+
+@dataclass(frozen=True)
 class Settings:
     """What a Hub serves, and to whom.
 
@@ -53,6 +80,8 @@ class Settings:
         read_only: Whether to refuse every change.
         trusted: Organisations whose kernels load without `trust_remote_code`.
         limits: Limits of one request.
+        connections: Limits of connections.
+        quotas: Limits of what is stored.
     """
 
     root: Path
@@ -61,3 +90,5 @@ class Settings:
     read_only: bool = False
     trusted: frozenset[str] = frozenset()
     limits: Limits = field(default_factory=Limits)
+    connections: ConnectionLimits = field(default_factory=ConnectionLimits)
+    quotas: Quotas = field(default_factory=Quotas)

@@ -23,6 +23,7 @@ from kernel_builder.server.refusals import Refusal, forbidden, no_token, wrong_t
 
 ANY = "*"
 SCOPES = ("read", "write")
+KEY_LENGTH = 32
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,22 @@ class Token:
 
 @dataclass(frozen=True)
 class Caller:
-    """The sender of a request, with the scopes of its token. The name is empty without a token."""
+    """The sender of a request, with the scopes of its token. The name is empty without a token.
+
+    `key` is the start of the token's SHA-256. Signed addresses carry it, so that they end with the token.
+    """
 
     name: str = ""
     scopes: Mapping[str, str] = field(default_factory=dict)
+    key: str = ""
 
     def may_see(self, organization: str) -> bool:
         """Return whether this caller sees private repositories of the organisation."""
         return organization in self.scopes or ANY in self.scopes
+
+    def seen(self) -> list[str] | None:
+        """Return the organisations whose private repositories this caller sees. None: all."""
+        return None if ANY in self.scopes else list(self.scopes)
 
     def may_write(self, organization: str) -> bool:
         """Return whether this caller may publish in the organisation."""
@@ -67,7 +76,11 @@ class AnyToken:
 
     def caller(self, token: str | None) -> Caller:
         """Return the caller who sends this token."""
-        return Caller(name="user", scopes={ANY: "write"}) if token else Caller()
+        return self.caller_by_key("any") if token else Caller()
+
+    def caller_by_key(self, key: str) -> Caller:
+        """Return the caller who was given a signed address."""
+        return Caller(name="user", scopes={ANY: "write"}, key=key) if key else Caller()
 
 
 class TokenFile:
@@ -112,7 +125,20 @@ class TokenFile:
         found = [known for known in self.tokens() if hmac.compare_digest(known.sha256, digest)]
         if not found:
             raise wrong_token()
-        return Caller(found[0].name, found[0].scopes)
+        return Caller(found[0].name, found[0].scopes, digest[:KEY_LENGTH])
+
+    def caller_by_key(self, key: str) -> Caller:
+        """Return the caller who was given a signed address.
+
+        Raises:
+            Refusal: If that token was removed meanwhile.
+        """
+        if not key:
+            return Caller()
+        for known in self.tokens():
+            if known.sha256[:KEY_LENGTH] == key:
+                return Caller(known.name, known.scopes, key)
+        raise wrong_token()
 
 
 def _read(path: Path) -> tuple[Token, ...]:

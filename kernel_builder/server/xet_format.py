@@ -20,6 +20,7 @@ Shard = bytes | mmap.mmap
 
 CHUNK_BYTES = 1 << 20
 XORB_CHUNKS = 1 << 16
+XORB_UNPACKED = 128 << 20  # twice as much as clients put into one
 
 _HEADER = 48
 _RECORD = 48
@@ -70,7 +71,7 @@ def read_shard(shard: Shard) -> Iterator[XetFile]:
                 raise ValueError("a file has no SHA-256")
             first = offset + _RECORD
             offset = first + count * _RECORD * (2 if flags & _WITH_VERIFICATION else 1)
-            sha256 = _hex(_record(shard, offset)[:32])  # fails if the shard ends before the last chunk range
+            sha256 = hash_text(_record(shard, offset)[:32])  # fails if the shard ends before the last chunk range
             size = sum(part.size for part in _chunk_ranges(shard, first, count))
             yield XetFile(sha256, size, shard, first, count)
             offset += _RECORD
@@ -81,7 +82,7 @@ def read_shard(shard: Shard) -> Iterator[XetFile]:
 def _chunk_ranges(shard: Shard, first: int, count: int) -> Iterator[ChunkRange]:
     for offset in range(first, first + count * _RECORD, _RECORD):
         _, size, start, end = struct.unpack_from("<IIII", shard, offset + 32)
-        yield ChunkRange(_hex(shard[offset : offset + 32]), start, end, size)
+        yield ChunkRange(hash_text(shard[offset : offset + 32]), start, end, size)
 
 
 def _record(data: Shard, offset: int) -> bytes:
@@ -91,9 +92,9 @@ def _record(data: Shard, offset: int) -> bytes:
     return record
 
 
-def _hex(value: bytes) -> str:
+def hash_text(digest: bytes) -> str:
     """Format a hash, which is stored as four little-endian words."""
-    return "".join(f"{word:016x}" for word in struct.unpack("<4Q", value))
+    return "".join(f"{word:016x}" for word in struct.unpack("<4Q", digest))
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,16 @@ class Xorb:
             yield _Chunk(offset + 8, packed, scheme, size)
             offset += 8 + packed
             self._file.seek(offset)
+
+    def chunks(self) -> Iterator[bytes]:
+        """Yield the bytes of every chunk.
+
+        Raises:
+            Refusal: If one cannot be unpacked, or all of them have more than `XORB_UNPACKED` bytes.
+        """
+        if sum(chunk.size for chunk in self._chunks) > XORB_UNPACKED:
+            raise bad_request(f"the xorb {self._name} has more than {XORB_UNPACKED} bytes when it is unpacked")
+        return self.read(0, len(self._chunks))
 
     def read(self, start: int, end: int) -> Iterator[bytes]:
         """Yield the bytes of a range of chunks.

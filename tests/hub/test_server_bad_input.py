@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -11,7 +12,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
@@ -23,6 +24,8 @@ from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from hypothesis import HealthCheck, given, settings, strategies
 
+from kernel_builder.server.xet_format import Xorb
+from kernel_builder.server.xet_hashes import xorb_hash
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import write_kernel
 
@@ -227,8 +230,9 @@ def test_malformed_xorbs_and_shards(hub: RunningHub) -> None:
         headers = {"Authorization": f"Bearer {token}"}
         return requests.post(f"{granted['casUrl']}/v1/{path}", data=body, headers=headers).status_code
 
-    name = "11" * 32
-    whole = shard(b"\x11" * 32, (0, 1), len(data), sha256)
+    name = xorb_hash(Xorb("x", io.BytesIO(chunk)))
+    raw = b"".join(bytes.fromhex(name)[start : start + 8][::-1] for start in range(0, 32, 8))
+    whole = shard(raw, (0, 1), len(data), sha256)
     assert post("shards", whole) == 400  # no such xorb
     assert post(f"xorbs/default/{name}", chunk) == 200
     assert post("shards", whole) == 200
@@ -236,12 +240,21 @@ def test_malformed_xorbs_and_shards(hub: RunningHub) -> None:
     assert post("shards", whole, granted["accessToken"][:-1]) == 401
     assert post("xorbs/default/..%2f..%2fx", chunk) == 400
     wrong = hashlib.sha256(b"other").digest()
-    assert post("shards", shard(b"\x11" * 32, (0, 1), len(data), wrong)) == 400
-    assert post("shards", shard(b"\x11" * 32, (0, 9), len(data), wrong)) == 400
-    assert post("shards", shard(b"\x11" * 32, (0, 1), 2**32 - 1, wrong)) == 400
+    assert post("shards", shard(raw, (0, 1), len(data), wrong)) == 400
+    assert post("shards", shard(raw, (0, 9), len(data), wrong)) == 400
+    assert post("shards", shard(raw, (0, 1), 2**32 - 1, wrong)) == 400
     for scheme in (1, 2, 7):  # invalid LZ4 data, and an unknown compression
-        assert post(f"xorbs/default/{name}", chunk[:4] + bytes([scheme]) + chunk[5:]) == 200
-        assert post("shards", shard(b"\x11" * 32, (0, 1), len(data), wrong)) == 400
+        assert post(f"xorbs/default/{name}", chunk[:4] + bytes([scheme]) + chunk[5:]) == 400
+    assert post(f"xorbs/default/{name}", chunk[:-1] + b"!") == 400  # others' files are assembled from this name
+    assert post(f"xorbs/default/{name}", b"") == 400
+    empty = b"\0" * 5 + (1 << 20).to_bytes(3, "little")  # claims to have a million bytes
+    assert post(f"xorbs/default/{name}", empty * 60_000) == 400
+    copy = requests.post(
+        f"{hub.url}/kernels/{KERNEL}.git/info/lfs/objects/batch",
+        headers=TOKEN,
+        json={"operation": "download", "objects": [{"oid": sha256.hex(), "size": len(data)}]},
+    ).json()
+    assert requests.get(copy["objects"][0]["actions"]["download"]["href"]).content == data
     for size in range(0, len(whole) - 48, 7):
         assert post("shards", whole[:size]) == 400
     assert requests.get(f"{hub.url}/health").ok
@@ -250,6 +263,17 @@ def test_malformed_xorbs_and_shards(hub: RunningHub) -> None:
 
 NAMES = ["..", ".", "a..b", "-a", "a--b", "a.git", "a/b", "..%2f..", "a\0b", "é", "x" * 97, "", "CON ", "a\\b"]
 PATHS = ["../x", "a/../../x", "/etc/x", ".git/config", "a/.GIT/x", "a//b", "./a", "a\0b", "a\\b", "x" * 300, "d/" * 40]
+PATHS += [
+    "con",
+    "CON.txt",
+    "aux/x",
+    "lib/nul.so",
+    "LPT1",
+    "C:/x",
+    "a:b",
+    "a.",
+    "a /b",
+]
 PATHS += [
     "git~1/x",
     ".git. /x",
@@ -365,6 +389,104 @@ def test_limits_and_malformed_bodies_are_refused_with_reasons(start_hub: Callabl
     with socket.create_connection(target(hub.url)) as connection:
         connection.sendall(b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 200_000)
     assert requests.get(f"{hub.url}/health").ok
+
+
+def memory(hub: RunningHub) -> int:
+    """Return the most memory that the Hub has had, in MB."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
+    assert found
+    return int(found[1]) // 1000
+
+
+CHUNKED = b"POST /api/validate-yaml HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+FLOODS = {  # the start of a request, what follows it again and again, and the status
+    "lines": (b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"X: y\r\n" * 10_000, b"431"),
+    "a line": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ", b"y" * 60_000, b"431"),
+    "a name": (b"GET /health HTTP/1.1\r\nHost: localhost\r\n", b"y" * 60_000, b"431"),
+    "an address": (b"GET /", b"y" * 60_000, b"414"),
+    "a query": (b"GET /health?", b"y" * 60_000, b"414"),
+    "trailers": (CHUNKED + b"0\r\n", b"X: y\r\n" * 10_000, b"4"),
+    "a trailer": (CHUNKED + b"0\r\nX: ", b"y" * 60_000, b"4"),
+    "a chunk's extension": (CHUNKED + b"1;x=", b"y" * 60_000, b"4"),
+}
+
+
+@pytest.mark.parametrize("flood", FLOODS)
+def test_endless_heads_are_refused_early(fuzzed: RunningHub, flood: str) -> None:
+    start, more, status = FLOODS[flood]
+    before = memory(fuzzed)
+    sent = 0
+    with socket.create_connection(target(fuzzed.url)) as connection:
+        connection.settimeout(5)
+        with suppress(OSError):
+            connection.sendall(start)
+            while sent < 100_000_000:
+                connection.sendall(more)
+                sent += len(more)
+        with suppress(ConnectionResetError):  # the answer is lost if the client was still sending
+            assert connection.recv(100).startswith(b"HTTP/1.1 " + status)
+    assert sent < 20_000_000
+    assert memory(fuzzed) - before < 10
+
+
+def test_a_head_that_is_too_long_is_named(fuzzed: RunningHub) -> None:
+    answer = requests.get(f"{fuzzed.url}/health", headers={f"X-{number}": "y" for number in range(101)})
+    assert answer.status_code == 431 and "at most 100 lines" in answer.headers["X-Error-Message"]
+    assert requests.get(f"{fuzzed.url}/health?{'y' * 9000}").status_code == 414
+    deep = requests.post(
+        f"{fuzzed.url}/api/kernels/{KERNEL}/paths-info/main",
+        data=b'{"paths": ' + b"[" * 100_000,
+        headers={"Content-Type": "application/json"},
+    )
+    assert deep.status_code == 400
+
+
+def test_connections_of_one_address_are_limited(start_hub: Callable[..., RunningHub]) -> None:
+    hub = start_hub("--max-connections-per-address", "20")
+    with ExitStack() as opened:
+        for _ in range(40):
+            connection = socket.create_connection(target(hub.url), source_address=("127.0.0.2", 0))
+            opened.enter_context(connection)
+        connection.settimeout(5)
+        assert connection.recv(100).startswith(b"HTTP/1.1 503") and requests.get(f"{hub.url}/health").ok
+    assert until(lambda: _answers(hub, "127.0.0.2"))
+
+
+def _answers(hub: RunningHub, address: str) -> bool:
+    with socket.create_connection(target(hub.url), source_address=(address, 0)) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        return connection.recv(100).startswith(b"HTTP/1.1 200")
+
+
+def test_slow_readers_cost_little_memory_and_are_given_up(start_hub: Callable[..., RunningHub]) -> None:
+    hub = start_hub("--idle-timeout", "3")
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    content = {"path": "large", "content": "x" * 9_000_000}
+    lines = [{"key": "header", "value": {"summary": "s"}}, {"key": "file", "value": content}]
+    body = "\n".join(json.dumps(line) for line in lines)
+    assert requests.post(f"{hub.url}/api/kernels/{KERNEL}/commit/main", data=body, headers=TOKEN).ok
+    ask = f"GET /kernels/{KERNEL}/resolve/main/large HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    with ExitStack() as opened:
+        readers = []
+        for _ in range(100):
+            reader = opened.enter_context(socket.socket())
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.connect(target(hub.url))
+            reader.sendall(ask)
+            readers.append(reader)
+        for reader in readers:
+            assert reader.recv(100).startswith(b"HTTP/1.1 200")
+        assert requests.get(f"{hub.url}/health", timeout=1).ok
+        assert memory(hub) < 150
+
+        def active() -> float:
+            found = re.search(r"hub_requests_active (\d\S*)", requests.get(f"{hub.url}/metrics").text)
+            assert found
+            return float(found[1])
+
+        assert active() > 20
+        assert until(lambda: active() == 1, 15)  # the request for the metrics
+    assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/large").text == content["content"]
 
 
 def test_ranges_and_conditions(hub: RunningHub) -> None:

@@ -9,6 +9,7 @@ import os
 import random
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import tarfile
@@ -16,7 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import requests
@@ -27,6 +30,7 @@ from kernel_builder.errors import ConfigError, HubError, VerificationError
 from kernel_builder.hub.transfer import export_kernel, import_kernel
 from kernel_builder.server import locks, mend, tokens
 from kernel_builder.server.hub_service import Hub
+from kernel_builder.server.refusals import Refusal
 from kernel_builder.server.settings import Settings
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import VARIANT, write_kernel
@@ -217,7 +221,7 @@ def _send(url: str, path: str, data: bytes) -> None:
         headers=headers,
         timeout=10,
     )
-    assert batch.ok
+    batch.raise_for_status()
     requests.put(batch.json()["objects"][0]["actions"]["upload"]["href"], data=data, timeout=10).raise_for_status()
     lines = [
         {"key": "header", "value": {"summary": path}},
@@ -225,6 +229,83 @@ def _send(url: str, path: str, data: bytes) -> None:
     ]
     body = "".join(json.dumps(line) + "\n" for line in lines)
     requests.post(f"{url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=10).raise_for_status()
+
+
+def leave_lock(repository: Path, ref: str) -> None:
+    """Leave git's lock of a ref behind, as a killed Hub does."""
+    (repository / "hub-locks/killed").touch()
+    (repository / f"{ref}.lock").hardlink_to(repository / "hub-locks/killed")
+
+
+def test_a_git_lock_of_another_process_is_left_alone(start_hub: Callable[..., RunningHub]) -> None:
+    """`git pack-refs` holds the lock of a ref while it deletes the loose file; who takes it away loses a commit."""
+    hub = start_hub()
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    lock = hub.root / "repositories" / f"{KERNEL}.git" / "refs/heads/main.lock"
+    lock.touch()
+    assert not list(mend.find_defects(Hub(Settings(hub.root))))
+    found = list(mend.find_defects(Hub(Settings(hub.root)), now=time.time() + 3600))
+    assert [(item.where.rpartition("/")[2], item.mended) for item in found] == [("main.lock", False)]
+    body = '{"key": "header", "value": {"summary": "s"}}\n{"key": "file", "value": {"path": "a", "content": "a"}}'
+
+    def commit() -> requests.Response:
+        headers = {"Authorization": "Bearer any"}
+        return requests.post(f"{hub.url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=40)
+
+    with ThreadPoolExecutor(1) as other:
+        waiting = other.submit(commit)
+        time.sleep(0.5)
+        assert lock.exists() and not waiting.done()
+        lock.unlink()
+        assert waiting.result().ok
+
+
+def test_nothing_is_lost_beside_git_gc(hub: RunningHub) -> None:
+    """Commit to two branches while git packs refs and objects; every acknowledged commit is in the history."""
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    git = ["git", "-C", str(hub.root / "repositories" / f"{KERNEL}.git")]
+    acknowledged: dict[str, list[str]] = {"a": [], "b": []}
+    statuses: list[int] = []
+    stop = threading.Event()
+
+    def commits(branch: str) -> None:
+        url, headers = f"{hub.url}/api/kernels/{KERNEL}", {"Authorization": "Bearer any"}
+        requests.post(f"{url}/branch/{branch}", json={}, headers=headers)
+        while not stop.is_set():
+            number = len(acknowledged[branch])
+            line = {"key": "file", "value": {"path": "f", "content": f"{branch} {number}"}}
+            body = '{"key": "header", "value": {"summary": "s"}}\n' + json.dumps(line)
+            done = requests.post(f"{url}/commit/{branch}", data=body, headers=headers)
+            statuses.append(done.status_code)
+            statuses.append(requests.get(f"{url}/tree/{branch}").status_code)
+            statuses.append(requests.get(f"{url}/refs").status_code)
+            if done.ok:
+                acknowledged[branch].append(done.json()["commitOid"])
+
+    def packs(*command: str) -> None:
+        while not stop.is_set():
+            subprocess.run([*git, *command], capture_output=True, check=False)
+
+    def mends() -> None:
+        while not stop.is_set():
+            assert not list(mend.find_defects(Hub(Settings(hub.root))))
+
+    jobs = [(commits, "a"), (commits, "b"), (packs, "pack-refs", "--all", "--prune"), (packs, "repack", "-adq")]
+    with ThreadPoolExecutor(6) as at_once:
+        done = [at_once.submit(*job) for job in [*jobs, (packs, "gc", "-q")]] + [at_once.submit(mends)]
+        until = time.monotonic() + 30
+        time.sleep(3)
+        while min(map(len, acknowledged.values())) <= 5 and time.monotonic() < until:
+            time.sleep(0.1)
+        stop.set()
+    for job in done:
+        job.result()
+    assert set(statuses) == {200}
+    for branch, expected in acknowledged.items():
+        history = subprocess.run([*git, "rev-list", branch], capture_output=True, text=True, check=True).stdout
+        assert len(expected) > 5 and set(expected) <= set(history.split())
 
 
 def test_check_repairs_traces_of_crashes_and_reports_damage(
@@ -235,18 +316,18 @@ def test_check_repairs_traces_of_crashes_and_reports_damage(
     (hub.root / "incoming" / "half").write_bytes(b"half")
     (repository.parent / ".new-1").mkdir()
     (repository / "objects/tmp_object_git2_a1b2c3").write_bytes(b"half")
-    (repository / "refs/heads/v1.lock").touch()
+    leave_lock(repository, "refs/heads/v1")
     orphan = hub.root / "large" / "00" / "00" / ("0" * 64)
     orphan.parent.mkdir(parents=True)
     orphan.touch()
     # A git lock that a killed server left does not block a commit.
     assert publish(hub, write_kernel(tmp_path / "two", factor=5)) != commit
     assert not list(mend.find_defects(Hub(Settings(hub.root))))  # too new: a server may be using them
-    (repository / "refs/heads/v1.lock").touch()
+    leave_lock(repository, "refs/heads/v1")
     checked = Hub(Settings(hub.root))
     found = list(mend.find_defects(checked, now=time.time() + 3600))
     assert sorted(item.where.rpartition("/")[2] for item in found) == sorted(
-        ["half", ".new-1", "tmp_object_git2_a1b2c3", "v1.lock", f"large file {'0' * 64}"]
+        ["half", ".new-1", "tmp_object_git2_a1b2c3", "v1.lock", "killed", f"large file {'0' * 64}"]
     )
     assert not list(mend.find_defects(checked, now=time.time() + 3600))
     monkeypatch.setattr(locks, "LOCK_SECONDS", 0.1)
@@ -278,6 +359,52 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", disk], check=True)
 
 
+def test_waiting_for_a_lock_keeps_nobody_else_waiting(hub: RunningHub) -> None:
+    """Many requests wait for one repository: others are served, the queue has a limit, and all that wait are served."""
+    api = hub.api()
+    for name in ("held", "free"):
+        api.create_repo(f"ours/{name}", repo_type="kernel")
+    body = '{"key": "header", "value": {"summary": "s"}}\n{"key": "file", "value": {"path": "a", "content": "a"}}'
+
+    def commit(name: str) -> requests.Response:
+        headers = {"Authorization": "Bearer any"}
+        return requests.post(f"{hub.url}/api/kernels/ours/{name}/commit/main", data=body, headers=headers, timeout=60)
+
+    with ThreadPoolExecutor(60) as clients:
+        with locks.repository_lock(hub.root / "repositories/ours/held.git", "ours/held"):
+            waiting = [clients.submit(commit, "held") for _ in range(60)]
+            time.sleep(1)
+            for _ in range(3):
+                assert requests.get(f"{hub.url}/health", timeout=1).ok
+                assert requests.get(f"{hub.url}/api/kernels/ours/held", timeout=1).ok
+            assert commit("free").elapsed.total_seconds() < 1
+            refused = [done.result() for done in waiting if done.done()]
+            assert 20 < len(refused) < 40
+            assert {(answer.status_code, answer.headers["Retry-After"]) for answer in refused} == {(503, "2")}
+        assert [done.result().status_code for done in waiting].count(200) == 60 - len(refused)
+
+
+def test_a_lock_file_that_was_replaced_is_not_held(tmp_path: Path) -> None:
+    """Two processes must not hold one lock, each by a file of its own."""
+    (repository := tmp_path / "x.git").mkdir()
+    file = tmp_path / ".lock-x.git"
+    opened = os.open
+
+    def replaced(path: str | Path, *arguments: int) -> int:
+        descriptor = opened(path, *arguments)
+        if str(path) == str(file):
+            file.rename(tmp_path / "moved")
+            os.close(opened(file, os.O_CREAT))
+        return descriptor
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Refusal, match="locked by others"):
+        patch.setattr(os, "open", replaced)
+        with locks.repository_lock(repository, "ours/x"):
+            pass
+    with locks.repository_lock(repository, "ours/x"):
+        pass
+
+
 def test_a_full_disk_is_a_clear_error_and_the_hub_keeps_running(
     start_hub: Callable[..., RunningHub], small_disk: Path, tmp_path: Path
 ) -> None:
@@ -287,10 +414,69 @@ def test_a_full_disk_is_a_clear_error_and_the_hub_keeps_running(
     large = os.urandom(6_000_000)
     with pytest.raises(HfHubHTTPError, match="no space left"):
         api.create_commit(KERNEL, [CommitOperationAdd("x.so", large)], commit_message="large", repo_type="kernel")
-    with pytest.raises(requests.HTTPError, match="507"):  # the disk becomes full during the upload
+    with pytest.raises(requests.HTTPError, match="507"):  # the client has not announced the size
         _send(hub.url, "x.so", large)
     assert not list((hub.root / "incoming").iterdir())
     api.create_commit(KERNEL, [CommitOperationAdd("small", b"fits")], commit_message="fits", repo_type="kernel")
+
+
+@pytest.fixture
+def filled(small_disk: Path) -> Callable[[], None]:
+    """A function that fills the small disk to the last byte."""
+
+    def fill() -> None:
+        with (small_disk / "filling").open("ab", buffering=0) as file:
+            for size in (4096, 1):
+                with suppress(OSError):
+                    while file.write(bytes(size)):
+                        pass
+
+    return fill
+
+
+def test_every_change_on_a_full_disk_is_refused_with_the_reason(
+    start_hub: Callable[..., RunningHub], small_disk: Path, filled: Callable[[], None]
+) -> None:
+    hub = start_hub(root=small_disk / "hub")
+    headers = {"Authorization": "Bearer any"}
+    api = f"{hub.url}/api/kernels/{KERNEL}"
+    hub.api().create_repo(KERNEL, repo_type="kernel")
+    hub.api().create_repo("o/spare", repo_type="kernel")
+    sha256 = hashlib.sha256(large := os.urandom(500_000)).hexdigest()
+    batch = {"operation": "upload", "objects": [{"oid": sha256, "size": len(large)}]}
+    uploads = requests.post(f"{hub.url}/kernels/{KERNEL}.git/info/lfs/objects/batch", json=batch, headers=headers)
+    address = uploads.json()["objects"][0]["actions"]["upload"]["href"]
+    granted = requests.get(f"{api}/xet-write-token/main", headers=headers).json()
+    xet = {"Authorization": f"Bearer {granted['accessToken']}"}
+    commit = '{"key": "header", "value": {"summary": "s"}}\n{"key": "file", "value": {"path": "a", "content": "a"}}'
+    changes: list[tuple[str, str, dict[str, Any]]] = [
+        ("POST", f"{api}/commit/main", {"data": commit}),
+        ("POST", f"{api}/branch/v1", {"json": {}}),
+        ("POST", f"{api}/tag/main", {"json": {"tag": "t", "message": "m"}}),
+        ("PUT", f"{api}/settings", {"json": {"private": False}}),
+        ("POST", f"{hub.url}/api/repos/create", {"json": {"name": "b", "organization": "o", "type": "kernel"}}),
+        ("PUT", address, {"data": large}),
+        ("POST", f"{granted['casUrl']}/v1/xorbs/default/{'1' * 64}", {"data": large, "headers": xet}),
+    ]
+    filled()
+    for _ in range(2):
+        for method, url, options in changes:
+            answer = requests.request(method, url, **{"headers": headers, **options})
+            assert answer.status_code == (413 if "/xet/" in url else 507), (url, answer.text)
+        assert requests.get(api).ok and requests.get(f"{hub.url}/").ok and requests.get(f"{hub.url}/health").ok
+    with closing(sqlite3.connect(hub.root / "index.sqlite")) as database, database:  # of a server that was killed
+        (small_disk / "filling").unlink()
+        database.execute("INSERT INTO marks (repo_id, began, since) VALUES (?, ?, ?)", (KERNEL, 0, 0))
+    filled()
+    assert requests.get(f"{hub.url}/api/kernels").ok
+    assert not list(mend.find_defects(Hub(Settings(hub.root))))
+    hub.api().delete_repo("o/spare", repo_type="kernel")
+    assert [item["id"] for item in requests.get(f"{hub.url}/api/kernels").json()] == [KERNEL]
+    filled()
+    assert requests.post(f"{api}/commit/main", data=commit, headers=headers).status_code == 507
+    (small_disk / "filling").unlink()
+    for method, url, options in changes[:-1]:
+        assert requests.request(method, url, **{"headers": headers, **options}).ok, url
 
 
 # Stores

@@ -22,7 +22,7 @@ def whoami(hub: TheHub, caller: TheCaller) -> dict[str, Any]:
         raise no_token()
     organizations = {name for name in caller.scopes if name != ANY}
     if ANY in caller.scopes:
-        organizations |= {repo_id.partition("/")[0] for repo_id in hub.repositories} | hub.settings.trusted
+        organizations |= set(hub.index.organizations()) | hub.settings.trusted
     role = "write" if "write" in caller.scopes.values() else "read"
     return {
         "type": "user",
@@ -51,7 +51,7 @@ def organization_overview(organization: str, hub: TheHub, caller: TheCaller) -> 
     """Describe an organisation, and whether its kernels load without `trust_remote_code`."""
     name = segment(organization)
     names.repo_id(name, "x")
-    kernels = [repository for repository in hub.visible(caller) if repository.repo_id.startswith(f"{name}/")]
+    kernels = hub.index.count(caller.seen(), name)
     if not kernels and name not in hub.settings.trusted and name not in caller.scopes:
         raise no_organization(name)
     return {
@@ -62,6 +62,6 @@ def organization_overview(organization: str, hub: TheHub, caller: TheCaller) -> 
         "numModels": 0,
         "numDatasets": 0,
         "numSpaces": 0,
-        "numKernels": len(kernels),
+        "numKernels": kernels,
         "trustedKernelPublisher": name in hub.settings.trusted,
     }

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
-import shutil
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -17,14 +15,18 @@ from starlette.responses import JSONResponse
 
 from kernel_builder import front_matter
 from kernel_builder.server import names
+from kernel_builder.server.allowances import Claim
+from kernel_builder.server.git_ignore import ignored
 from kernel_builder.server.git_objects import FileChange, LargeFile, read_pointer
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.receive import Slots, lines
-from kernel_builder.server.refusals import bad_request, no_space, too_large
-from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, base_url
+from kernel_builder.server.receive import Slots, lines, parse_json
+from kernel_builder.server.refusals import bad_request, too_large
+from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns, base_url
 
 router = APIRouter()
+
+GITIGNORE_BYTES = 64 << 10
 
 
 class Card(Body):
@@ -66,6 +68,7 @@ class Preupload(Body):
     """The body of a preupload request."""
 
     files: Annotated[list[PreuploadFile], Field(max_length=1000)]
+    git_ignore: Annotated[str | None, Field(alias="gitIgnore", max_length=GITIGNORE_BYTES)] = None
 
 
 @router.post("/api/kernels/{organization}/{name}/preupload/{revision}")
@@ -76,6 +79,8 @@ def preupload(
     repository = hub.to_write(repo_id, caller)
     commit = repository.refs.resolve(revision)
     limits = hub.settings.limits
+    rules = _ignore_rules(repository, commit) if body.git_ignore is None else body.git_ignore.encode()
+    excluded = ignored(rules, [names.path(file.path) for file in body.files])
     answer = []
     for file in body.files:
         path = names.path(file.path)
@@ -91,10 +96,19 @@ def preupload(
         oid = None
         if present and not present.is_folder:
             oid = present.large.sha256 if present.large else present.oid
-        answer.append({"path": path, "uploadMode": "lfs" if large else "regular", "shouldIgnore": False, "oid": oid})
-    if sum(file.size for file in body.files) > shutil.disk_usage(hub.root).free:
-        raise no_space()  # refused here, since every client shows this answer's reason
+        mode = "lfs" if large else "regular"
+        answer.append({"path": path, "uploadMode": mode, "shouldIgnore": path in excluded, "oid": oid})
+    # Refused here, since every client shows this answer's reason.
+    hub.allowances.check(repo_id, sum(file.size for file in body.files if file.path not in excluded))
     return {"files": answer}
+
+
+def _ignore_rules(repository: GitRepository, commit: str) -> bytes:
+    """Return the `.gitignore` of a revision."""
+    entry = repository.trees.find(commit, ".gitignore")
+    if entry is None or entry.is_folder or entry.size > GITIGNORE_BYTES:
+        return b""
+    return repository.trees.read(entry)
 
 
 def _check_metadata(path: str, size: int, limit: int) -> None:
@@ -112,35 +126,34 @@ async def commit(
     request: Request,
     hub: TheHub,
     caller: TheCaller,
+    turns: TheTurns,
     create_pr: bool = False,
 ) -> dict[str, Any]:
     """Make a commit, with all of its changes or none."""
-    repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
-    repository.refs.resolve(revision)
+
+    def opened() -> GitRepository:
+        repository = hub.to_write(repo_id, caller)
+        repository.refs.resolve(revision)
+        return repository
+
+    repository = await to_thread.run_sync(opened)
     slots: Slots = request.app.state.commit_slots
     limits = hub.settings.limits
     header: dict[str, Any] = {}
     changes: list[FileChange] = []
-    with slots.one():
+    with slots.one(), hub.allowances.claim(repo_id) as claim:
         body = lines(request, longest=limits.inline_file_bytes * 4 // 3 + 8192, total=limits.commit_bytes)
         async for key, value in _operations(body):
             if key == "header":
                 header = value
             else:
-                changes.append(await to_thread.run_sync(_change, hub, repository, key, value))
+                changes.append(await to_thread.run_sync(_change, hub, repository, claim, key, value))
             if len(changes) > limits.commit_changes:
                 raise too_large(f"more than {limits.commit_changes} changes in one commit")
-        title = header.get("summary")
-        if not isinstance(title, str) or not title.strip():
-            raise bad_request("the commit has no header line with a 'summary'")
-        names.text("the commit's summary", title)
-        description = names.text("the commit's description", header.get("description") or "")
-        parent = header.get("parentCommit")
-        if parent is not None and not (isinstance(parent, str) and re.fullmatch(r"[0-9a-f]{7,40}", parent)):
-            raise bad_request(f"parentCommit {str(parent)[:80]!a} is not a commit: expected 7 to 40 hex digits")
+        title, description, parent = _described(header)
 
         def write() -> tuple[str, str]:
-            return repository.commits.create(
+            return hub.to_write(repo_id, caller).commits.create(
                 revision,
                 changes,
                 title=title,
@@ -150,7 +163,9 @@ async def commit(
                 pull_request=create_pr,
             )
 
-        oid, ref = await to_thread.run_sync(write)
+        oid, ref = await turns.change(repo_id, write)
+        if claim.size:
+            await to_thread.run_sync(hub.index.grow, repo_id, claim.size)
     base = f"{base_url(request)}/kernels/{repo_id}"
     answer: dict[str, Any] = {
         "success": True,
@@ -163,19 +178,32 @@ async def commit(
     return answer
 
 
+def _described(header: dict[str, Any]) -> tuple[str, str, str | None]:
+    """Return the title, the description and the expected parent of a commit."""
+    title = header.get("summary")
+    if not isinstance(title, str) or not title.strip():
+        raise bad_request("the commit has no header line with a 'summary'")
+    names.text("the commit's summary", title)
+    description = names.text("the commit's description", header.get("description") or "")
+    parent = header.get("parentCommit")
+    if parent is not None and not (isinstance(parent, str) and re.fullmatch(r"[0-9a-f]{7,40}", parent)):
+        raise bad_request(f"parentCommit {str(parent)[:80]!a} is not a commit: expected 7 to 40 hex digits")
+    return title, description, parent
+
+
 async def _operations(body: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, dict[str, Any]]]:
     async for line in body:
         try:
-            item = await to_thread.run_sync(json.loads, line) if len(line) > 65536 else json.loads(line)
+            item = await to_thread.run_sync(parse_json, line) if len(line) > 65536 else parse_json(line)
             key, value = item["key"], item["value"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}") from None
         if not isinstance(key, str) or not isinstance(value, dict):
             raise bad_request(f"not a line of a commit: {line[:80]!r}; expected {{'key': …, 'value': …}}")
         yield key, value
 
 
-def _change(hub: Hub, repository: GitRepository, key: str, value: dict[str, Any]) -> FileChange:
+def _change(hub: Hub, repository: GitRepository, claim: Claim, key: str, value: dict[str, Any]) -> FileChange:
     """Parse one line of a commit. A file's blob is stored at once; nothing refers to it yet."""
     path = value.get("path")
     if not isinstance(path, str):
@@ -202,6 +230,7 @@ def _change(hub: Hub, repository: GitRepository, key: str, value: dict[str, Any]
         _check_metadata(path, len(data), limits.metadata_bytes)
         if (pointer := read_pointer(data)) is not None:  # refers to a large file as `lfsFile` does
             _large_file(hub, repository, path, pointer.sha256, pointer.size)
+        claim.grow(len(data))
         return FileChange(path, repository.commits.write_blob(data))
     raise bad_request(f"unknown kind of change {key[:40]!r}")
 

@@ -19,6 +19,7 @@ from kernel_builder.server.routes.parameters import (
     RepoId,
     TheCaller,
     TheHub,
+    TheTurns,
     base_url,
     checked_repo_id,
     kernels_only,
@@ -51,6 +52,7 @@ def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub
         raise bad_request(f"hash_algo {body.hash_algo!r} is not known; expected 'sha256'")
     limit = hub.settings.limits.file_bytes
     objects: list[dict[str, Any]] = []
+    new = 0
     for wanted in body.objects:
         sha256 = names.sha256(wanted.oid)
         item: dict[str, Any] = {"oid": sha256, "size": wanted.size}
@@ -60,11 +62,13 @@ def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub
         elif not uploading and not here:
             item["error"] = {"code": 404, "message": f"{repo_id} has no large file {sha256}"}
         elif not (uploading and here):
-            query = hub.sign(body.operation, repo_id, sha256, wanted.size)
+            new += wanted.size if uploading else 0
+            query = hub.sign(body.operation, repo_id, sha256, wanted.size, caller)
             href = f"{base_url(request)}/api/kernels/{repo_id}/large/{sha256}?{query}"
             item["actions"] = {body.operation: {"href": href, "header": {}}}
             item["authenticated"] = True
         objects.append(item)
+    hub.allowances.check(repo_id, new)
     return JSONResponse(
         {"transfer": "basic", "objects": objects, "hash_algo": "sha256"}, media_type="application/vnd.git-lfs+json"
     )
@@ -75,6 +79,7 @@ class SignedQuery(Body):
 
     size: Annotated[int, Field(ge=0)]
     expires: int
+    by: str = ""
     signature: str
 
 
@@ -90,18 +95,19 @@ async def receive_large_file(
     sha256: str,
     request: Request,
     hub: TheHub,
+    turns: TheTurns,
     signed: SignedUrl,
 ) -> Response:
     """Receive a large file at a signed address."""
-    hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.signature)
+    caller = hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
     slots: Slots = request.app.state.upload_slots
     with slots.one():
-        repository = await to_thread.run_sync(hub.repositories.open, repo_id)
-        with hub.large_files.receive(sha256, signed.size) as incoming:
+        repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
+        with hub.allowances.claim(repo_id, signed.size), hub.large_files.receive(sha256, signed.size) as incoming:
             async for block in blocks(request):
                 await to_thread.run_sync(incoming.write, block)
             await to_thread.run_sync(incoming.seal)
-            await to_thread.run_sync(hub.keep, repository, [incoming])
+            await turns.retry(lambda: hub.keep(repository, [incoming]))
     request.app.state.metrics.received(signed.size)
     return Response(headers={"ETag": f'"{sha256}"'})
 
@@ -115,8 +121,8 @@ def send_large_file(
     signed: SignedUrl,
 ) -> Response:
     """Send a large file from a signed address."""
-    hub.check_signature("download", repo_id, sha256, signed.size, signed.expires, signed.signature)
-    repository = hub.repositories.open(repo_id)
+    caller = hub.check_signature("download", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
+    repository = hub.to_read(repo_id, caller)
     large = LargeFile(sha256, signed.size)
     return content_response(request, hub, repository, TreeEntry(sha256, sha256, False, 0, large), "")
 
@@ -142,14 +148,24 @@ class Duplicate(Body):
 
 
 @router.post("/api/kernels/{organization}/{name}/lfs-files/duplicate")
-def duplicate_large_files(repo_id: RepoId, body: Duplicate, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
+async def duplicate_large_files(
+    repo_id: RepoId, body: Duplicate, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, Any]:
     """Let another repository own large files of this one, without an upload."""
-    source = hub.to_read(repo_id, caller)
     kernels_only(body.target.type)
-    target = hub.to_write(checked_repo_id(body.target.name), caller)
-    known = [file.sha256 for file in body.files if file.sha256 in source.owned]
-    with hub.store_lock.storing():
-        target.owned.add(known)
+
+    def share() -> list[str]:
+        source = hub.to_read(repo_id, caller)
+        target = hub.to_write(checked_repo_id(body.target.name), caller)
+        known = [file.sha256 for file in body.files if file.sha256 in source.owned]
+        added = sum(hub.large_files.size(sha256) or 0 for sha256 in set(known) if sha256 not in target.owned)
+        hub.allowances.check(target.repo_id, added)
+        with hub.store_lock.storing():
+            target.owned.add(known)
+        hub.index.grow(target.repo_id, added)
+        return known
+
+    known = await turns.retry(share)
     failed = [
         {"sha256": file.sha256, "error": f"{repo_id} has no such large file"}
         for file in body.files

@@ -10,36 +10,32 @@ import posixpath
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from typing import Annotated, Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 import nh3
 from fastapi import APIRouter, Path, Request
 from jinja2 import Environment, PackageLoader, select_autoescape
-from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from kernel_builder import front_matter
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.server.git_objects import TreeEntry
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.refusals import Refusal, no_token
+from kernel_builder.server.repository_reader import card_source, markdown, version_branches
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 
 router = APIRouter(include_in_schema=False)
 
-CARD_BYTES = 128 << 10  # rendering a larger card could take seconds
-SUMMARY_CHARACTERS = 4000
 METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
+PAGE = 50
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'self'"
 
-_markdown = MarkdownIt("commonmark").enable(["table", "strikethrough"])
 _templates = Environment(
     loader=PackageLoader("kernel_builder.server"),
     autoescape=select_autoescape(),
@@ -61,26 +57,17 @@ class VariantRow:
     dirty: bool
 
 
-@dataclass(frozen=True)
-class KernelRow:
-    """A kernel in the list of kernels."""
-
-    repo_id: str
-    summary: str
-    versions: tuple[str, ...]
-    private: bool
-    changed: str
-
-
 @router.get("/")
-def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "") -> Response:
+def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "", after: str = "") -> Response:
     """List the kernels that the caller may see."""
-    kernels = [_kernel_row(item) for item in hub.visible(caller) if search.lower() in item.repo_id.lower()]
+    found = hub.index.page(caller.seen(), search=search, after=after, count=PAGE + 1)
     return _page(
         request,
         "kernels.html",
-        kernels=kernels,
+        kernels=[(item, item.versions.split(), timestamp(item.changed)[:10]) for item in found[:PAGE]],
         search=search,
+        after=after,
+        more=urlencode({"search": search, "after": found[PAGE - 1].repo_id}) if len(found) > PAGE else "",
         trusted=hub.settings.trusted,
         endpoint=base_url(request),
     )
@@ -100,7 +87,7 @@ def login(caller: TheCaller) -> Response:
 def kernel_page(request: Request, repo_id: RepoId, hub: TheHub, caller: TheCaller, version: str = "") -> Response:
     """Show one kernel."""
     repository = hub.to_read(repo_id, caller)
-    versions = _versions(repository)
+    versions = version_branches(repository)
     branch = version if version in versions else (versions[-1] if versions else "main")
     commit = repository.refs.resolve(branch)
     main = repository.refs.resolve("main")
@@ -183,52 +170,20 @@ def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
     )
 
 
-def _versions(repository: GitRepository) -> tuple[str, ...]:
-    branches = (ref.name for ref in repository.refs if ref.full.startswith("refs/heads/"))
-    return tuple(sorted((name for name in branches if re.fullmatch(r"v\d{1,9}", name)), key=lambda name: int(name[1:])))
-
-
-def _kernel_row(repository: GitRepository) -> KernelRow:
-    main = repository.refs.resolve("main")
-    versions = _versions(repository)
-    newest = repository.refs.resolve(versions[-1]) if versions else main
-    changed = max(repository.history.last_modified(main), repository.history.last_modified(newest))
-    card = _card_source(repository, main) or _card_source(repository, newest)
-    return KernelRow(repository.repo_id, _summary(card), versions, repository.private, timestamp(changed)[:10])
-
-
-def _card_source(repository: GitRepository, commit: str) -> str:
-    entry = repository.trees.find(commit, "README.md")
-    if entry is None or entry.is_folder:
-        return ""
-    if entry.large or entry.size > CARD_BYTES:
-        return f"The [card](README.md) has {entry.content_size / 1024:.0f} KiB and is too large to show here."
-    return front_matter.split(repository.trees.read(entry).decode("utf-8", "replace"))[1]
-
-
-def _summary(card: str) -> str:
-    """Return the first paragraph of a card, as plain text."""
-    tokens = _markdown.parse(card[:SUMMARY_CHARACTERS])
-    for opening, inline in pairwise(tokens):
-        if opening.type == "paragraph_open":
-            return "".join(child.content for child in inline.children or [] if child.type in {"text", "code_inline"})
-    return ""
-
-
 @lru_cache(maxsize=32)
 def _clean_html(source: str, base: str) -> str:
     """Render a card as sanitized HTML, with relative addresses resolved against `base`."""
-    tokens = _markdown.parse(source)
+    tokens = markdown.parse(source)
     _rewrite(tokens, base)
-    html: str = _markdown.renderer.render(tokens, _markdown.options, {})
+    html: str = markdown.renderer.render(tokens, markdown.options, {})
     return nh3.clean(html, link_rel="noopener noreferrer nofollow")
 
 
 def _card(repository: GitRepository, commit: str, main: str, branch: str) -> tuple[str, list[str]]:
     """Return the card as sanitized HTML, and the addresses of benchmark plots that it does not show itself."""
-    source, revision = _card_source(repository, main), "main"
+    source, revision = card_source(repository, main), "main"
     if not source:
-        source, revision = _card_source(repository, commit), branch
+        source, revision = card_source(repository, commit), branch
     base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
     html = _clean_html(source, base)
     plots = []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 from typing import Annotated
+from urllib.parse import quote
 
-from fastapi import Depends, Request
+from fastapi import Depends, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from kernel_builder.server import names
@@ -13,6 +14,7 @@ from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import segment
 from kernel_builder.server.refusals import bad_request, no_token
 from kernel_builder.server.tokens import Caller
+from kernel_builder.server.turns import Turns
 
 
 def hub_of(request: Request) -> Hub:
@@ -20,6 +22,13 @@ def hub_of(request: Request) -> Hub:
     hub = request.app.state.hub
     assert isinstance(hub, Hub)
     return hub
+
+
+def turns_of(request: Request) -> Turns:
+    """Return the queues of this application's writers."""
+    turns = request.app.state.turns
+    assert isinstance(turns, Turns)
+    return turns
 
 
 def caller_of(request: Request) -> Caller:
@@ -48,6 +57,7 @@ def path_of(path: str) -> str:
     return segment(path).strip("/")
 
 
+TheTurns = Annotated[Turns, Depends(turns_of)]
 TheHub = Annotated[Hub, Depends(hub_of)]
 TheCaller = Annotated[Caller, Depends(caller_of)]
 RepoId = Annotated[str, Depends(repo_of)]
@@ -64,6 +74,13 @@ class Body(BaseModel):
 def base_url(request: Request) -> str:
     """Return the address under which this client reaches the Hub."""
     return str(request.base_url).rstrip("/")
+
+
+def next_page(request: Request, response: Response, **parameters: object) -> None:
+    """Add the address of the next page to an answer, as the clients expect it."""
+    url = request.url.include_query_params(**parameters)
+    path = quote(request.scope["raw_path"].decode("ascii"), safe="/%") if "raw_path" in request.scope else url.path
+    response.headers["Link"] = f'<{base_url(request)}{path}?{url.query}>; rel="next"'
 
 
 def timestamp(seconds: int) -> str:

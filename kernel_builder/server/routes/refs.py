@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 
 from kernel_builder.server.git_objects import Ref
-from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub
+from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns
 
 router = APIRouter()
 
@@ -45,39 +45,57 @@ def _ref(ref: Ref) -> dict[str, str]:
 
 
 @router.post("/api/kernels/{organization}/{name}/branch/{revision}")
-def create_branch(
-    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, body: NewBranch | None = None
+async def create_branch(
+    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, turns: TheTurns, body: NewBranch | None = None
 ) -> dict[str, bool]:
     """Create a branch."""
     start, empty, overwrite = (body.starting_point, body.empty_branch, body.overwrite) if body else (None, False, False)
-    hub.to_write(repo_id, caller).refs.create_branch(revision, start, empty=empty, overwrite=overwrite)
+
+    def write() -> None:
+        hub.to_write(repo_id, caller).refs.create_branch(revision, start, empty=empty, overwrite=overwrite)
+
+    await turns.change(repo_id, write)
     return {"success": True}
 
 
 @router.delete("/api/kernels/{organization}/{name}/branch/{revision}")
-def delete_branch(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+async def delete_branch(
+    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
     """Delete a branch."""
-    hub.to_write(repo_id, caller).refs.delete_branch(revision)
+    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).refs.delete_branch(revision))
     return {"success": True}
 
 
 @router.post("/api/kernels/{organization}/{name}/tag/{revision}")
-def create_tag(repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+async def create_tag(
+    repo_id: RepoId, revision: Revision, body: NewTag, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
     """Tag a revision."""
-    hub.to_write(repo_id, caller).refs.create_tag(body.tag, revision, body.message, caller.name)
+
+    def write() -> None:
+        hub.to_write(repo_id, caller).refs.create_tag(body.tag, revision, body.message, caller.name)
+
+    await turns.change(repo_id, write)
     return {"success": True}
 
 
 @router.delete("/api/kernels/{organization}/{name}/tag/{revision}")
-def delete_tag(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+async def delete_tag(
+    repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
     """Delete a tag."""
-    hub.to_write(repo_id, caller).refs.delete_tag(revision)
+    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).refs.delete_tag(revision))
     return {"success": True}
 
 
 @router.post("/api/kernels/{organization}/{name}/discussions/{number}/merge")
-def merge(
-    repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller
+async def merge(
+    repo_id: RepoId, number: Annotated[int, Path(ge=1, lt=2**31)], hub: TheHub, caller: TheCaller, turns: TheTurns
 ) -> dict[str, Any]:
     """Merge a pull request into its branch."""
-    return {"success": True, "commitOid": hub.to_write(repo_id, caller).commits.merge(number, caller.name)}
+
+    def write() -> str:
+        return hub.to_write(repo_id, caller).commits.merge(number, caller.name)
+
+    return {"success": True, "commitOid": await turns.change(repo_id, write)}

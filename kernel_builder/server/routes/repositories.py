@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field
+from starlette.responses import JSONResponse
 
 from kernel_builder.server import names
-from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.refusals import Refusal, bad_request, conflict, no_token
 from kernel_builder.server.routes.parameters import (
     Body,
@@ -17,9 +16,11 @@ from kernel_builder.server.routes.parameters import (
     Revision,
     TheCaller,
     TheHub,
+    TheTurns,
     base_url,
     checked_repo_id,
     kernels_only,
+    next_page,
     timestamp,
 )
 
@@ -81,44 +82,54 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
 
 
 @router.delete("/api/repos/delete")
-def delete_repository(body: OldRepository, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+async def delete_repository(body: OldRepository, hub: TheHub, caller: TheCaller, turns: TheTurns) -> dict[str, bool]:
     """Delete a repository."""
     kernels_only(body.type)
     repo_id = names.repo_id(body.organization or caller.name, body.name)
-    hub.to_write(repo_id, caller)
-    hub.repositories.delete(repo_id)
+
+    def write() -> None:
+        hub.to_write(repo_id, caller)
+        hub.repositories.delete(repo_id)
+
+    await turns.change(repo_id, write)
     return {"success": True}
 
 
 @router.post("/api/repos/move")
-def move_repository(body: MovedRepository, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+async def move_repository(body: MovedRepository, hub: TheHub, caller: TheCaller, turns: TheTurns) -> dict[str, bool]:
     """Rename a repository."""
     kernels_only(body.type)
     source, target = checked_repo_id(body.from_repo), checked_repo_id(body.to_repo)
-    hub.to_write(source, caller)
-    hub.must_write(target.partition("/")[0], caller)
-    hub.repositories.move(source, target)
+
+    def write() -> None:
+        hub.to_write(source, caller)
+        hub.must_write(target.partition("/")[0], caller)
+        hub.repositories.move(source, target)
+
+    await turns.change(source, write)
     return {"success": True}
 
 
 @router.put("/api/kernels/{organization}/{name}/settings")
-def change_settings(repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller) -> dict[str, bool]:
+async def change_settings(
+    repo_id: RepoId, body: RepositorySettings, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
     """Make a repository private or public."""
     private = body.visibility == "private" if body.visibility else body.private
     if private is None:
         raise bad_request("expected 'private' or 'visibility'")
-    hub.to_write(repo_id, caller).set_private(private)
+    await turns.change(repo_id, lambda: hub.to_write(repo_id, caller).set_private(private))
     return {"private": private}
 
 
-def _info(repository: GitRepository, commit: str) -> dict[str, Any]:
+def _info(repo_id: str, commit: str, modified: int, private: bool) -> dict[str, Any]:
     return {
-        "_id": repository.repo_id,
-        "id": repository.repo_id,
-        "author": repository.repo_id.partition("/")[0],
+        "_id": repo_id,
+        "id": repo_id,
+        "author": repo_id.partition("/")[0],
         "sha": commit,
-        "lastModified": timestamp(repository.history.last_modified(commit)),
-        "private": repository.private,
+        "lastModified": timestamp(modified),
+        "private": private,
         "gated": False,
         "disabled": False,
         "downloads": 0,
@@ -129,19 +140,22 @@ def _info(repository: GitRepository, commit: str) -> dict[str, Any]:
 
 @router.get("/api/kernels")
 def list_kernels(
+    request: Request,
     hub: TheHub,
     caller: TheCaller,
     search: str = "",
     author: str = "",
-    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
-) -> list[dict[str, Any]]:
-    """List the kernels that the caller may see."""
-    found = (
-        repository
-        for repository in hub.visible(caller)
-        if search.lower() in repository.repo_id.lower() and (not author or repository.repo_id.startswith(f"{author}/"))
+    limit: Annotated[int, Query(ge=1, le=1000)] = 500,
+    cursor: str = "",
+) -> JSONResponse:
+    """List the kernels that the caller may see; the header `Link` has the address of the next page."""
+    found = hub.index.page(caller.seen(), search=search, organization=author, after=cursor, count=limit + 1)
+    answer = JSONResponse(
+        [_info(item.repo_id, item.commit, item.modified, bool(item.private)) for item in found[:limit]]
     )
-    return [_info(repository, repository.refs.resolve("main")) for repository in islice(found, limit)]
+    if len(found) > limit:
+        next_page(request, answer, cursor=found[limit - 1].repo_id)
+    return answer
 
 
 @router.get("/api/kernels/{organization}/{name}")
@@ -157,4 +171,5 @@ def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: The
     commit = repository.refs.resolve(revision)
     entries = repository.trees.entries(commit, recursive=True)
     files = [{"rfilename": entry.path} for entry in entries if not entry.is_folder]
-    return {**_info(repository, commit), "siblings": files}
+    described = _info(repo_id, commit, repository.history.last_modified(commit), repository.private)
+    return {**described, "siblings": files}

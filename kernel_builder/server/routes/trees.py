@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from typing import Annotated, Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs
 
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
@@ -13,8 +12,9 @@ from fastapi import APIRouter, Query, Request, Response
 from kernel_builder.server.content import content_response
 from kernel_builder.server.git_objects import TreeEntry
 from kernel_builder.server.git_repository import GitRepository
+from kernel_builder.server.receive import parse_json
 from kernel_builder.server.refusals import bad_request, no_entry, too_large
-from kernel_builder.server.routes.parameters import EntryPath, RepoId, Revision, TheCaller, TheHub, base_url, timestamp
+from kernel_builder.server.routes.parameters import EntryPath, RepoId, Revision, TheCaller, TheHub, next_page, timestamp
 
 router = APIRouter()
 
@@ -46,12 +46,6 @@ def _expanded(repository: GitRepository, commit: str, entries: Iterable[TreeEntr
         }
         for entry in entries
     ]
-
-
-def _next_page(request: Request, response: Response, **parameters: object) -> None:
-    url = request.url.include_query_params(**parameters)
-    path = quote(request.scope["raw_path"].decode("ascii"), safe="/%") if "raw_path" in request.scope else url.path
-    response.headers["Link"] = f'<{base_url(request)}{path}?{url.query}>; rel="next"'
 
 
 @router.get("/api/kernels/{organization}/{name}/tree/{revision}")
@@ -90,7 +84,7 @@ def list_folder(
     page = EXPANDED_TREE_PAGE if expand else TREE_PAGE
     shown = entries[cursor : cursor + page]
     if cursor + page < len(entries):
-        _next_page(request, response, cursor=cursor + page)
+        next_page(request, response, cursor=cursor + page)
     return _expanded(repository, commit, shown) if expand else [_item(entry) for entry in shown]
 
 
@@ -120,7 +114,7 @@ async def paths_info(
     body = await request.body()
     try:
         if request.headers.get("content-type", "").startswith("application/json"):
-            fields = json.loads(body)
+            fields = parse_json(body)
             paths, expand = fields["paths"], bool(fields.get("expand"))
         else:
             form = parse_qs(body.decode())
@@ -156,7 +150,7 @@ def list_commits(
     commit = repository.refs.resolve(revision)
     history = repository.history.commits(commit, skip=p * HISTORY_PAGE, count=HISTORY_PAGE + 1)
     if len(history) > HISTORY_PAGE:
-        _next_page(request, response, p=p + 1)
+        next_page(request, response, p=p + 1)
     return [
         {
             "id": item.oid,

@@ -29,10 +29,11 @@ from starlette.responses import JSONResponse
 from kernel_builder.server import names
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.large_files import IncomingFile
-from kernel_builder.server.receive import Slots, blocks
+from kernel_builder.server.receive import Slots, blocks, parse_json
 from kernel_builder.server.refusals import bad_request, too_large, wrong_token
-from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, hub_of
-from kernel_builder.server.xet_format import Xorb, read_shard
+from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, TheTurns, base_url, hub_of
+from kernel_builder.server.xet_format import XetFile, Xorb, read_shard
+from kernel_builder.server.xet_hashes import xorb_hash
 
 router = APIRouter()
 
@@ -60,7 +61,7 @@ def repository_of(request: Request) -> str:
     """Return the repository that the request's write token is for.
 
     Raises:
-        Refusal: If this Hub did not issue the token, or it has expired.
+        Refusal: If this Hub did not issue the token, it has expired, or its holder may no longer write.
     """
     hub = hub_of(request)
     payload, _, signature = request.headers.get("authorization", "").removeprefix("Bearer ").partition(".")
@@ -68,12 +69,14 @@ def repository_of(request: Request) -> str:
         decoded = base64.urlsafe_b64decode(payload)
         if not hmac.compare_digest(_sign(hub, decoded).encode(), signature.encode()):
             raise wrong_token()
-        claims = json.loads(decoded)
+        claims = parse_json(decoded)
     except ValueError:
         raise wrong_token() from None
     if claims["expires"] < time.time():
         raise wrong_token()
-    return str(claims["repository"])
+    repo_id = str(claims["repository"])
+    hub.to_write(repo_id, hub.caller_by_key(claims["by"]))  # the client's own token may have been removed
+    return repo_id
 
 
 WrittenRepository = Annotated[str, Depends(repository_of)]
@@ -84,7 +87,7 @@ def write_token(repo_id: RepoId, request: Request, hub: TheHub, caller: TheCalle
     """Return the address for xorbs and shards, and a token for it."""
     hub.to_write(repo_id, caller)
     expires = int(time.time()) + TOKEN_SECONDS
-    payload = json.dumps({"repository": repo_id, "expires": expires}).encode()
+    payload = json.dumps({"repository": repo_id, "expires": expires, "by": caller.key}).encode()
     token = f"{base64.urlsafe_b64encode(payload).decode()}.{_sign(hub, payload)}"
     url = f"{base_url(request)}/xet/{_store(hub, repo_id)}"
     headers = {"X-Xet-Cas-Url": url, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expires)}
@@ -100,20 +103,33 @@ _BINARY: dict[str, Any] = {
 async def receive_xorb(
     prefix: str, xorb: str, repo_id: WrittenRepository, request: Request, hub: TheHub
 ) -> dict[str, bool]:
-    """Receive a xorb. Its content is checked when a file is assembled from it."""
+    """Receive a xorb, and check that its name is the hash of its content: others' files are assembled from it."""
     name = _xorb_name(repo_id, xorb)
-    async with _received(request, hub, XORB_BYTES, "xorb") as path:
-        await to_thread.run_sync(hub.xorbs.put, path, name)
+    async with _received(request, hub, repo_id, XORB_BYTES, "xorb") as path:
+        await to_thread.run_sync(_keep_xorb, hub, name, path)
     return {"was_inserted": True}
 
 
 @router.post("/xet/{store}/v1/shards", openapi_extra=_BINARY)
-async def receive_shard(repo_id: WrittenRepository, request: Request, hub: TheHub) -> dict[str, int]:
+async def receive_shard(repo_id: WrittenRepository, request: Request, hub: TheHub, turns: TheTurns) -> dict[str, int]:
     """Receive a shard, assemble the files that it describes and store them."""
-    async with _received(request, hub, SHARD_BYTES, "shard") as path:
-        new = await to_thread.run_sync(_assemble, hub, repo_id, path)
-    request.app.state.metrics.received(new)
+    async with _received(request, hub, repo_id, SHARD_BYTES, "shard") as path:
+        with ExitStack() as staged:
+            made = await to_thread.run_sync(_assemble, hub, repo_id, path, staged)
+            await turns.retry(lambda: hub.keep(hub.repositories.open(repo_id), made))
+    request.app.state.metrics.received(sum(file.size for file in made))
     return {"result": 1}
+
+
+def _keep_xorb(hub: Hub, name: str, path: Path) -> None:
+    claimed = name.rpartition("/")[2]
+    with path.open("rb") as file:
+        found = xorb_hash(Xorb(claimed, file))
+    if found != claimed:
+        raise bad_request(f"the xorb's content has the hash {found}, not the announced {claimed}; nothing was stored")
+    if hub.xorbs.size(name) is None:
+        hub.index.grow_xorbs(name.partition("/")[0], path.stat().st_size)
+    hub.xorbs.put(path, name)
 
 
 @router.post("/v1/telemetry")
@@ -123,11 +139,11 @@ def telemetry() -> Response:
 
 
 @asynccontextmanager
-async def _received(request: Request, hub: Hub, limit: int, what: str) -> AsyncIterator[Path]:
+async def _received(request: Request, hub: Hub, repo_id: str, limit: int, what: str) -> AsyncIterator[Path]:
     """Write the body to a complete and synced staging file, which is deleted with the context unless it was moved."""
     slots: Slots = request.app.state.upload_slots
     path = hub.xorbs.new()
-    with slots.one():
+    with slots.one(), hub.allowances.claim(repo_id) as claim:
         try:
             with path.open("xb") as file:
                 received = 0
@@ -135,6 +151,7 @@ async def _received(request: Request, hub: Hub, limit: int, what: str) -> AsyncI
                     received += len(block)
                     if received > limit:
                         raise too_large(f"a {what} may have at most {limit} bytes")
+                    claim.grow(len(block))
                     await to_thread.run_sync(file.write, block)
                 file.flush()
                 await to_thread.run_sync(os.fsync, file.fileno())
@@ -184,28 +201,31 @@ class _OpenXorbs:
         opened.close()
 
 
-def _assemble(hub: Hub, repo_id: str, path: Path) -> int:
-    """Assemble and store the new files of a shard, and return their size in bytes."""
+def _assemble(hub: Hub, repo_id: str, path: Path, staged: ExitStack) -> list[IncomingFile]:
+    """Assemble the new files of a shard. They are deleted at the end of `staged`, unless they are kept until then."""
     repository = hub.repositories.open(repo_id)
     limit = hub.settings.limits.file_bytes
     with ExitStack() as opened:
         shard = _mapped(path, opened)
         xorbs = opened.enter_context(_OpenXorbs(hub, repo_id))
-        made: dict[str, IncomingFile] = {}
+        new: dict[str, XetFile] = {}
         for file in read_shard(shard):
             if file.size > limit:
                 raise too_large(f"{file.size} bytes; this Hub takes files up to {limit}")
             stored = hub.large_files.size(file.sha256) if file.sha256 in repository.owned else None
-            if file.sha256 in made or stored == file.size:
-                continue
-            incoming = opened.enter_context(hub.large_files.receive(file.sha256, file.size))
+            if stored != file.size:
+                new[file.sha256] = file
+        # A small shard can describe any number of bytes, by ranges of chunks that repeat.
+        staged.enter_context(hub.allowances.claim(repo_id, sum(file.size for file in new.values())))
+        made: list[IncomingFile] = []
+        for file in new.values():
+            incoming = staged.enter_context(hub.large_files.receive(file.sha256, file.size))
             for part in file.chunk_ranges():
                 for data in xorbs[part.xorb].read(part.start, part.end):
                     incoming.write(data)
             incoming.seal()
-            made[file.sha256] = incoming
-        hub.keep(repository, list(made.values()))
-    return sum(incoming.size for incoming in made.values())
+            made.append(incoming)
+    return made
 
 
 def _mapped(path: Path, opened: ExitStack) -> mmap.mmap:
