@@ -110,7 +110,7 @@ def kernelbench(arguments: argparse.Namespace) -> None:
     from kernel_builder.search.task import kernelbench as problems
 
     tasks = list(problems(arguments.checkout, arguments.levels))
-    options = ["--inputs", "12", "--rounds", "1", "--against", "eager"]
+    options = ["--inputs", str(arguments.inputs), "--rounds", str(arguments.rounds), "--against", "eager"]
 
     def one(task):
         with tempfile.TemporaryDirectory() as directory:
@@ -131,12 +131,11 @@ def kernelbench(arguments: argparse.Namespace) -> None:
                 "seconds": round(verdict.get("seconds", 0), 1),
             }
             rows.append(row)
-            if row["verdict"] != "right":
-                print(row, flush=True)
+            print(row, flush=True)
     counts = collections.Counter((row["level"], row["verdict"] or "no verdict") for row in rows)
     summary = [{"level": level, "verdict": verdict, "count": n} for (level, verdict), n in sorted(counts.items())]
     print(summary)
-    save("kernelbench", {"counts": summary, "problems": rows})
+    save("kernelbench", {"inputs": arguments.inputs, "rounds": arguments.rounds, "counts": summary, "problems": rows})
 
 
 def verdict(arguments: argparse.Namespace) -> None:
@@ -163,6 +162,8 @@ def main() -> None:
     one.add_argument("checkout", type=Path)
     one.add_argument("--levels", type=int, nargs="+", default=[1, 2])
     one.add_argument("--seconds", type=float, default=180)
+    one.add_argument("--inputs", type=int, default=12)
+    one.add_argument("--rounds", type=int, default=1)
     one.set_defaults(run=kernelbench)
     one = commands.add_parser("verdict")
     one.set_defaults(run=verdict)

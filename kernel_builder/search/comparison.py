@@ -59,7 +59,8 @@ def difference(
 def _outside(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> torch.Tensor:
     """Return which elements differ too much; equal infinities and two NaNs do not differ."""
     same = (a == b) | (a.isnan() & b.isnan())
-    return ~((a - b).abs() <= tolerance + tolerance * b.abs()) & ~same
+    near = ((a - b).abs() <= tolerance + tolerance * b.abs()) & b.isfinite()
+    return ~near & ~same
 
 
 def _described(
@@ -112,7 +113,7 @@ class ErrorRule:
                     return False
                 continue
             finite = b.isfinite()
-            if not torch.equal(finite, a.isfinite()):
+            if not bool((finite == a.isfinite()).all()) or bool(_outside(a[~finite], b[~finite], 0.0).any()):
                 return False
             norm = float((a - b)[finite].norm()) / max(float(b[finite].norm()), torch.finfo(torch.float64).tiny)
             # Each of the two may be off, and another input may be worse than those that were noted.
