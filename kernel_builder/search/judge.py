@@ -28,7 +28,8 @@ from kernel_builder.search.verdict import RIGHT, WRONG, Verdict
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
 PEERS = ("eager", *COMPILED)
-_ARENA_BYTES = 6 << 30  # of a GPU
+_ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
+_ARENA_SHARE = 16
 _UNSEEN = 3
 _START_SECONDS = 120.0
 _CPU_SECONDS = 13.0  # after which peers that still compile are left out, so that a verdict takes less than 20
@@ -181,7 +182,7 @@ class _Trial:
             self.sandbox,
             self._device,
             readable=readable,
-            arena_bytes=_ARENA_BYTES,
+            arena_bytes=_arena_bytes(self._device),
             threads=torch.get_num_threads(),
         )
 
@@ -231,6 +232,12 @@ def _device(task: Task, wanted: str | None) -> str:
             "needs a GPU, and Torch finds none", where=str(task.path), hint="judge it on the CPU with --device cpu"
         )
     return device
+
+
+def _arena_bytes(device: str) -> int:
+    if device == "cpu":
+        return 0
+    return min(_ARENA_BYTES, int(torch.cuda.get_device_properties(None).total_memory) // _ARENA_SHARE)
 
 
 def _device_name(device: str) -> str:

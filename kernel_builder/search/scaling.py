@@ -15,7 +15,7 @@ from kernel_builder.search.task import Sizes, Task
 
 # Integers below are rarely sizes, but widths of convolutions, strides or numbers of groups.
 _SMALLEST = 16
-_MOST_BYTES = {"cpu": 24 << 20, "cuda": 2 << 30}
+_MOST_BYTES = {"cpu": 24 << 20, "cuda": 1 << 30}
 _MOST_SECONDS = {"cpu": 8e-3, "cuda": 20e-3}
 _TRIES = 20
 

@@ -29,7 +29,7 @@ from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
 _CANDIDATE = "candidate"
 _RUN_SECONDS = {"cpu": 20e-3, "cuda": 5e-3}
-_RUN_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
+_RUN_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 _MOST_CALLS = 1024
 _LEAST_CALLS = 3
 _REPEATS = (3, 7)  # runs, and runs to be sure
