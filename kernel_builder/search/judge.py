@@ -21,7 +21,7 @@ from kernel_builder.search.candidate import MODEL, Candidate, read_candidate
 from kernel_builder.search.examination import Examination, RejectedError
 from kernel_builder.search.peers import COMPILED, Peers
 from kernel_builder.search.reference import Reference
-from kernel_builder.search.scaling import fitted, unseen
+from kernel_builder.search.scaling import affordable, fitted, unseen
 from kernel_builder.search.speed import SpeedReport, measure_speed
 from kernel_builder.search.task import Task, read_task
 from kernel_builder.search.verdict import RIGHT, WRONG, Verdict
@@ -155,8 +155,11 @@ class _Trial:
             for number, reference in enumerate(references):
                 _send_model(worker, number, reference, request.build_seconds)
             examination = Examination(worker, references, self._task.settings.tolerance, request.call_seconds)
-            seeds = [self._choice.getrandbits(48) for _ in range(request.inputs)]
-            self._progress.say(f"checking {request.inputs} inputs")
+            inputs = affordable(request.inputs, references[0].seconds, device)
+            if inputs < request.inputs:
+                self.suspicious.append(f"Only {inputs} inputs were checked, since a call of the reference takes long.")
+            seeds = [self._choice.getrandbits(48) for _ in range(inputs)]
+            self._progress.say(f"checking {inputs} inputs")
             examination.check(seeds)
             self.suspicious += examination.suspicious
             self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
