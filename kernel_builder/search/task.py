@@ -76,7 +76,7 @@ class Task:
         """Return the sizes of the file: integers, and tuples of integers, that its top level assigns once."""
         found: dict[str, Any] = {}
         seen: set[str] = set()
-        for name, value in _assignments(ast.parse(self.source)):
+        for name, value in _assignments(_parsed(self.source)):
             constant = _constant(value)
             if name in seen:
                 found.pop(name, None)
@@ -89,7 +89,7 @@ class Task:
         """Return the content of the problem file with other sizes."""
         if not sizes:
             return self.source
-        tree = ast.parse(self.source)
+        tree = _parsed(self.source)
         for statement in tree.body:
             name = _target(statement)
             if name in sizes and isinstance(statement, ast.Assign):
@@ -225,6 +225,27 @@ _SETTINGS = table(
     },
     TaskSettings,
 )
+
+
+def _parsed(source: str) -> ast.Module:
+    """Parse a problem, with `a, b = 1, 2` and `a = b = 1` as assignments of one name each."""
+    tree = ast.parse(source)
+    tree.body = [one for statement in tree.body for one in _split(statement)]
+    return ast.fix_missing_locations(tree)
+
+
+def _split(statement: ast.stmt) -> list[ast.stmt]:
+    if not isinstance(statement, ast.Assign):
+        return [statement]
+    pairs: list[tuple[ast.expr, ast.expr]] = [(target, statement.value) for target in statement.targets]
+    if len(pairs) == 1 and isinstance(pairs[0][0], ast.Tuple) and isinstance(statement.value, ast.Tuple):
+        targets, values = pairs[0][0].elts, statement.value.elts
+        if len(targets) != len(values):
+            return [statement]
+        pairs = list(zip(targets, values, strict=True))
+    if not all(isinstance(target, ast.Name) and _constant(value) is not None for target, value in pairs):
+        return [statement]
+    return [ast.Assign([target], value) for target, value in pairs]
 
 
 def _assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
