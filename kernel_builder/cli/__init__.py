@@ -43,6 +43,7 @@ _COMMANDS = {
     "create-pyproject": "pyproject_command.create_pyproject",
     "clean-pyproject": "pyproject_command.clean_pyproject",
     "benchmark": "benchmark_command.benchmark",
+    "judge": "judge_command.judge",
     "doctor": "doctor_command.doctor",
     "toolchain": "toolchain_command.toolchain",
     "init": "init_command.init",

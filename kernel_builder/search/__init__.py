@@ -1,0 +1,1 @@
+"""Tasks, candidates, and a judge that trusts no candidate."""
