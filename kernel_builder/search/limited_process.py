@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 _POLL = 0.05  # seconds
-_DISK_POLL = 2.0  # seconds; a walk through a workspace takes about a millisecond
+# Between two walks through a workspace: seconds, and as a multiple of what the walk takes.
+_DISK_POLL, _DISK_SHARE = 0.25, 100
 _PR_SET_PDEATHSIG = 1
 # Every process of a try has this variable, whatever session or group it makes for itself.
 MARK = "KERNEL_BUILDER_TRY"
@@ -91,20 +92,21 @@ def _wait(
     is_stopping: Callable[[], bool],
 ) -> str | None:
     """Wait for the end of a process; return the limit that it meets first, or None."""
-    measured = started
+    next_walk = started + _DISK_POLL
     while True:
         with suppress(subprocess.TimeoutExpired):
             process.wait(_POLL)
-            return None
+            return "search" if is_stopping() else None  # it may have been killed for the end of the search
         now = time.monotonic()
         if is_stopping():
             return "search"
         if now - started > limits.seconds:
             return "time"
-        if now - measured > _DISK_POLL:
-            measured = now
+        if now > next_walk:
             if tree_bytes(directory) > limits.disk_bytes:
                 return "disk"
+            done = time.monotonic()
+            next_walk = done + max(_DISK_POLL, _DISK_SHARE * (done - now))
 
 
 def tree_bytes(directory: Path) -> int:

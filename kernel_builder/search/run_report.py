@@ -180,7 +180,7 @@ def _attempt(number: int, tries: Sequence[Event], settings: Event, peer: str, ru
     right = [event["try"] for event in tries if event["outcome"] == RIGHT]
     return AttemptResult(
         task=settings["task"],
-        level=settings["level"] or "none",
+        level=str(settings["level"] or "none"),
         agent=tries[0]["agent"],
         context=",".join(tries[0]["context"]) or "none",
         number=number,

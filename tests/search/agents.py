@@ -38,6 +38,7 @@ def main(kind: str, text: str = "") -> None:
     if kind == "filling":
         while True:
             Path(f"more-{time.monotonic_ns()}").write_bytes(bytes(1 << 20))
+            time.sleep(0.002)
     if kind == "greedy":
         held = bytes(4_000_000_000)
         raise AssertionError(len(held))
