@@ -20,7 +20,7 @@ Tensors = Sequence[torch.Tensor]
 
 # How many times eager's error is allowed. Peers get more, since some round where models do not.
 _ALLOWED = 1.1
-_ALLOWED_PEERS = 4.0
+ALLOWED_PEERS = 4.0
 
 
 class Case:
@@ -142,7 +142,7 @@ def _measure(workload: Any, row: Row, functions: Mapping[str, Function], clock: 
         cases[-1].prepare(returned)
     del returned
     runs: dict[str, Run] = {}
-    runs[COPY], row.methods[COPY] = _copies(row.bytes, row.sets, workload.device, clock)
+    runs[COPY], row.methods[COPY] = copies(row.bytes, row.sets, workload.device, clock)
     for name, function in functions.items():
         if name in row.faults:
             continue
@@ -203,7 +203,7 @@ def _check(case: Case, row: Row, functions: Mapping[str, Function]) -> None:
             case.restore(given)
         if all(math.isfinite(one.relative) for one in found):
             row.errors[name] = found
-        if reason := fault(found, eager, _ALLOWED if name == OURS else _ALLOWED_PEERS):
+        if reason := fault(found, eager, _ALLOWED if name == OURS else ALLOWED_PEERS):
             row.faults[name] = reason
 
 
@@ -227,7 +227,7 @@ def _said(problem: Exception, name: str, point: Point, device: str) -> str:
     return said
 
 
-def _copies(moved: int, sets: int, device: str, clock: Clock) -> tuple[Run, str]:
+def copies(moved: int, sets: int, device: str, clock: Clock) -> tuple[Run, str]:
     """Return a run of copies that move `moved` bytes, half of them read and half written: the copy speed.
 
     The driver's copy is up to 20 % slower for sizes that are no multiple of 4096 bytes, and 25 % slower for some above

@@ -1,0 +1,137 @@
+"""Compare a candidate's results with the reference's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kernel_builder.measure.accuracy import deviation, fault
+from kernel_builder.measure.case import ALLOWED_PEERS
+from kernel_builder.measure.results import Deviation
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first result that is wrong.
+
+    Attributes:
+        kind: The name under which the judge rejects it.
+        text: What is wrong.
+        facts: The largest difference, how many elements differ, and one of them.
+    """
+
+    kind: str
+    text: str
+    facts: dict[str, Any]
+
+
+def difference(
+    found: Sequence[torch.Tensor],
+    eager: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor] | None,
+    tolerance: float,
+) -> Difference | None:
+    """Return where results differ by more than the tolerance, or None.
+
+    An element is right if |a - b| <= tolerance + tolerance |b|, where b is the float64 result, or eager's without one.
+    Elements at which eager itself does not hold it are left to the comparison of errors.
+    """
+    for number, (one, plain) in enumerate(zip(found, eager, strict=True), 1):
+        which = "the result" if len(eager) == 1 else f"result {number}"
+        expected = exact[number - 1] if exact else plain
+        if not plain.is_floating_point():
+            wrong = (one != plain) & (plain == expected)
+            kind, a, b = "wrong-result", one.double(), plain.double()
+        else:
+            a, b = one.double(), expected.double()
+            excused = _outside(plain.double(), b, tolerance)
+            wrong = _outside(a, b, tolerance) & ~excused
+            kind = "not-finite" if bool((wrong & ~a.isfinite() & b.isfinite()).any()) else "wrong-result"
+        count = int(wrong.sum())
+        if count:
+            return Difference(kind, *_described(which, a, b, wrong, count))
+    return None
+
+
+def _outside(a: torch.Tensor, b: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """Return which elements differ too much; equal infinities and two NaNs do not differ."""
+    same = (a == b) | (a.isnan() & b.isnan())
+    return ~((a - b).abs() <= tolerance + tolerance * b.abs()) & ~same
+
+
+def _described(
+    which: str, a: torch.Tensor, b: torch.Tensor, wrong: torch.Tensor, count: int
+) -> tuple[str, dict[str, Any]]:
+    place = [int(index) for index in wrong.nonzero()[0]]
+    got, expected = float(a[tuple(place)]), float(b[tuple(place)])
+    largest = float((a - b).abs()[wrong].nan_to_num(torch.inf).max())
+    text = (
+        f"{count} of {wrong.numel()} elements of {which} are wrong; the first is {got:.6g} at {place}, "
+        f"expected {expected:.6g}"
+    )
+    facts = {"largest-difference": str(largest) if largest == float("inf") else largest, "wrong-elements": count}
+    return text, {**facts, "elements": wrong.numel(), "index": place, "got": str(got), "expected": str(expected)}
+
+
+class ErrorRule:
+    """The error of a candidate against float64, over all inputs of one kind, beside eager's.
+
+    One input can favour eager by chance, a single number above all. So the candidate's error on each input is compared
+    with eager's largest.
+    """
+
+    def __init__(self, tolerance: float) -> None:
+        self._tolerance = tolerance
+        self.worst: list[Deviation] = []
+        self._candidate: list[Deviation] = []
+
+    def add(self, found: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> None:
+        """Note the errors on one input."""
+        self._candidate = _largest(self._candidate, [_deviation(*pair) for pair in zip(found, exact, strict=True)])
+        self.worst = _largest(self.worst, [_deviation(*pair) for pair in zip(eager, exact, strict=True)])
+
+    def fault(self) -> str | None:
+        """Return why the candidate is less accurate than eager, or None."""
+        return fault(self._candidate, self.worst, ALLOWED_PEERS)
+
+    def agree(self, found: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> bool:
+        """Return whether results agree with eager's, without float64, within the errors that were noted."""
+        for number, (one, plain) in enumerate(zip(found, eager, strict=True)):
+            if not plain.is_floating_point():
+                if not torch.equal(one, plain) and not self.worst:
+                    return False
+                continue
+            a, b = one.double(), plain.double()
+            if not self.worst:
+                if bool(_outside(a, b, self._tolerance).any()):
+                    return False
+                continue
+            finite = b.isfinite()
+            if not torch.equal(finite, a.isfinite()):
+                return False
+            norm = float((a - b)[finite].norm()) / max(float(b[finite].norm()), torch.finfo(torch.float64).tiny)
+            # Each of the two may be off, and another input may be worse than those that were noted.
+            if norm > 2 * (1 + ALLOWED_PEERS) * self.worst[number].relative + torch.finfo(plain.dtype).eps:
+                return False
+        return True
+
+
+def _deviation(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
+    """Return the error of the elements that are finite in float64."""
+    if not result.is_floating_point():
+        return Deviation(0.0, 0.0)
+    finite = exact.isfinite()
+    if not bool(finite.all()):
+        result, exact = result[finite], exact[finite]
+    return deviation(result, exact)
+
+
+def _largest(one: Sequence[Deviation], other: Sequence[Deviation]) -> list[Deviation]:
+    if not one:
+        return list(other)
+    return [
+        Deviation(max(a.relative, b.relative), max(a.ulps, b.ulps)) for a, b in zip(one, other, strict=True)
+    ]

@@ -1,0 +1,79 @@
+"""The candidate's peers: the reference in eager mode and compiled, each in a worker like the candidate's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from types import TracebackType
+
+from kernel_builder.search.examination import place, synchronize
+from kernel_builder.search.reference import Reference
+from kernel_builder.search.task import Task
+from kernel_builder.search.worker import WorkerFailure, WorkerProcess
+
+EAGER = "eager"
+COMPILED = ("compile", "max-autotune")
+_START_SECONDS = 120.0
+
+
+class Peers:
+    """Workers that run the reference. They start and compile while the candidate is checked.
+
+    Args:
+        task: The task.
+        references: The references to time; peers have their models by the same numbers.
+        modes: Which peers are wanted; eager is started if there is any.
+        make: Starts a worker.
+    """
+
+    def __init__(
+        self, task: Task, references: Sequence[Reference], modes: Sequence[str], make: Callable[[], WorkerProcess]
+    ) -> None:
+        self._stack = ExitStack()
+        self._waiting: dict[str, int] = {}
+        self.workers: dict[str, WorkerProcess] = {}
+        with ExitStack() as opened:
+            for mode in dict.fromkeys([EAGER, *modes] if modes else []):
+                worker = self.workers[mode] = opened.enter_context(make())
+                source = worker.scratch / "problem.py"
+                source.write_text(task.source_with(references[0].sizes), encoding="utf-8")
+                worker.start("open", worker.inputs.handle, worker.outputs.handle)
+                worker.start("load", str(source), "Model")
+                for number, one in enumerate(references):
+                    worker.start("model", number, one.init, one.state, one.dtype, one.seed, mode, one.parameters)
+                for number, one in enumerate(references):
+                    given = one.arguments(one.seed)
+                    calls, slots = place(worker, one, [given], append=number > 0)
+                    synchronize(one.device)
+                    worker.start("call", number, calls[0], slots[0], one.seed, None)
+                self._waiting[mode] = 3 + 2 * len(references)
+            self._stack = opened.pop_all()
+
+    def __enter__(self) -> Peers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def finish(self, seconds: float) -> None:
+        """Wait until the peers are ready, and leave out those that have not compiled within a time, or cannot.
+
+        Raises:
+            WorkerFailure: If eager PyTorch fails.
+        """
+        end = time.monotonic() + seconds
+        for mode, count in self._waiting.items():
+            limit = _START_SECONDS if mode == EAGER else max(end - time.monotonic(), 0.01)
+            try:
+                for _ in range(count):
+                    self.workers[mode].wait(limit)
+                    if mode != EAGER:
+                        limit = max(end - time.monotonic(), 0.01)
+            except WorkerFailure:
+                if mode == EAGER:
+                    raise
+                del self.workers[mode]
+        self._waiting.clear()

@@ -1,0 +1,142 @@
+"""Confines a worker: bubblewrap where it is installed and may be used, else Landlock, else what any process can do.
+
+Each of them takes away the network where the system permits it, the sight of the judge's memory, and writing outside
+a scratch directory. This module is imported by workers before Torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+BUBBLEWRAP, LANDLOCK, PROCESS = "bubblewrap", "landlock", "process"
+
+_LARGEST_FILE = 8 << 30
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
+
+# System calls of Landlock, which have the same numbers on all architectures.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+
+_SYSTEM = ("/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/etc", "/opt", "/sys", "/nix/store")
+_PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems", "/proc/mounts")
+_PROC_DIRECTORIES = ("/proc/self", "/proc/sys", "/proc/driver")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+
+
+def readable(more: Iterable[Path]) -> list[str]:
+    """Return the directories that a worker may read: the system, Python with what it imports, and `more`."""
+    found = [*_SYSTEM, sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
+    found += [os.environ.get("CUDA_HOME", "/usr/local/cuda"), *map(str, more)]
+    both = [path for one in found for path in (one, os.path.realpath(one))]
+    return list(dict.fromkeys(path for path in both if Path(path).exists()))
+
+
+@functools.cache
+def strongest() -> str:
+    """Return the name of the strongest sandbox that this system permits."""
+    if program := shutil.which("bwrap"):
+        trial = [program, "--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "true"]
+        with suppress(OSError, subprocess.TimeoutExpired):
+            if subprocess.run(trial, capture_output=True, check=False, timeout=10).returncode == 0:
+                return BUBBLEWRAP
+    return LANDLOCK if _landlock_version() > 0 else PROCESS
+
+
+def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
+    """Return the words before a worker's command: those of bubblewrap, or none."""
+    if kind != BUBBLEWRAP:
+        return []
+    words = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts"]
+    if device == "cpu":
+        words += ["--unshare-pid", "--unshare-ipc", "--dev", "/dev", "--proc", "/proc"]
+    else:  # handles of GPU memory work between processes of one pid namespace only
+        words += ["--dev-bind", "/dev", "/dev", "--proc", "/proc"]
+    for path in paths:
+        words += ["--symlink", str(Path(path).readlink()), path] if Path(path).is_symlink() else ["--ro-bind", path, path]
+    return [*words, "--bind", str(scratch), str(scratch), "--chdir", str(scratch)]
+
+
+def confine(kind: str, scratch: Path, paths: Sequence[str], device: str) -> None:
+    """Confine this process, which must have one thread. What the system does not permit is left out."""
+    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, _LARGEST_FILE)):
+        with suppress(ValueError, OSError):
+            resource.setrlimit(limit, (value, value))
+    if kind == BUBBLEWRAP:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _leave_namespaces(libc, device)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if kind == LANDLOCK:
+        _restrict(libc, scratch, paths, device)
+
+
+def _leave_namespaces(libc: ctypes.CDLL, device: str) -> None:
+    """Enter a user namespace, where root has no rights over the judge, and a network namespace without interfaces.
+
+    On the CPU the worker is the first process of a pid namespace as well, so that its helpers end with it.
+    """
+    user, group = os.getuid(), os.getgid()
+    flags = _CLONE_NEWUSER | _CLONE_NEWNET | (_CLONE_NEWPID | _CLONE_NEWIPC if device == "cpu" else 0)
+    if libc.unshare(flags) != 0:
+        return
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        with suppress(OSError):
+            Path("/proc/self", name).write_text(text)
+    if device == "cpu":
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _landlock_version() -> int:
+    return int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, 0, 1))
+
+
+def _restrict(libc: ctypes.CDLL, scratch: Path, paths: Sequence[str], device: str) -> None:
+    """Permit reading `paths` and writing `scratch`, and nothing else; no TCP, no signals to other processes.
+
+    Raises:
+        OSError: If the kernel refuses, so that no candidate runs with less than the verdict says.
+    """
+    version = _landlock_version()
+    everything = (1 << 13) - 1 | (1 << 13 if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    attributes = struct.pack("QQQ", everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    ruleset = _checked(libc.syscall(_CREATE_RULESET, attributes, size, 0))
+    written = [str(scratch), *_DEVICES]
+    if device != "cpu":
+        written += ["/dev/shm", *map(str, Path("/dev").glob("nvidia*"))]
+    rules = [(path, _READ) for path in (*paths, *_PROC, *_PROC_DIRECTORIES)] + [(path, everything) for path in written]
+    for path, rights in rules:
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        permitted = rights & everything if Path(path).is_dir() else rights & everything & _OF_FILES
+        rule = struct.pack("=Qi", permitted, descriptor)
+        _checked(libc.syscall(_ADD_RULE, ruleset, 1, rule, 0))
+        os.close(descriptor)
+    _checked(libc.syscall(_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
+    return result

@@ -1,0 +1,291 @@
+"""Time a candidate beside its peers, by the judge's clock.
+
+A timed run calls a model on several sets of inputs, each new and used once, and copies all results into the judge's
+memory. The judge's clock covers both, so work that is put off counts; the time of the copies alone is measured on
+eager's results and subtracted from all. Every result of a timed run is compared with eager's.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kernel_builder.measure.case import copies
+from kernel_builder.measure.estimates import Estimate, estimate
+from kernel_builder.measure.results import geometric_mean
+from kernel_builder.measure.timing import Clock, clock, sets_needed
+from kernel_builder.search.comparison import ErrorRule
+from kernel_builder.search.examination import Examination, RejectedError, describe, place, synchronize
+from kernel_builder.search.peers import EAGER, Peers
+from kernel_builder.search.reference import Arguments, Reference
+from kernel_builder.search.verdict import Speedup
+from kernel_builder.search.worker import WorkerProcess
+
+_CANDIDATE = "candidate"
+_RUN_SECONDS = {"cpu": 15e-3, "cuda": 5e-3}
+_RUN_BYTES = {"cpu": 32 << 20, "cuda": 1 << 30}
+_MOST_CALLS = 256
+_LEAST_CALLS = 3
+_REPEATS = 3
+# A run of less than this share of the time, on equal inputs, has skipped work.
+_SKIPPED = 0.5
+# How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
+_DISAGREEMENT, _START = 0.25, 1e-3
+_SPREAD = 3.0  # of the speedups at different shapes
+_FLUSHED = 4
+
+
+@dataclass
+class SpeedReport:
+    """The part of a verdict that is about speed."""
+
+    speed: dict[str, Speedup] = field(default_factory=dict)
+    share_of_copy_speed: float | None = None
+    share_of_peak: float | None = None
+    suspicious: list[str] = field(default_factory=list)
+    cases: list[Mapping[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class _Shape:
+    """The samples of one shape: seconds of a call, by participant."""
+
+    reference: Reference
+    given: Arguments
+    calls: int
+    seconds: dict[str, list[float]]
+
+
+def measure_speed(
+    worker: WorkerProcess,
+    peers: Peers,
+    references: Sequence[Reference],
+    examination: Examination,
+    rounds: int,
+    seconds: float,
+    choice: random.Random,
+) -> SpeedReport:
+    """Time a candidate and its peers at the sizes of the references.
+
+    Args:
+        worker: Has the candidate's models.
+        peers: Have the same models.
+        references: What to time.
+        examination: Has checked the candidate; its errors bound what a timed result may differ by.
+        rounds: Samples of each time.
+        seconds: Limit of a run.
+        choice: Of seeds.
+
+    Raises:
+        RejectedError: If a result of a timed run is wrong, work is skipped, or the clocks disagree.
+        WorkerFailure: If a call fails.
+    """
+    device = references[0].device
+    timer = clock(device)
+    participants = {_CANDIDATE: worker, **peers.workers}
+    shapes = []
+    for number, reference in enumerate(references):
+        race = _Race(participants, number, reference, examination.rules[number], timer, seconds, choice)
+        shapes.append(race.shape(rounds))
+        if number == 0:
+            race.check_repeats()
+    return _report(shapes, timer)
+
+
+class _Race:
+    """The timed runs at one shape."""
+
+    def __init__(
+        self,
+        participants: Mapping[str, WorkerProcess],
+        number: int,
+        reference: Reference,
+        rule: ErrorRule,
+        timer: Clock,
+        seconds: float,
+        choice: random.Random,
+    ) -> None:
+        self._participants, self._number, self._reference = participants, number, reference
+        self._rule, self._seconds, self._choice = rule, seconds, choice
+        self._device = reference.device
+        self._given = reference.arguments(choice.getrandbits(48))
+        self._calls = _calls(reference, self._given)
+        self._flushed = torch.zeros(_FLUSHED * timer.cache, dtype=torch.uint8, device=self._device)
+        self._reported: list[tuple[float, float]] = []
+
+    def shape(self, rounds: int) -> _Shape:
+        """Return the samples of all participants, after one round that does not count."""
+        names = list(self._participants)
+        runs: dict[str, list[float]] = {name: [] for name in names}
+        copying = []
+        for turn in range(rounds + 1):
+            calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
+            first = turn % len(names)
+            order = names[first:] + names[:first]
+            taken = {name: self._run(name, calls) for name in order}
+            self._compare(calls)
+            if turn:
+                copying.append(self._hand_over())
+                for name in names:
+                    runs[name].append(taken[name])
+        self._check_clock()
+        overhead = statistics.median(copying)
+        seconds = {name: [_net(one, overhead) / self._calls for one in taken] for name, taken in runs.items()}
+        return _Shape(self._reference, self._given, self._calls, seconds)
+
+    def check_repeats(self) -> None:
+        """Compare runs on equal inputs with runs on different ones.
+
+        Raises:
+            RejectedError: If the candidate is much faster on equal ones, and eager is not.
+        """
+        taken: dict[tuple[str, bool], list[float]] = {}
+        for _ in range(_REPEATS):
+            for equal in (False, True):
+                calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
+                calls = [calls[0]] * len(calls) if equal else calls
+                for name in (_CANDIDATE, EAGER):
+                    taken.setdefault((name, equal), []).append(self._run(name, calls))
+        overhead = self._hand_over()
+        shares = {
+            name: _net(min(taken[name, True]), overhead) / _net(min(taken[name, False]), overhead)
+            for name in (_CANDIDATE, EAGER)
+        }
+        saved = min(taken[_CANDIDATE, False]) - min(taken[_CANDIDATE, True])
+        if shares[_CANDIDATE] < _SKIPPED * min(shares[EAGER], 1.0) and saved > _START:
+            raise RejectedError(
+                "cached-result",
+                f"calls with equal values take {shares[_CANDIDATE]:.0%} of the time of calls with different ones; "
+                "a result must be computed in every call",
+                describe(self._reference, self._given),
+            )
+
+    def _run(self, name: str, calls: Sequence[Arguments]) -> float:
+        """Return the seconds of one run by this process's clock."""
+        worker = self._participants[name]
+        placed, slots = place(worker, self._reference, calls)
+        before = worker.inputs.raw(worker.inputs.end).clone() if name == _CANDIDATE else None
+        self._flushed.sum()
+        synchronize(self._device)
+        seed = calls[0].seed
+        taken, reported = worker.timed("run", self._number, placed, slots, seed, seconds=self._seconds)
+        if before is not None:
+            worker.stop()
+            # In an order that the candidate cannot foresee, for it may still write to a GPU's memory.
+            order = self._choice.sample(range(len(slots)), len(slots))
+            found = {one: [worker.outputs.tensor(slot).clone() for slot in slots[one]] for one in order}
+            self._found = [found[one] for one in range(len(slots))]
+            changed = not self._reference.mutates and not torch.equal(before, worker.inputs.raw(worker.inputs.end))
+            worker.go_on()
+            if changed:
+                raise RejectedError(
+                    "input-changed", "it changes its inputs when it is timed", describe(self._reference, calls[0])
+                )
+            self._reported.append((taken, float(reported) if isinstance(reported, (int, float)) else math.inf))
+        elif name == EAGER:
+            self._expected = [[worker.outputs.tensor(slot) for slot in one] for one in slots]
+        return taken
+
+    def _compare(self, calls: Sequence[Arguments]) -> None:
+        """Compare what the candidate has returned when it was timed with what eager has."""
+        for given, found, expected in zip(calls, self._found, self._expected, strict=True):
+            if not self._rule.agree(found, expected):
+                raise RejectedError(
+                    "wrong-when-timed",
+                    "a result of its timed calls is wrong, though the same shapes were right before: results must not "
+                    "depend on earlier calls",
+                    describe(self._reference, given),
+                )
+
+    def _hand_over(self) -> float:
+        """Return the seconds that copying the results alone takes."""
+        taken, _ = self._participants[EAGER].timed("hand_over", seconds=self._seconds)
+        return taken
+
+    def _check_clock(self) -> None:
+        off = [abs(taken - reported) - _START for taken, reported in self._reported]
+        shares = [difference / taken for difference, (taken, _) in zip(off, self._reported, strict=True)]
+        if statistics.median(shares) > _DISAGREEMENT:
+            taken, reported = self._reported[-1]
+            raise RejectedError(
+                "clock-disagrees",
+                f"a run took {taken * 1e3:.3g} ms by the judge's clock and {reported * 1e3:.3g} ms by the clock in the "
+                "candidate's process",
+                describe(self._reference, self._given),
+            )
+
+
+def _net(taken: float, overhead: float) -> float:
+    """Return a run's time without that of copying results, which varies by a few percent."""
+    return max(taken - overhead, 0.03 * taken)
+
+
+def _calls(reference: Reference, given: Arguments) -> int:
+    """Return how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
+    wanted = math.ceil(_RUN_SECONDS[reference.device] / max(reference.seconds, 1e-7))
+    room = _RUN_BYTES[reference.device] // max(reference.moved(given), 1)
+    return max(_LEAST_CALLS, min(wanted, room, _MOST_CALLS))
+
+
+def _report(shapes: Sequence[_Shape], timer: Clock) -> SpeedReport:
+    report = SpeedReport()
+    ratios: dict[str, list[Estimate]] = {}
+    shares, peaks = [], []
+    for shape in shapes:
+        ours = shape.seconds[_CANDIDATE]
+        for name, taken in shape.seconds.items():
+            if name != _CANDIDATE:
+                found = estimate([peer / one for peer, one in zip(taken, ours, strict=True)])
+                ratios.setdefault(name, []).append(found)
+        milliseconds = {name: _short(statistics.median(taken) * 1e3) for name, taken in shape.seconds.items()}
+        moved = shape.reference.moved(shape.given)
+        shares.append(_copy_seconds(moved, shape.reference.device, timer) / statistics.median(ours))
+        if peak := _share_of_peak(shape, statistics.median(ours)):
+            peaks.append(peak)
+        case = describe(shape.reference, shape.given)
+        report.cases.append({**case, "bytes": moved, "calls": shape.calls, "milliseconds": milliseconds})
+    for name, found in ratios.items():
+        columns = zip(*found, strict=True)
+        report.speed[name] = Speedup(*(_short(geometric_mean(column)) for column in columns))
+    report.share_of_copy_speed = _short(geometric_mean(shares))
+    report.share_of_peak = _short(geometric_mean(peaks)) if len(peaks) == len(shapes) else None
+    medians = [one.median for one in ratios[EAGER]]
+    if max(medians) > _SPREAD * min(medians):
+        named = ", ".join(f"{one:.3g}" for one in medians)
+        report.suspicious.append(f"Its speed depends on the shape: it is {named} times as fast as eager at the shapes timed.")
+    return report
+
+
+def _copy_seconds(moved: int, device: str, timer: Clock) -> float:
+    with timer.context():
+        run, _ = copies(max(moved, 4096), min(sets_needed(timer.cache, moved), 64), device, timer)
+        return min(run() for _ in range(3))
+
+
+def _share_of_peak(shape: _Shape, seconds: float) -> float | None:
+    """Return the share of the speed of a large matrix product in the same dtype; None if there is little arithmetic."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counter:
+        shape.reference.eager(shape.given)
+    operations = counter.get_total_flops()
+    if operations < 30 * shape.reference.moved(shape.given):
+        return None
+    size = 1024 if shape.reference.device == "cpu" else 8192
+    dtype = getattr(torch, shape.reference.dtype or "float32")
+    one = torch.randn(size, size, device=shape.reference.device).to(dtype)
+    timer = clock(shape.reference.device)
+    with timer.context():
+        run, _ = timer.series([lambda: one @ one])
+        peak = 2 * size**3 / min(run() for _ in range(3))
+    return _short(operations / seconds / peak)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")

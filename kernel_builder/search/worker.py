@@ -1,0 +1,208 @@
+"""The judge's side of a worker: starts the process, sends commands, and waits for answers with its own clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import kernel_builder
+from kernel_builder.search import sandbox
+from kernel_builder.search.arena import Arena
+from kernel_builder.search.worker_process import receive, send
+
+_LONGEST_ANSWER = 1 << 20
+# A candidate gets no variable that could hold a secret.
+_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX")
+_KEPT_PREFIXES = ("OMP_", "KMP_", "MKL_", "NVIDIA_", "TORCH_CUDA_ARCH", "NIX_")
+
+
+class WorkerFailure(Exception):
+    """A worker has failed. `kind` is the name under which the judge rejects the candidate."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+class WorkerProcess:
+    """A worker in its sandbox, with a scratch home that is removed at the end.
+
+    Args:
+        kind: The sandbox.
+        device: "cpu" or "cuda".
+        readable: What it may read beside the system and Python.
+        variables: More environment variables.
+        arena_bytes: The size of each arena on a GPU.
+
+    Attributes:
+        inputs, outputs: The arenas that it shares with this process.
+        scratch: The only directory that it may write.
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        device: str,
+        *,
+        readable: Sequence[Path] = (),
+        variables: dict[str, str] | None = None,
+        arena_bytes: int = 0,
+        threads: int = 1,
+    ) -> None:
+        self._device = device
+        self._stack = ExitStack()
+        with ExitStack() as opened:
+            self.scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True)))
+            self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
+            opened.callback(self.inputs.close)
+            opened.callback(self.outputs.close)
+            self._words = opened.enter_context((self.scratch / "words").open("w+b"))
+            self._connection, other = socket.socketpair()
+            opened.enter_context(self._connection)
+            package = Path(kernel_builder.__file__).parent.parent
+            paths = sandbox.readable([*readable, package])
+            settings = {
+                "connection": other.fileno(),
+                "sandbox": kind,
+                "scratch": str(self.scratch),
+                "paths": paths,
+                "device": device,
+                "threads": threads,
+            }
+            command = [sys.executable, "-m", "kernel_builder.search.worker_process", json.dumps(settings)]
+            with other:
+                self.process = subprocess.Popen(
+                    [*sandbox.prefix(kind, self.scratch, paths, device), *command],
+                    cwd=self.scratch,
+                    env=self._environment(package, variables or {}),
+                    stdin=subprocess.DEVNULL,
+                    stdout=self._words,
+                    stderr=self._words,
+                    pass_fds=[other.fileno(), *self.inputs.descriptors, *self.outputs.descriptors],
+                    start_new_session=True,
+                )
+            opened.callback(self._kill)
+            self._stack = opened.pop_all()
+
+    def __enter__(self) -> WorkerProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def ready(self, seconds: float) -> None:
+        """Wait until the worker has imported Torch, and open the arenas in it.
+
+        Raises:
+            WorkerFailure: If it cannot start.
+        """
+        self.wait(seconds)
+        self.ask("open", self.inputs.handle, self.outputs.handle, seconds=seconds)
+
+    def start(self, command: str, *arguments: Any) -> None:
+        """Send a command without waiting for its answer."""
+        with suppress(OSError):  # it has died, which `wait` reports
+            send(self._connection, pickle.dumps((command, arguments)))
+
+    def wait(self, seconds: float) -> Any:
+        """Return the value of the answer to the last command.
+
+        Raises:
+            WorkerFailure: If the command failed, or there is no answer in time, or it is none of this protocol.
+        """
+        self._connection.settimeout(seconds)
+        try:
+            answer = json.loads(receive(self._connection, _LONGEST_ANSWER))
+        except TimeoutError:
+            self._kill()
+            raise WorkerFailure("timeout", f"it did not finish a call within {seconds:.0f} seconds") from None
+        except (EOFError, ConnectionError):
+            raise WorkerFailure("died", self._death()) from None
+        except (ValueError, RecursionError):
+            raise WorkerFailure("forged-answer", "it writes into the judge's connection") from None
+        if not isinstance(answer, dict) or not ("value" in answer or isinstance(answer.get("failed"), str)):
+            raise WorkerFailure("forged-answer", "it writes into the judge's connection")
+        if "failed" in answer:
+            raise WorkerFailure(answer["failed"], str(answer.get("text", "")))
+        return answer["value"]
+
+    def ask(self, command: str, *arguments: Any, seconds: float) -> Any:
+        """Send a command and return the value of its answer, as `wait` does."""
+        self.start(command, *arguments)
+        return self.wait(seconds)
+
+    def timed(self, command: str, *arguments: Any, seconds: float) -> tuple[float, Any]:
+        """Return the seconds that a command took by this process's clock, and the value of its answer."""
+        message = pickle.dumps((command, arguments))
+        started = time.perf_counter()
+        with suppress(OSError):
+            send(self._connection, message)
+        value = self.wait(seconds)
+        return time.perf_counter() - started, value
+
+    def stop(self) -> None:
+        """Suspend the worker's threads while results are read, so that none can write late ones."""
+        if self._device == "cpu":
+            self._signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        """Resume the worker."""
+        if self._device == "cpu":
+            self._signal(signal.SIGCONT)
+
+    def _signal(self, number: int) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, number)
+
+    def _kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait()
+
+    def _death(self) -> str:
+        try:
+            status = self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return "it closed the judge's connection"
+        if status < 0:
+            return f"its process was killed by {signal.Signals(-status).name}"
+        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - 4000))
+        words = self._words.read().decode(errors="replace").strip().splitlines()
+        return f"its process ended with status {status}" + (f": {words[-1][:500]}" if words else "")
+
+    def _environment(self, package: Path, more: dict[str, str]) -> dict[str, str]:
+        kept = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _KEPT or name.startswith(_KEPT_PREFIXES)
+        }
+        scratch = str(self.scratch)
+        own = {
+            "HOME": scratch,
+            "TMPDIR": scratch,
+            "XDG_CACHE_HOME": f"{scratch}/.cache",
+            "TORCH_EXTENSIONS_DIR": f"{scratch}/extensions",
+            "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
+            "TRITON_CACHE_DIR": f"{scratch}/triton",
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "USER": "judge",
+        }
+        return {**kept, **own, **more}
