@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from kernel_builder.search.verdict import Verdict
 from kernel_builder.toolchain.toolchains import default_cache
 
 JUDGE_COMMAND = (sys.executable, "-m", "kernel_builder", "judge")
+_OUTPUT_TAIL = 2000  # characters of the judge's output, if it has no verdict
 _POLL = 0.05  # seconds between two looks for a free device
 
 
@@ -114,8 +116,15 @@ class LocalJudge:
         if done.returncode in (0, 1):
             with suppress(ConfigError):
                 return Verdict.from_json(done.stdout), None
-        said = (done.stderr.strip() or done.stdout.strip())[-2000:]
-        return None, f"the judge gave no verdict (exit status {done.returncode}): {said}"
+        return None, f"there is no verdict (exit status {done.returncode}): {_error(done)}"
+
+
+def _error(done: subprocess.CompletedProcess[str]) -> str:
+    """Return why the judge failed: what its JSON says, or else the end of its output."""
+    with suppress(ValueError, AttributeError):
+        words = json.loads(done.stdout)
+        return ". ".join(str(words[key]) for key in ("message", "hint") if words.get(key))
+    return (done.stderr.strip() or done.stdout.strip())[-_OUTPUT_TAIL:]
 
 
 def judging_devices() -> dict[str, dict[str, str]]:

@@ -7,6 +7,7 @@ of the device is taken there, too: searches that do not use Ray respect it.
 from __future__ import annotations
 
 import io
+import socket
 import tarfile
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,8 @@ from typing import Any
 
 from kernel_builder.errors import ToolchainError
 from kernel_builder.search.judging import Judged, LocalJudge
+
+_CONNECT_SECONDS = 10
 
 
 class RayJudge:
@@ -56,8 +59,11 @@ def ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[str
             "Ray is not installed", where="--ray", hint="pip install torch-kernel-builder[ray]"
         ) from error
     try:
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        if host and port.isdigit():  # Ray itself would wait for minutes
+            socket.create_connection((host, int(port)), _CONNECT_SECONDS).close()
         ray.init(address=address, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError) as error:
         raise ToolchainError(
             f"there is no Ray cluster at {address}: {str(error).splitlines()[0]}",
             where="--ray",
@@ -65,8 +71,8 @@ def ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[str
         ) from error
     try:
         gpus = ray.cluster_resources().get("GPU", 0)
-        # Another try on another node must not hide a verdict's failure.
         options = {"num_gpus": 1} if gpus else {"num_cpus": 1, "scheduling_strategy": "SPREAD"}
+        # Without retries: a candidate that takes its node down must not take the next one.
         yield RayJudge(ray.remote(max_retries=0, **options)(judge_packed), task, seconds=seconds, command=command)
     finally:
         ray.shutdown()
