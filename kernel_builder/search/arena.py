@@ -84,7 +84,9 @@ class Arena(ArenaView):
             self.handle: Any = self._descriptor
             super().__init__(mmap.mmap(self._descriptor, _CPU_BYTES))
         else:
-            from torch.multiprocessing.reductions import reduce_tensor
+            from torch.multiprocessing import reductions
+
+            reduce_tensor: Any = reductions.reduce_tensor
 
             block = torch.empty(size, dtype=torch.uint8, device=device)
             self.handle = reduce_tensor(block)

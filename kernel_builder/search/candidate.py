@@ -18,7 +18,16 @@ from kernel_builder.toolchain import Toolchains
 MODEL = "ModelNew"
 _IGNORED = shutil.ignore_patterns("build", ".git", "__pycache__", "*.pyc", ".venv")
 # What calls a kernel that is not PyTorch's own.
-_KERNELS = ("load_inline", "cpp_extension", "triton", "cutlass", "get_kernel", "get_local_kernel", "torch.ops", "ctypes")
+_KERNELS = (
+    "load_inline",
+    "cpp_extension",
+    "triton",
+    "cutlass",
+    "get_kernel",
+    "get_local_kernel",
+    "torch.ops",
+    "ctypes",
+)
 _CASTS = ("bfloat16", "float16", ".half()", "float8", "allow_tf32", "set_float32_matmul_precision", "quantize")
 
 
@@ -95,7 +104,7 @@ def read_candidate(path: Path) -> Candidate:
             raise ConfigError(
                 f"has {len(files)} Python files beside build.toml that define {MODEL}; expected one",
                 where=str(path),
-                hint=f"write candidate.py with a torch.nn.Module named {MODEL}, which loads the kernel from its directory",
+                hint=f"write candidate.py with a torch.nn.Module named {MODEL} that loads the kernel beside it",
             )
         return Candidate(path, files[0], _digest(path), is_project=True)
     if not path.is_file():

@@ -132,6 +132,4 @@ def _deviation(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
 def _largest(one: Sequence[Deviation], other: Sequence[Deviation]) -> list[Deviation]:
     if not one:
         return list(other)
-    return [
-        Deviation(max(a.relative, b.relative), max(a.ulps, b.ulps)) for a, b in zip(one, other, strict=True)
-    ]
+    return [Deviation(max(a.relative, b.relative), max(a.ulps, b.ulps)) for a, b in zip(one, other, strict=True)]

@@ -88,7 +88,5 @@ def evaluate(
     gradients = torch.autograd.grad(
         [one for one, _ in differentiable], leaves, [grad for _, grad in differentiable], allow_unused=True
     )
-    filled = [
-        torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, gradients, strict=True)
-    ]
+    filled = [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, gradients, strict=True)]
     return [one.detach() for one in found] + filled

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -67,7 +68,9 @@ class Examination:
             try:
                 self._one(number, given, case, repeat=count % _REPEATED == 0)
             except WorkerFailure as failure:
-                raise RejectedError(failure.kind, f"{failure}, for inputs of the shapes {case['shapes']}", case) from failure
+                raise RejectedError(
+                    failure.kind, f"{failure}, for inputs of the shapes {case['shapes']}", case
+                ) from failure
         for number, rule in enumerate(self.rules):
             if rule.worst and (reason := rule.fault()):
                 raise RejectedError(
@@ -97,7 +100,7 @@ class Examination:
         worker, reference = self._worker, self._references[number]
         call, slots = place(worker, reference, [given])
         before = worker.inputs.raw(worker.inputs.end).clone()
-        sizes = [torch.Size(shape).numel() * dtype.itemsize for shape, dtype in reference.results]
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in reference.results]
         synchronize(reference.device)
         worker.ask("call", number, call[0], slots[0], given.seed, sizes, seconds=self._seconds)
         worker.stop()

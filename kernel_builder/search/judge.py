@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernel_builder.errors import BuildError, ConfigError, KernelBuilderError
+from kernel_builder.errors import BuildError, ConfigError, KernelBuilderError, MeasureError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.search import sandbox
 from kernel_builder.search.candidate import MODEL, Candidate, read_candidate
@@ -31,6 +31,7 @@ PEERS = ("eager", *COMPILED)
 _ARENA_BYTES = 6 << 30  # of a GPU
 _UNSEEN = 3
 _START_SECONDS = 120.0
+_CPU_SECONDS = 13.0  # after which peers that still compile are left out, so that a verdict takes less than 20
 _SILENT = Silent()
 
 
@@ -70,6 +71,7 @@ def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
 
     Raises:
         ConfigError: If the task or the candidate cannot be read, or the reference cannot be run.
+        MeasureError: If a process of the judge's own fails.
     """
     started = time.monotonic()
     task = read_task(request.task)
@@ -118,6 +120,7 @@ class _Trial:
     ) -> None:
         self._request, self._task, self._candidate = request, task, candidate
         self._device, self._choice, self._progress = device, choice, progress
+        self._started = time.monotonic()
         self.sandbox = request.sandbox or sandbox.strongest()
         self.suspicious: list[str] = []
 
@@ -133,7 +136,14 @@ class _Trial:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="candidate-")))
             file = self._built(directory)
             worker = stack.enter_context(self._worker([directory]))
-            worker.ready(_START_SECONDS)
+            try:
+                worker.ready(_START_SECONDS)
+            except WorkerFailure as failure:
+                raise MeasureError(
+                    f"the candidate's process does not start: {failure}",
+                    where=f"sandbox {self.sandbox}",
+                    hint="choose another with --sandbox",
+                ) from failure
             worker.start("load", str(file), MODEL)
             self._progress.say("preparing the reference")
             references = self._references()
@@ -153,10 +163,10 @@ class _Trial:
                 return SpeedReport()
             self._progress.say("timing")
             wait = request.compile_seconds
-            peers.finish(wait if wait is not None else (5.0 if device == "cpu" else 600.0))
-            return measure_speed(
-                worker, peers, timed, examination, request.rounds, request.call_seconds, self._choice
-            )
+            if wait is None:
+                wait = _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
+            peers.finish(wait)
+            return measure_speed(worker, peers, timed, examination, request.rounds, request.call_seconds, self._choice)
 
     def _built(self, directory: Path) -> Path:
         try:

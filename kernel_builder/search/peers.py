@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 
+from kernel_builder.errors import MeasureError
 from kernel_builder.search.examination import place, synchronize
 from kernel_builder.search.reference import Reference
 from kernel_builder.search.task import Task
@@ -62,7 +63,7 @@ class Peers:
         """Wait until the peers are ready, and leave out those that have not compiled within a time, or cannot.
 
         Raises:
-            WorkerFailure: If eager PyTorch fails.
+            MeasureError: If eager PyTorch fails.
         """
         end = time.monotonic() + seconds
         for mode, count in self._waiting.items():
@@ -72,8 +73,16 @@ class Peers:
                     self.workers[mode].wait(limit)
                     if mode != EAGER:
                         limit = max(end - time.monotonic(), 0.01)
-            except WorkerFailure:
-                if mode == EAGER:
-                    raise
-                del self.workers[mode]
+            except WorkerFailure as failure:
+                self.leave_out(mode, failure)
         self._waiting.clear()
+
+    def leave_out(self, mode: str, failure: WorkerFailure) -> None:
+        """Time a peer no longer, since it has failed.
+
+        Raises:
+            MeasureError: If it is eager PyTorch, with which results are compared.
+        """
+        if mode == EAGER:
+            raise MeasureError(f"eager PyTorch fails in a process of its own: {failure}") from failure
+        del self.workers[mode]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from kernel_builder.errors import ConfigError
+from kernel_builder.measure.case import size
 from kernel_builder.search.evaluation import ResultError, evaluate, with_tensors, without_tensors
 from kernel_builder.search.task import Sizes, Task
 
@@ -100,10 +102,7 @@ class Reference:
         tensors = [self._cast(tensor.detach().to(self.device)) for tensor in tensors]
         grads = None
         if self._backward:
-            grads = [
-                torch.randn(shape, device=self.device).to(dtype)
-                for shape, dtype in self.results[: self._forward]
-            ]
+            grads = [torch.randn(shape, device=self.device).to(dtype) for shape, dtype in self.results[: self._forward]]
         return Arguments(skeleton, tensors, grads, seed)
 
     def eager(self, given: Arguments) -> Tensors:
@@ -114,7 +113,9 @@ class Reference:
         """Return the results in float64, or None if the model cannot be computed so."""
         if not self.has_exact:
             return None
-        return self._evaluate(self._exact, given, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor.clone())
+        return self._evaluate(
+            self._exact, given, lambda tensor: tensor.double() if tensor.is_floating_point() else tensor.clone()
+        )
 
     def _evaluate(self, model: Any, given: Arguments, change: Any) -> Tensors:
         torch.manual_seed(given.seed)
@@ -161,8 +162,8 @@ class Reference:
     def moved(self, given: Arguments) -> int:
         """Return the bytes that a call must read and write: inputs, parameters and results."""
         tensors = [*given.tensors, *(given.grads or ()), *self.state.values()]
-        written = sum(torch.Size(shape).numel() * dtype.itemsize for shape, dtype in self.results)
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + written
+        written = sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.results)
+        return size(tensors) + written
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -65,9 +65,19 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
         words += ["--unshare-pid", "--unshare-ipc", "--dev", "/dev", "--proc", "/proc"]
     else:  # handles of GPU memory work between processes of one pid namespace only
         words += ["--dev-bind", "/dev", "/dev", "--proc", "/proc"]
-    for path in paths:
-        words += ["--symlink", str(Path(path).readlink()), path] if Path(path).is_symlink() else ["--ro-bind", path, path]
+    for path in _outermost(paths):
+        link = Path(path).is_symlink()
+        words += ["--symlink", str(Path(path).readlink()), path] if link else ["--ro-bind", path, path]
     return [*words, "--bind", str(scratch), str(scratch), "--chdir", str(scratch)]
+
+
+def _outermost(paths: Sequence[str]) -> list[str]:
+    """Return the paths that are not inside another one."""
+    found: list[str] = []
+    for path in sorted(set(paths), key=len):
+        if not any(Path(path).is_relative_to(one) for one in found if not Path(one).is_symlink()):
+            found.append(path)
+    return found
 
 
 def confine(kind: str, scratch: Path, paths: Sequence[str], device: str) -> None:

@@ -58,7 +58,11 @@ def unseen(task: Task, sizes: Sizes, number: int, choice: random.Random) -> list
     none, any.
     """
     names = [name for name, value in sizes.items() if _largest(value) > 1 and _changes(task, sizes, name, free=True)]
-    names = names or [name for name, value in sizes.items() if _largest(value) >= _SMALLEST and _changes(task, sizes, name, free=False)]
+    names = names or [
+        name
+        for name, value in sizes.items()
+        if _largest(value) >= _SMALLEST and _changes(task, sizes, name, free=False)
+    ]
     found: list[dict[str, Any]] = []
     for _ in range(_TRIES if names else 0):
         some = choice.sample(names, choice.randint(1, len(names)))

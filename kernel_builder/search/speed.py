@@ -25,7 +25,7 @@ from kernel_builder.search.examination import Examination, RejectedError, descri
 from kernel_builder.search.peers import EAGER, Peers
 from kernel_builder.search.reference import Arguments, Reference
 from kernel_builder.search.verdict import Speedup
-from kernel_builder.search.worker import WorkerProcess
+from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
 _CANDIDATE = "candidate"
 _RUN_SECONDS = {"cpu": 15e-3, "cuda": 5e-3}
@@ -38,7 +38,7 @@ _SKIPPED = 0.5
 # How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
 _DISAGREEMENT, _START = 0.25, 1e-3
 _SPREAD = 3.0  # of the speedups at different shapes
-_FLUSHED = 4
+_FLUSHED = 2  # times the cache
 
 
 @dataclass
@@ -88,10 +88,9 @@ def measure_speed(
     """
     device = references[0].device
     timer = clock(device)
-    participants = {_CANDIDATE: worker, **peers.workers}
     shapes = []
     for number, reference in enumerate(references):
-        race = _Race(participants, number, reference, examination.rules[number], timer, seconds, choice)
+        race = _Race(worker, peers, number, reference, examination.rules[number], timer, seconds, choice)
         shapes.append(race.shape(rounds))
         if number == 0:
             race.check_repeats()
@@ -103,7 +102,8 @@ class _Race:
 
     def __init__(
         self,
-        participants: Mapping[str, WorkerProcess],
+        worker: WorkerProcess,
+        peers: Peers,
         number: int,
         reference: Reference,
         rule: ErrorRule,
@@ -111,29 +111,36 @@ class _Race:
         seconds: float,
         choice: random.Random,
     ) -> None:
-        self._participants, self._number, self._reference = participants, number, reference
+        self._worker, self._peers, self._number, self._reference = worker, peers, number, reference
         self._rule, self._seconds, self._choice = rule, seconds, choice
         self._device = reference.device
         self._given = reference.arguments(choice.getrandbits(48))
         self._calls = _calls(reference, self._given)
-        self._flushed = torch.zeros(_FLUSHED * timer.cache, dtype=torch.uint8, device=self._device)
+        self._flushed = torch.zeros(_FLUSHED * timer.cache // 4, device=self._device)
         self._reported: list[tuple[float, float]] = []
 
     def shape(self, rounds: int) -> _Shape:
         """Return the samples of all participants, after one round that does not count."""
-        names = list(self._participants)
-        runs: dict[str, list[float]] = {name: [] for name in names}
+        runs: dict[str, list[float]] = {name: [] for name in (_CANDIDATE, *self._peers.workers)}
         copying = []
         for turn in range(rounds + 1):
             calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
+            names = list(runs)
             first = turn % len(names)
-            order = names[first:] + names[:first]
-            taken = {name: self._run(name, calls) for name in order}
+            taken = {}
+            for name in names[first:] + names[:first]:
+                try:
+                    taken[name] = self._run(name, calls)
+                except WorkerFailure as failure:
+                    if name == _CANDIDATE:
+                        raise
+                    self._peers.leave_out(name, failure)
+                    del runs[name]
             self._compare(calls)
             if turn:
                 copying.append(self._hand_over())
-                for name in names:
-                    runs[name].append(taken[name])
+                for name, samples in runs.items():
+                    samples.append(taken[name])
         self._check_clock()
         overhead = statistics.median(copying)
         seconds = {name: [_net(one, overhead) / self._calls for one in taken] for name, taken in runs.items()}
@@ -168,7 +175,7 @@ class _Race:
 
     def _run(self, name: str, calls: Sequence[Arguments]) -> float:
         """Return the seconds of one run by this process's clock."""
-        worker = self._participants[name]
+        worker = self._worker if name == _CANDIDATE else self._peers.workers[name]
         placed, slots = place(worker, self._reference, calls)
         before = worker.inputs.raw(worker.inputs.end).clone() if name == _CANDIDATE else None
         self._flushed.sum()
@@ -205,7 +212,7 @@ class _Race:
 
     def _hand_over(self) -> float:
         """Return the seconds that copying the results alone takes."""
-        taken, _ = self._participants[EAGER].timed("hand_over", seconds=self._seconds)
+        taken, _ = self._peers.workers[EAGER].timed("hand_over", seconds=self._seconds)
         return taken
 
     def _check_clock(self) -> None:
@@ -250,15 +257,17 @@ def _report(shapes: Sequence[_Shape], timer: Clock) -> SpeedReport:
             peaks.append(peak)
         case = describe(shape.reference, shape.given)
         report.cases.append({**case, "bytes": moved, "calls": shape.calls, "milliseconds": milliseconds})
-    for name, found in ratios.items():
-        columns = zip(*found, strict=True)
+    for name, each in ratios.items():
+        columns = zip(*each, strict=True)
         report.speed[name] = Speedup(*(_short(geometric_mean(column)) for column in columns))
     report.share_of_copy_speed = _short(geometric_mean(shares))
     report.share_of_peak = _short(geometric_mean(peaks)) if len(peaks) == len(shapes) else None
     medians = [one.median for one in ratios[EAGER]]
     if max(medians) > _SPREAD * min(medians):
         named = ", ".join(f"{one:.3g}" for one in medians)
-        report.suspicious.append(f"Its speed depends on the shape: it is {named} times as fast as eager at the shapes timed.")
+        report.suspicious.append(
+            f"Its speed depends on the shape: it is {named} times as fast as eager at the shapes timed."
+        )
     return report
 
 

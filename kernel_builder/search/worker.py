@@ -64,7 +64,9 @@ class WorkerProcess:
         self._device = device
         self._stack = ExitStack()
         with ExitStack() as opened:
-            self.scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True)))
+            self.scratch = Path(
+                opened.enter_context(tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True))
+            )
             self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
             opened.callback(self.inputs.close)
             opened.callback(self.outputs.close)
@@ -187,11 +189,7 @@ class WorkerProcess:
         return f"its process ended with status {status}" + (f": {words[-1][:500]}" if words else "")
 
     def _environment(self, package: Path, more: dict[str, str]) -> dict[str, str]:
-        kept = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _KEPT or name.startswith(_KEPT_PREFIXES)
-        }
+        kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
         scratch = str(self.scratch)
         own = {
             "HOME": scratch,

@@ -23,7 +23,16 @@ from typing import Any
 from kernel_builder.search import sandbox
 
 _HEAD = struct.Struct("!Q")
-_WATCHED = ("torch", "torch.Tensor", "torch.cuda", "torch.cuda.Event", "torch.nn.functional", "torch.testing", "gc", "sys")
+_WATCHED = (
+    "torch",
+    "torch.Tensor",
+    "torch.cuda",
+    "torch.cuda.Event",
+    "torch.nn.functional",
+    "torch.testing",
+    "gc",
+    "sys",
+)
 
 
 def send(connection: socket.socket, message: bytes) -> None:
@@ -160,7 +169,8 @@ class Worker:
         self._held, self._slots = [], slots
         self._synchronize()
         if self._cuda:
-            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            event: Any = torch.cuda.Event
+            first, last = (event(enable_timing=True) for _ in range(2))
             first.record()
         started = time.perf_counter()
         for arguments, grads in given:
