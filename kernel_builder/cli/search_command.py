@@ -113,7 +113,7 @@ def search(
 
     \b
     kernel-builder search task.py --agent 'claude -p --dangerously-skip-permissions' -n 8 --tries 5
-    kernel-builder search task.py --agent 'codex exec' --agent ./mine.sh --context none --context reference,profile
+    kernel-builder search task.py --agent 'codex exec -' --agent ./mine.sh --context none --context reference,profile
     kernel-builder report search-task
     """
     result = _search(

@@ -39,4 +39,8 @@ if __name__ == "__main__":
     try:
         sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
     except KernelBuilderError as error:
-        sys.exit(f"{error}\n{error.hint or ''}")
+        print(f"{error}\n{error.hint or ''}")
+        sys.exit(2)
+    except OSError as error:  # a sandbox of the agent's own
+        print(f"The judge cannot work here: {error}. Go on without it: the search judges when you end.")
+        sys.exit(2)
