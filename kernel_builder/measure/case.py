@@ -12,6 +12,7 @@ import torch
 from kernel_builder.errors import MeasureError
 from kernel_builder.measure.accuracy import deviation, fault
 from kernel_builder.measure.estimates import estimate
+from kernel_builder.measure.poison import poisoned
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row
 from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, on_one_core, sets_needed
 
@@ -30,6 +31,7 @@ class Case:
         inputs: The inputs of the call, on the workload's device and of its dtype.
         trained: The inputs that get a gradient; empty in a forward pass.
         grads: The gradients of the results, of their shapes; empty in a forward pass.
+        result_sizes: The bytes of each result, without gradients.
     """
 
     def __init__(self, workload: Any, passes: str, shape: tuple[int, ...]) -> None:
@@ -37,12 +39,14 @@ class Case:
         self.passes = passes
         self.inputs: Tensors = workload.inputs(*shape)
         self.grads: Tensors = ()
+        self.result_sizes: set[int] = set()
         self.trained: Tensors = () if passes == "forward" else workload.trained(*self.inputs)
         for tensor in self.trained:
             tensor.requires_grad_()
 
     def prepare(self, results: Tensors) -> None:
         """Make the gradients of the results; `results` has their shapes and dtypes."""
+        self.result_sizes = {result.numel() * result.element_size() for result in results}
         if self.passes != "forward":
             self.grads = [torch.rand_like(result.detach()) for result in results]
 
@@ -189,22 +193,51 @@ def _yardstick(passes: str, device: str) -> Call:
 
 
 def _check(case: Case, row: Row, functions: Mapping[str, Function]) -> None:
-    """Record the implementations whose results are wrong, or that raise."""
-    exact = case.exact()
+    """Record the implementations whose results are wrong, or that raise.
+
+    The kernel comes before every other implementation, and its memory is poisoned: a result that it leaves unwritten
+    could otherwise have the content of another's, which was freed before.
+    """
     given = [tensor.detach().clone() for tensor in case.inputs]
+    names = sorted(functions, key=lambda name: name != OURS)
+    results: dict[str, Tensors] = {}
+    if OURS in functions:
+        _call(case, row, functions, OURS, given, results)
+    exact = case.exact()
     eager = [deviation(*pair) for pair in zip(case.results(case.workload.eager), exact, strict=True)]
-    for name, function in functions.items():
-        try:
-            found = [deviation(*pair) for pair in zip(case.results(function), exact, strict=False)]
-        except Exception as problem:
-            row.faults[name] = _said(problem, name, row.point, case.workload.device)
+    case.restore(given)
+    for name in names:
+        if name not in results and name not in row.faults:
+            _call(case, row, functions, name, given, results)
+        if name not in results:
             continue
-        finally:
-            case.restore(given)
+        found = [deviation(*pair) for pair in zip(results.pop(name), exact, strict=False)]
         if all(math.isfinite(one.relative) for one in found):
             row.errors[name] = found
         if reason := fault(found, eager, _ALLOWED if name == OURS else ALLOWED_PEERS):
-            row.faults[name] = reason
+            row.faults.setdefault(name, reason)
+
+
+def _call(
+    case: Case, row: Row, functions: Mapping[str, Function], name: str, given: Tensors, results: dict[str, Tensors]
+) -> None:
+    """Add the results of an implementation in poisoned memory, or record why there are none; restore the inputs."""
+    sizes = {tensor.numel() * tensor.element_size() for tensor in given} | case.result_sizes
+    try:
+        with poisoned(case.workload.device, sizes):
+            results[name] = case.results(functions[name])
+        # Some peers write gradients over their inputs, and are measured all the same.
+        if name == OURS and not all(map(_equal, case.inputs, given)):
+            row.faults[name] = "it changes its inputs"
+    except Exception as problem:
+        row.faults[name] = _said(problem, name, row.point, case.workload.device)
+    finally:
+        case.restore(given)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same bits where they are numbers, and NaN in the same places."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
 
 
 def _said(problem: Exception, name: str, point: Point, device: str) -> str:

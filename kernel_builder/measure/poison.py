@@ -16,6 +16,7 @@ POISON = 0x7F
 
 _M_PERTURB = -6  # of mallopt, in glibc's <malloc.h>
 _BLOCKS = 4  # of each size, for a kernel that allocates several
+_LARGE = 1 << 30
 
 
 @contextmanager
@@ -30,7 +31,11 @@ def poisoned(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
         sizes: Bytes of the tensors that the kernel is expected to allocate; used on a GPU only.
     """
     if device != "cpu":
-        held = [torch.full((size,), POISON, dtype=torch.uint8, device=device) for size in sizes for _ in range(_BLOCKS)]
+        held = [
+            torch.full((size,), POISON, dtype=torch.uint8, device=device)
+            for size in sizes
+            for _ in range(_BLOCKS if size < _LARGE else 1)
+        ]
         del held
         yield
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from kernel_builder.search.comparison import Difference, ErrorRule, difference
 from kernel_builder.search.reference import Arguments, Reference, Tensors
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
+_LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
 _REPEATED = 10  # every tenth input is given twice
 
 
@@ -83,9 +85,16 @@ class Examination:
         again = self._called(number, given, case) if repeat else found
         reference = self._references[number]
         eager, exact = reference.eager(given), reference.exact(given)
-        for results in (found, again) if repeat else (found,):
+        for results in (again, found) if repeat else (found,):
             if wrong := difference(results, eager, exact, self._tolerance):
-                raise self._named(wrong, number, results, eager, exact, case)
+                if results is again and self._is_late(number, eager, exact):
+                    raise RejectedError(
+                        "unfinished-work",
+                        "its result is written after the call has returned; wait for the stream or thread that writes "
+                        "it",
+                        case,
+                    )
+                raise self._named(wrong, number, results, case)
         if number not in self._before:
             self._check_layout(number, case)
         if repeat and not all(map(torch.equal, found, again)):
@@ -125,32 +134,23 @@ class Examination:
                 text = f"a result of shape {list(shape)} has strides {stride}, so that elements share memory"
                 raise RejectedError("wrong-strides", f"{text}; allocate all of it", case)
 
-    def _named(
-        self,
-        wrong: Difference,
-        number: int,
-        found: Tensors,
-        eager: Tensors,
-        exact: Tensors | None,
-        case: dict[str, Any],
-    ) -> RejectedError:
+    def _named(self, wrong: Difference, number: int, found: Tensors, case: dict[str, Any]) -> RejectedError:
         """Return the rejection, by the name of what happened."""
         case = case | wrong.facts
         stale = self._before.get(number)
         if stale and all(torch.allclose(a, b, 1e-3, 1e-5) for a, b in zip(found, stale, strict=True)):
             return RejectedError("stale-result", "it returns the result of an earlier call with other values", case)
+        return RejectedError(wrong.kind, f"{wrong.text}, for inputs of the shapes {case['shapes']}", case)
+
+    def _is_late(self, number: int, eager: Tensors, exact: Tensors | None) -> bool:
+        """Return whether the results of the last call, which were wrong, have become right."""
+        time.sleep(_LATE_SECONDS)
         try:
             self._worker.ask("hand_over", seconds=self._seconds)
-            later = [self._worker.outputs.tensor(slot).clone() for slot in self._slots(number)]
-            if difference(later, eager, exact, self._tolerance) is None:
-                return RejectedError(
-                    "unfinished-work",
-                    "its result is written after the call has returned; wait for the stream or thread that writes it",
-                    case,
-                )
         except WorkerFailure:
-            pass
-        return RejectedError(wrong.kind, f"{wrong.text}, for inputs of the shapes {case['shapes']}", case)
+            return False
+        later = [self._worker.outputs.tensor(slot).clone() for slot in self._slots(number)]
+        return difference(later, eager, exact, self._tolerance) is None
 
     def _slots(self, number: int) -> list[Any]:
         self._worker.outputs.clear()

@@ -116,7 +116,7 @@ class _Race:
         self._rule, self._seconds, self._choice = rule, seconds, choice
         self._device = reference.device
         self._given = reference.arguments(choice.getrandbits(48))
-        self._calls = _calls(reference, self._given)
+        self._calls = _LEAST_CALLS
         self._flushed = torch.zeros(_FLUSHED * timer.cache // 4, device=self._device)
         self._reported: list[tuple[float, float]] = []
         self._overhead = 0.0
@@ -125,6 +125,7 @@ class _Race:
         """Return the samples of all participants, after one round that does not count."""
         runs: dict[str, list[float]] = {name: [] for name in (_CANDIDATE, *self._peers.workers)}
         copying = []
+        self._lengthen()
         for turn in range(rounds + 1):
             calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
             names = list(runs)
@@ -146,6 +147,18 @@ class _Race:
         self._overhead = statistics.median(copying)
         seconds = {name: [_net(one, self._overhead) / self._calls for one in taken] for name, taken in runs.items()}
         return _Shape(self._reference, self._given, self._calls, seconds)
+
+    def _lengthen(self) -> None:
+        """Choose how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
+        room = _RUN_BYTES[self._device] // max(self._reference.moved(self._given), 1)
+        most = max(_LEAST_CALLS, min(room, _MOST_CALLS))
+        while True:
+            calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
+            taken = min(self._run(EAGER, calls) for _ in range(2))
+            share = taken / _RUN_SECONDS[self._device]
+            if share >= 1 or self._calls >= most:
+                return
+            self._calls = min(most, math.ceil(self._calls * max(1.2, min(1 / share, 8.0))))
 
     def check_repeats(self) -> None:
         """Compare runs on equal inputs with runs on different ones.
@@ -240,13 +253,6 @@ def _net(taken: float, overhead: float) -> float:
     return max(taken - overhead, 0.03 * taken)
 
 
-def _calls(reference: Reference, given: Arguments) -> int:
-    """Return how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
-    wanted = math.ceil(_RUN_SECONDS[reference.device] / max(reference.seconds, 1e-7))
-    room = _RUN_BYTES[reference.device] // max(reference.moved(given), 1)
-    return max(_LEAST_CALLS, min(wanted, room, _MOST_CALLS))
-
-
 def _report(shapes: Sequence[_Shape], timer: Clock) -> SpeedReport:
     report = SpeedReport()
     ratios: dict[str, list[Estimate]] = {}
@@ -288,6 +294,8 @@ def _share_of_peak(shape: _Shape, seconds: float) -> float | None:
     """Return the share of the speed of a large matrix product in the same dtype; None if there is little arithmetic."""
     from torch.utils.flop_counter import FlopCounterMode
 
+    if shape.given.grads is not None:
+        return None
     with FlopCounterMode(display=False) as counter:
         shape.reference.eager(shape.given)
     operations = counter.get_total_flops()

@@ -21,6 +21,6 @@ def test_a_cheat_is_rejected_by_its_name(file: Path) -> None:
     "file", [file for file in HONEST if "slow" not in note(file, "options")], ids=lambda file: file.stem
 )
 def test_an_honest_candidate_is_right(file: Path) -> None:
-    verdict = judge(quick(file, rounds=1))
+    verdict = judge(quick(file))
     assert verdict.verdict == "right", (verdict.rejected_as, verdict.reason)
-    assert verdict.speed["eager"].ratio > 0
+    assert not verdict.speed or verdict.speed["eager"].ratio > 0

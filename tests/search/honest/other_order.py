@@ -1,6 +1,7 @@
 """Sums in another order than eager."""
 
 # task: softmax
+# options: rounds=1
 
 import torch
 

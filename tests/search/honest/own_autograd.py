@@ -1,6 +1,7 @@
 """An autograd function with a backward pass of its own, in the precision of eager."""
 
 # task: trained
+# options: rounds=1
 
 import torch
 

@@ -1,6 +1,7 @@
 """Has parameters of other names and layouts, from the same random numbers."""
 
 # task: gated
+# options: rounds=1
 
 import torch
 

@@ -1,6 +1,7 @@
 """A long chain of products, computed transposed."""
 
 # task: powers
+# options: rounds=1
 
 import torch
 

@@ -1,0 +1,175 @@
+"""Figures of the judge: cheats rejected, honest candidates passed, under repetition; problems of KernelBench judged.
+
+    python benchmarks/judge.py candidates --times 50        writes benchmarks/results/judge_candidates.json
+    python benchmarks/judge.py kernelbench CHECKOUT         writes benchmarks/results/judge_kernelbench.json
+    python benchmarks/judge.py verdict                      writes benchmarks/results/judge_verdict.json
+
+`candidates` judges the files of tests/search/cheats and tests/search/honest. `kernelbench` judges the reference of each
+problem against itself, renamed to ModelNew. `verdict` times whole verdicts with all inputs, rounds and peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+sys.path.insert(0, str(ROOT))
+
+from tests.search.conftest import CHEATS, HERE, HONEST, note, scale_project, task_of  # noqa: E402
+
+
+def judged(candidate: Path, task: Path, *options: str, seconds: float = 300) -> dict:
+    """Return a verdict, or the error of the judge."""
+    command = [sys.executable, "-m", "kernel_builder", "judge", candidate, "--task", task, "--json", *options]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = time.monotonic()
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {"error": "Timeout", "message": f"no verdict within {seconds:.0f} s", "seconds": seconds}
+    try:
+        answer = json.loads(done.stdout)
+    except ValueError:
+        answer = {"error": "Crash", "message": done.stderr.strip().splitlines()[-1:]}
+    return {**answer, "whole-seconds": time.monotonic() - started}
+
+
+def machine() -> dict:
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {
+        "device": device,
+        "cores": len(os.sched_getaffinity(0)),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": datetime.date.today().isoformat(),
+    }
+
+
+def save(name: str, document: dict) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"judge_{name}.json").write_text(json.dumps({**machine(), **document}, indent=1) + "\n")
+
+
+def quick_options(file: Path) -> list[str]:
+    words = dict(word.split("=") for word in note(file, "options").split() if "=" in word)
+    options = ["--inputs", "12", "--rounds", words.get("rounds", "0"), "--against", "eager"]
+    return [*options, "--call-seconds", words.get("call_seconds", "30")]
+
+
+def candidates(arguments: argparse.Namespace) -> None:
+    """Judge every cheat and every honest candidate several times, and count the unexpected verdicts."""
+    expected = {file: note(file, "rejected-as") for file in CHEATS} | dict.fromkeys(HONEST)
+    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.jobs) as pool:
+        project = scale_project(Path(directory))
+        todo = [(file, task_of(file), quick_options(file)) for file in expected]
+        todo.append((project, HERE / "tasks" / "scaled.py", quick_options(HONEST[0])))
+        expected[project] = None
+        counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
+        unexpected = []
+        runs = [(*one, number) for number in range(arguments.times) for one in todo]
+        for (file, _, _, _), verdict in zip(runs, pool.map(lambda one: judged(*one[:2], *one[2]), runs), strict=True):
+            found = verdict.get("rejected-as") if "verdict" in verdict else f"error: {verdict.get('message')}"
+            counts[file.stem][found or "right"] += 1
+            if found != expected[file]:
+                unexpected.append({"candidate": file.stem, "found": found, "reason": verdict.get("reason")})
+                print(f"unexpected: {unexpected[-1]}", flush=True)
+    cheats, honest = len(CHEATS), len(expected) - len(CHEATS)
+    wrong = [one for one in unexpected if one["candidate"] in {file.stem for file in CHEATS}]
+    passed_by_mistake = [one for one in wrong if one["found"] is None]
+    save(
+        "candidates",
+        {
+            "times": arguments.times,
+            "cheats": cheats,
+            "honest": honest,
+            "cheats-passed": len(passed_by_mistake),
+            "cheats-by-another-name": len(wrong) - len(passed_by_mistake),
+            "honest-rejected": len(unexpected) - len(wrong),
+            "unexpected": unexpected,
+            "verdicts": {name: dict(count) for name, count in sorted(counts.items())},
+        },
+    )
+
+
+def kernelbench(arguments: argparse.Namespace) -> None:
+    """Judge each problem's own model, renamed to ModelNew."""
+    from kernel_builder.search.task import kernelbench as problems
+
+    tasks = list(problems(arguments.checkout, arguments.levels))
+    options = ["--inputs", str(arguments.inputs), "--rounds", str(arguments.rounds), "--against", "eager"]
+
+    def one(task):
+        with tempfile.TemporaryDirectory() as directory:
+            candidate = Path(directory, "candidate.py")
+            candidate.write_text(task.source + "\n\nModelNew = Model\n")
+            return judged(candidate, task.path, *options, seconds=arguments.seconds)
+
+    rows = []
+    with ThreadPoolExecutor(arguments.jobs) as pool:
+        for task, verdict in zip(tasks, pool.map(one, tasks), strict=True):
+            reason = verdict.get("message") or verdict.get("reason") or ""
+            row = {
+                "level": task.level,
+                "problem": task.name,
+                "verdict": verdict.get("verdict"),
+                "rejected-as": verdict.get("rejected-as"),
+                "reason": str(reason)[:300],
+                "seconds": round(verdict.get("seconds", 0), 1),
+            }
+            rows.append(row)
+            print(row, flush=True)
+    counts = collections.Counter((row["level"], row["verdict"] or "no verdict") for row in rows)
+    summary = [{"level": level, "verdict": verdict, "count": n} for (level, verdict), n in sorted(counts.items())]
+    print(summary)
+    save("kernelbench", {"inputs": arguments.inputs, "rounds": arguments.rounds, "counts": summary, "problems": rows})
+
+
+def verdict(arguments: argparse.Namespace) -> None:
+    """Time whole verdicts on honest candidates, with all inputs, rounds and peers."""
+    rows = []
+    for file in HONEST:
+        found = judged(file, task_of(file))
+        speed = {name: round(one["ratio"], 3) for name, one in found.get("speed", {}).items()}
+        rows.append(
+            {"candidate": file.stem, "verdict": found.get("verdict"), "seconds": found.get("seconds"), "speed": speed}
+        )
+        print(rows[-1], flush=True)
+    save("verdict", {"verdicts": rows})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-j", "--jobs", type=int, default=1)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("candidates")
+    one.add_argument("--times", type=int, default=50)
+    one.set_defaults(run=candidates)
+    one = commands.add_parser("kernelbench")
+    one.add_argument("checkout", type=Path)
+    one.add_argument("--levels", type=int, nargs="+", default=[1, 2])
+    one.add_argument("--seconds", type=float, default=180)
+    one.add_argument("--inputs", type=int, default=12)
+    one.add_argument("--rounds", type=int, default=1)
+    one.set_defaults(run=kernelbench)
+    one = commands.add_parser("verdict")
+    one.set_defaults(run=verdict)
+    arguments = parser.parse_args()
+    arguments.run(arguments)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""What a kernel cannot get away with when it is measured: unwritten results, and changed inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from kernel_builder.measure.case import measure
+from kernel_builder.measure.poison import POISON, poisoned
+from kernel_builder.measure.results import OURS, Point, Row
+from kernel_builder.measure.timing import CpuClock
+
+
+class Doubled:
+    device = "cpu"
+
+    def inputs(self, elements: int) -> tuple[torch.Tensor, ...]:
+        return (torch.rand(elements),)
+
+    def eager(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+
+def measured(function: Callable[..., Any]) -> Row:
+    row = Row(Point("doubled", "forward", (5000,), "float32"))
+    measure(Doubled(), row, {"eager": Doubled().eager, OURS: function}, CpuClock(), 3)
+    return row
+
+
+def unwritten(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def unwritten_tail(x: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(x)
+    result[:-1] = 2 * x[:-1]
+    return result
+
+
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    result = 2 * x
+    x.zero_()
+    return result
+
+
+@pytest.mark.parametrize("function", [unwritten, unwritten_tail])
+def test_a_result_that_is_not_written_is_wrong(function: Callable[..., Any]) -> None:
+    row = measured(function)
+    assert "error" in row.faults[OURS] and not row.times
+
+
+def test_a_kernel_that_changes_its_inputs_is_not_timed() -> None:
+    row = measured(in_place)
+    assert row.faults == {OURS: "it changes its inputs"} and not row.times
+
+
+def test_a_right_kernel_is_timed_and_all_implementations_get_the_same_inputs() -> None:
+    row = measured(lambda x: x + x)
+    assert not row.faults and row.times.keys() >= {OURS, "eager"}
+
+
+@pytest.mark.parametrize("elements", [10, 1000, 100_000, 3_000_000])
+def test_memory_is_poisoned_in_the_context_only(elements: int) -> None:
+    with poisoned("cpu"):
+        assert bool((torch.empty(elements, dtype=torch.uint8) == POISON).all())
+    assert not bool((torch.empty(elements, dtype=torch.uint8).zero_() == POISON).any())
