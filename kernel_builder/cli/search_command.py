@@ -12,6 +12,7 @@ import click
 
 from kernel_builder.errors import ToolchainError
 from kernel_builder.progress import shown
+from kernel_builder.search.judging import JUDGE_COMMAND
 from kernel_builder.search.limited_process import Limits
 from kernel_builder.search.search_request import GIGABYTE, SearchRequest, parse_context
 
@@ -65,6 +66,11 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     "-j", "--jobs", type=click.IntRange(min=1), help="Attempts at a time; judging is one at a time on each device. "
     "[default: one for each core]",
 )  # fmt: skip
+@click.option(
+    "--against",
+    metavar="NAME,...",
+    help="Peers that the judge times, as for `judge`; eager alone is quickest. [default: all]",
+)
 @click.option("--ray", metavar="ADDRESS", help="Judge on the machines of this Ray cluster.")
 @click.option(
     "--minutes",
@@ -94,6 +100,7 @@ def search(
     attempts: int | None,
     run: Path | None,
     jobs: int | None,
+    against: str | None,
     minutes: float,
     memory: float,
     disk: float,
@@ -123,6 +130,7 @@ def search(
             agents=agents,
             attempts=attempts or len(agents),
             jobs=jobs or os.cpu_count() or 1,
+            judge=(*JUDGE_COMMAND, "--against", against) if against else JUDGE_COMMAND,
             limits=Limits(minutes * 60, int(memory * GIGABYTE), int(disk * GIGABYTE)),
             **options,
         )
@@ -135,6 +143,7 @@ def search(
         for peer, speed in best["verdict"]["speed"].items():
             click.echo(f"  {speed['ratio']:.2f} times the speed of {peer} ({speed['low']:.2f} to {speed['high']:.2f})")
         click.echo(f"It is in {result.run / 'best'}. Next:\n  kernel-builder report {result.run}")
+        click.echo(f"  kernel-builder build-and-upload {result.run / 'best'} --repo-id ORG/NAME")
     else:
         click.echo(f"No candidate is right and faster than the reference. Next:\n  kernel-builder report {result.run}")
     if result.best is None:

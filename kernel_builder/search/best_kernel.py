@@ -11,6 +11,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,7 +101,7 @@ def _ratio(verdict: Verdict) -> float:
 
 def _verified(log: RunLog, judge: Judge, run: Path, contender: Contender) -> Verdict | None:
     event = log.find(VERIFIED, candidate=contender.candidate)
-    if event is None:
+    if event is None or event["judged"]["verdict"] is None:  # without a verdict, the judge itself had failed
         frozen = Workspace(run, contender.attempt, contender.number).frozen_candidate()
         assert frozen
         judged = judge.judge(frozen)
@@ -153,8 +154,10 @@ def _write_project(directory: Path, source: Path, repo_id: str, backends: Sequen
 def _write_card(directory: Path, project: Project, contender: Contender, verdict: Verdict) -> None:
     """Write `CARD.md`: the author's front matter, and the verdict in place of the text of the template."""
     card = directory / "CARD.md"
-    front, _ = front_matter.split(card.read_text(encoding="utf-8")) if card.is_file() else (None, "")
-    values: dict[str, Any] = front_matter.parse(front) if front else {"license": project.license}
+    values: dict[str, Any] = {"license": project.license}
+    with suppress(OSError, ValueError):  # without a card, or with one that is not YAML: an agent wrote it
+        front, _ = front_matter.split(card.read_text(encoding="utf-8"))
+        values |= front_matter.parse(front or "{}")
     card.write_text(front_matter.join(values, card_text(project.name, contender, verdict)) + "\n", encoding="utf-8")
 
 

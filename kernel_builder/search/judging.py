@@ -21,7 +21,8 @@ from kernel_builder.search.limited_process import MARK
 from kernel_builder.search.verdict import Verdict
 from kernel_builder.toolchain.toolchains import default_cache
 
-JUDGE_COMMAND = (sys.executable, "-m", "kernel_builder", "judge")
+BUILDER = "kernel-builder"
+JUDGE_COMMAND = (BUILDER, "judge")
 _OUTPUT_TAIL = 2000  # characters of the judge's output, if it has no verdict
 _POLL = 0.05  # seconds between two looks for a free device
 
@@ -87,7 +88,9 @@ class LocalJudge:
     ) -> None:
         self._task = task
         self._seconds = seconds
-        self._command = tuple(command)
+        # Of this installation: that of another machine may be elsewhere.
+        own = (sys.executable, "-m", "kernel_builder", *command[1:])
+        self._command = own if command[0] == BUILDER else tuple(command)
         self._environment = dict(environment or {})
         self._devices = judging_devices()
 

@@ -195,7 +195,7 @@ def _reason(judged: Judged | None) -> str:
     if judged is None:
         return ""
     said = judged.verdict.reason if judged.verdict else judged.error
-    return f": {said}"
+    return ": " + (said or "").partition("\n")[0]
 
 
 def judged_in(event: Event) -> Judged:

@@ -65,18 +65,21 @@ class Workspace:
         script.chmod(0o755)
         (self.directory / PROMPT).write_text(prompt)
 
-    def candidate(self) -> Path | None:
-        """Return what the agent has written so far: the file if there is one, else the project if it was changed."""
-        return written(self.directory, self.run / "given" / PROJECT)
-
     def freeze(self) -> Path | None:
-        """Copy what the agent has written to where it no longer changes; return the copy."""
-        found = self.candidate()
-        if found is None:
+        """Copy what the agent has written to where it no longer changes; return the copy.
+
+        None if it has written nothing, or something that cannot be copied, such as a pipe or an unreadable file.
+        """
+        try:
+            found = written(self.directory, self.run / "given" / PROJECT)
+            if found is None:
+                return None
+            target = self.frozen.parent / found.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            copy_candidate(found, target)
+        except OSError:
+            shutil.rmtree(self.frozen.parent, ignore_errors=True)
             return None
-        self.frozen.parent.mkdir(parents=True, exist_ok=True)
-        target = self.frozen.parent / found.name
-        copy_candidate(found, target)
         return target
 
     @property

@@ -6,6 +6,7 @@ verdict from it.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -39,6 +40,9 @@ def main(kind: str, text: str = "", seconds: str = "0") -> None:
         while True:
             Path(f"more-{time.monotonic_ns()}").write_bytes(bytes(1 << 20))
             time.sleep(0.002)
+    if kind == "odd":  # what cannot be copied
+        os.mkfifo("kernel/pipe")
+        return
     if kind == "greedy":
         held = bytes(4_000_000_000)
         raise AssertionError(len(held))

@@ -18,7 +18,7 @@ from .agents import BODIES, MODEL
 from .searches import agent, logged, quick_request, quoted, run_search
 
 BUILDER = [sys.executable, "-m", "kernel_builder"]
-REAL_JUDGE = (*BUILDER, "judge", "--against", "eager", "--inputs", "8", "--rounds", "3")
+REAL_JUDGE = ("kernel-builder", "judge", "--against", "eager", "--inputs", "8", "--rounds", "3")
 LOAD = """
 import torch
 from kernels import get_kernel

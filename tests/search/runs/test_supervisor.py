@@ -68,6 +68,7 @@ def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -
         ("filling", {"disk": 50_000_000}, "its limit of disk"),
         ("greedy", {"memory": 1_000_000_000}, "MemoryError"),
         ("hanging", {"seconds": 1}, "its limit of time"),
+        ("odd", {}, "It wrote no candidate."),
     ],
 )
 def test_a_failure_is_told_to_the_next_try(tmp_path: Path, kind: str, settings: dict[str, Any], said: str) -> None:
