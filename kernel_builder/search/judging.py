@@ -106,7 +106,8 @@ class LocalJudge:
         try:
             done = subprocess.run(
                 command,
-                env={**os.environ, **self._environment, **environment},
+                # Agents work meanwhile: threads of Torch that spin for work multiply the time of a busy CPU.
+                env={"OMP_WAIT_POLICY": "passive", **os.environ, **self._environment, **environment},
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
