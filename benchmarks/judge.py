@@ -1,6 +1,6 @@
 """Figures of the judge: cheats rejected, honest candidates passed, under repetition; problems of KernelBench judged.
 
-    python benchmarks/judge.py candidates --times 50        writes benchmarks/results/judge_candidates.json
+    python benchmarks/judge.py candidates --times 50        writes benchmarks/results/judge_candidates_cpu.json
     python benchmarks/judge.py kernelbench CHECKOUT         writes benchmarks/results/judge_kernelbench.json
     python benchmarks/judge.py verdict                      writes benchmarks/results/judge_verdict.json
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT))
 
-from tests.search.conftest import CHEATS, HERE, HONEST, note, scale_project, task_of  # noqa: E402
+from tests.search.conftest import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, scale_project, task_of  # noqa: E402
 
 
 def judged(candidate: Path, task: Path, *options: str, seconds: float = 300) -> dict:
@@ -72,30 +72,34 @@ def quick_options(file: Path) -> list[str]:
 
 def candidates(arguments: argparse.Namespace) -> None:
     """Judge every cheat and every honest candidate several times, and count the unexpected verdicts."""
-    expected = {file: note(file, "rejected-as") for file in CHEATS} | dict.fromkeys(HONEST)
+    on_gpu = arguments.device == "cuda"
+    cheats = [*CHEATS, *(GPU_CHEATS if on_gpu else ())]
+    honest = [*HONEST, *(GPU_HONEST if on_gpu else ())]
+    honest = [file for file in honest if note(file, "device") in ("", arguments.device)]
+    expected = {file: note(file, "rejected-as") for file in cheats} | dict.fromkeys(honest)
+    device = ["--device", arguments.device]
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.jobs) as pool:
         project = scale_project(Path(directory))
-        todo = [(file, task_of(file), quick_options(file)) for file in expected]
-        todo.append((project, HERE / "tasks" / "scaled.py", quick_options(HONEST[0])))
+        todo = [(file, task_of(file), [*quick_options(file), *device]) for file in expected]
+        todo.append((project, HERE / "tasks" / "scaled.py", [*quick_options(HONEST[0]), *device]))
         expected[project] = None
         counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
         unexpected = []
         runs = [(*one, number) for number in range(arguments.times) for one in todo]
         for (file, _, _, _), verdict in zip(runs, pool.map(lambda one: judged(*one[:2], *one[2]), runs), strict=True):
             found = verdict.get("rejected-as") if "verdict" in verdict else f"error: {verdict.get('message')}"
-            counts[file.stem][found or "right"] += 1
+            counts[_name(file)][found or "right"] += 1
             if found != expected[file]:
-                unexpected.append({"candidate": file.stem, "found": found, "reason": verdict.get("reason")})
+                unexpected.append({"candidate": _name(file), "found": found, "reason": verdict.get("reason")})
                 print(f"unexpected: {unexpected[-1]}", flush=True)
-    cheats, honest = len(CHEATS), len(expected) - len(CHEATS)
-    wrong = [one for one in unexpected if one["candidate"] in {file.stem for file in CHEATS}]
+    wrong = [one for one in unexpected if one["candidate"] in set(map(_name, cheats))]
     passed_by_mistake = [one for one in wrong if one["found"] is None]
     save(
-        "candidates",
+        f"candidates_{arguments.device}",
         {
             "times": arguments.times,
-            "cheats": cheats,
-            "honest": honest,
+            "cheats": len(cheats),
+            "honest": len(expected) - len(cheats),
             "cheats-passed": len(passed_by_mistake),
             "cheats-by-another-name": len(wrong) - len(passed_by_mistake),
             "honest-rejected": len(unexpected) - len(wrong),
@@ -103,6 +107,12 @@ def candidates(arguments: argparse.Namespace) -> None:
             "verdicts": {name: dict(count) for name, count in sorted(counts.items())},
         },
     )
+
+
+def _name(file: Path) -> str:
+    """Return the candidate's name, after that of its directory."""
+    parent = file.parent.parent.name if file.parent.parent.name == "gpu" else ""
+    return f"{parent} {file.parent.name} {file.stem}".strip() if file.is_file() else "honest project"
 
 
 def kernelbench(arguments: argparse.Namespace) -> None:
@@ -157,6 +167,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     one = commands.add_parser("candidates")
     one.add_argument("--times", type=int, default=50)
+    one.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     one.set_defaults(run=candidates)
     one = commands.add_parser("kernelbench")
     one.add_argument("checkout", type=Path)

@@ -13,7 +13,7 @@ import click
 from kernel_builder.errors import VerificationError
 
 if TYPE_CHECKING:
-    from kernel_builder.hub.verification import Verdict
+    from kernel_builder.hub.verification import VariantVerdict
 
 
 @click.command()
@@ -59,7 +59,7 @@ def verify(name: str, source: Path | None, signers: tuple[str, ...], require_sig
         sys.exit(VerificationError.exit_code)
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: VariantVerdict) -> None:
     good = click.style("good", fg="green") if verdict.ok else click.style("WRONG", fg="red")
     click.echo(f"{good}  {verdict.variant}")
     click.echo(f"  digest      {'; '.join(verdict.digest) or 'every file matches'}")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VariantVerdict:
     """The result for one variant.
 
     Attributes:
@@ -59,7 +59,7 @@ class Verification:
 
     repo_id: str
     revision: str
-    variants: tuple[Verdict, ...]
+    variants: tuple[VariantVerdict, ...]
 
     @property
     def ok(self) -> bool:
@@ -137,7 +137,7 @@ def _commit(repository: RemoteRepository, revision: str | None) -> str:
     return branches.get(revision, revision)
 
 
-def _verdict(package: Path, signers: Sequence[str], require_signature: bool) -> Verdict:
+def _verdict(package: Path, signers: Sequence[str], require_signature: bool) -> VariantVerdict:
     report = checks.run(package, only=("digest",))
     wrong = tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
     metadata = PackageMetadata.read(package) or PackageMetadata()
@@ -145,7 +145,7 @@ def _verdict(package: Path, signers: Sequence[str], require_signature: bool) -> 
     signature = _signature(package, signers)
     if signature == "none" and require_signature:
         signature = "missing, but required"
-    return Verdict(package.name, wrong, signature, recorded)
+    return VariantVerdict(package.name, wrong, signature, recorded)
 
 
 _SIGNER = re.compile(r"https://github\.com/(?P<repository>[^/]+/[^/]+)/\.github/workflows/[^@]+@.+")
@@ -176,19 +176,19 @@ def _signature(package: Path, signers: Sequence[str]) -> str:
 
 
 def _rebuild(
-    verdicts: Sequence[Verdict],
+    verdicts: Sequence[VariantVerdict],
     published: Path,
     source: Path,
     temporary: Path,
     progress: Progress | None,
-) -> list[Verdict]:
+) -> list[VariantVerdict]:
     """Build the variants that this machine can build again, with an empty cache, and compare them."""
-    groups: dict[str | None, list[Verdict]] = {}
+    groups: dict[str | None, list[VariantVerdict]] = {}
     repository = _git_repository(source)
     for verdict in verdicts:
         commit = verdict.provenance["kernel"].get("commit")
         groups.setdefault(commit if repository else None, []).append(verdict)
-    done: dict[str, Verdict] = {}
+    done: dict[str, VariantVerdict] = {}
     for number, (commit, group) in enumerate(groups.items()):
         directory = source
         if repository and commit:
@@ -233,8 +233,8 @@ def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
 
 
 def _build_and_compare(
-    verdicts: Sequence[Verdict], published: Path, source: Path, target: Path, progress: Progress | None
-) -> list[Verdict]:
+    verdicts: Sequence[VariantVerdict], published: Path, source: Path, target: Path, progress: Progress | None
+) -> list[VariantVerdict]:
     fresh = _fresh(target / "cache", progress)
     reasons: dict[str, str] = {}
     project = read_project(source)
@@ -275,7 +275,7 @@ def _fresh(cache: Path, progress: Progress | None) -> Toolchains:
     return Toolchains(cache=cache, progress=progress)
 
 
-def _compared(verdict: Verdict, published: Path, built: Path) -> Verdict:
+def _compared(verdict: VariantVerdict, published: Path, built: Path) -> VariantVerdict:
     """Compare two packages. The provenance in the metadata may differ, since it names the builder."""
     first, second = hash_tree(published).files, hash_tree(built).files
     differing = [name for name in sorted({*first, *second}) if first.get(name) != second.get(name)]

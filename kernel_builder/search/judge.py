@@ -21,14 +21,15 @@ from kernel_builder.search.candidate import MODEL, Candidate, read_candidate
 from kernel_builder.search.examination import Examination, RejectedError
 from kernel_builder.search.peers import COMPILED, Peers
 from kernel_builder.search.reference import Reference
-from kernel_builder.search.scaling import fitted, unseen
+from kernel_builder.search.scaling import affordable, fitted, unseen
 from kernel_builder.search.speed import SpeedReport, measure_speed
 from kernel_builder.search.task import Task, read_task
 from kernel_builder.search.verdict import RIGHT, WRONG, Verdict
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
 PEERS = ("eager", *COMPILED)
-_ARENA_BYTES = 6 << 30  # of a GPU
+_ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
+_ARENA_SHARE = 16
 _UNSEEN = 3
 _START_SECONDS = 120.0
 _CPU_SECONDS = 13.0  # after which peers that still compile are left out, so that a verdict takes less than 20
@@ -154,8 +155,11 @@ class _Trial:
             for number, reference in enumerate(references):
                 _send_model(worker, number, reference, request.build_seconds)
             examination = Examination(worker, references, self._task.settings.tolerance, request.call_seconds)
-            seeds = [self._choice.getrandbits(48) for _ in range(request.inputs)]
-            self._progress.say(f"checking {request.inputs} inputs")
+            inputs = affordable(request.inputs, references[0].seconds, device)
+            if inputs < request.inputs:
+                self.suspicious.append(f"Only {inputs} inputs were checked, since a call of the reference takes long.")
+            seeds = [self._choice.getrandbits(48) for _ in range(inputs)]
+            self._progress.say(f"checking {inputs} inputs")
             examination.check(seeds)
             self.suspicious += examination.suspicious
             self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
@@ -181,7 +185,7 @@ class _Trial:
             self.sandbox,
             self._device,
             readable=readable,
-            arena_bytes=_ARENA_BYTES,
+            arena_bytes=_arena_bytes(self._device),
             threads=torch.get_num_threads(),
         )
 
@@ -231,6 +235,12 @@ def _device(task: Task, wanted: str | None) -> str:
             "needs a GPU, and Torch finds none", where=str(task.path), hint="judge it on the CPU with --device cpu"
         )
     return device
+
+
+def _arena_bytes(device: str) -> int:
+    if device == "cpu":
+        return 0
+    return min(_ARENA_BYTES, int(torch.cuda.get_device_properties(None).total_memory) // _ARENA_SHARE)
 
 
 def _device_name(device: str) -> str:

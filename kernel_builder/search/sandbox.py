@@ -101,6 +101,8 @@ def _leave_namespaces(libc: ctypes.CDLL, device: str) -> None:
     On the CPU the worker is the first process of a pid namespace as well, so that its helpers end with it.
     """
     user, group = os.getuid(), os.getgid()
+    if device != "cpu" and libc.unshare(_CLONE_NEWNET) == 0:
+        return  # the driver shares memory between processes of one user and pid namespace
     flags = _CLONE_NEWUSER | _CLONE_NEWNET | (_CLONE_NEWPID | _CLONE_NEWIPC if device == "cpu" else 0)
     if libc.unshare(flags) != 0:
         return

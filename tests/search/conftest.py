@@ -12,6 +12,8 @@ from kernel_builder.search.judge import JudgeRequest
 HERE = Path(__file__).parent
 CHEATS = sorted((HERE / "cheats").glob("*.py"))
 HONEST = sorted((HERE / "honest").glob("*.py"))
+GPU_CHEATS = sorted((HERE / "gpu" / "cheats").glob("*.py"))
+GPU_HONEST = sorted((HERE / "gpu" / "honest").glob("*.py"))
 PROJECTS = HERE.parent / "projects"
 
 

@@ -1,5 +1,6 @@
 """A C kernel that g++ compiles at import, called on raw pointers."""
 
+# device: cpu
 # task: softmax
 
 import ctypes

@@ -1,5 +1,6 @@
 """Inline C++ with PyTorch's own headers."""
 
+# device: cpu
 # task: scaled
 # options: slow
 
