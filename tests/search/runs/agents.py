@@ -20,8 +20,8 @@ class ModelNew(torch.nn.Module):
         {body}
 """
 BODIES = {
-    "good": "return torch.nn.functional.silu(x)",
-    "slow": "return x * torch.sigmoid(x) + 0 * torch.tanh(x) * torch.exp(-x.abs())",
+    "good": "return torch.nn.functional.hardswish(x)",
+    "slow": "return x * torch.clamp(x + 3, 0, 6) / 6 + 0 * torch.tanh(x) * torch.exp(-x.abs())",
     "wrong": "return torch.relu(x)",
     "cheating": "x.zero_()\n        return torch.zeros_like(x)",
 }

@@ -21,16 +21,16 @@ ROOT = HERE.parents[2]
 QUICK_JUDGE = (sys.executable, str(HERE / "quick_judge.py"))
 TASK = """import torch
 
-rows = 64
+rows = 1024
 
 
 class Model(torch.nn.Module):
     def forward(self, x):
-        return x * torch.sigmoid(x)
+        return x * torch.clamp(x + 3, 0, 6) / 6
 
 
 def get_inputs():
-    return [torch.randn(rows, 1024)]
+    return [4 * torch.randn(rows, 1024)]
 
 
 def get_init_inputs():
@@ -49,8 +49,8 @@ def quoted(text: str, seconds: float = 0.05) -> str:
 
 
 def write_task(directory: Path) -> Path:
-    """Write the task that the agents solve: SiLU in two steps."""
-    task = directory / "silu_steps.py"
+    """Write the task that the agents solve: hard swish in four steps."""
+    task = directory / "hard_swish_steps.py"
     task.write_text(TASK)
     return task
 

@@ -23,8 +23,8 @@ LOAD = """
 import torch
 from kernels import get_kernel
 x = torch.randn(8)
-model = get_kernel("kernels-community/silu", version=1, backend="cpu").ModelNew()
-assert torch.equal(model(x), torch.nn.functional.silu(x))
+model = get_kernel("kernels-community/hard-swish", version=1, backend="cpu").ModelNew()
+assert torch.equal(model(x), torch.nn.functional.hardswish(x))
 """
 
 
@@ -33,13 +33,21 @@ def test_the_best_is_published_by_build_and_upload(tmp_path: Path, tmp_path_fact
     model = MODEL.format(body=BODIES["good"])
     best = run_search(quick_request(tmp_path, quoted(f"# right 2.5\n{model}"))).run / "best"
     with running_hub(tmp_path_factory.mktemp("hub"), "--trust", "kernels-community") as hub:
-        upload = ["build-and-upload", str(best), "--backend", "cpu", "--repo-id", "kernels-community/silu", "--json"]
+        upload = [
+            "build-and-upload",
+            str(best),
+            "--backend",
+            "cpu",
+            "--repo-id",
+            "kernels-community/hard-swish",
+            "--json",
+        ]
         done = subprocess.run([*BUILDER, *upload], env=hub.environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         loaded = subprocess.run([sys.executable, "-c", LOAD], env=hub.environment, capture_output=True, check=False)
         assert loaded.returncode == 0, loaded.stderr.decode()
         card = hub.api().hf_hub_download(
-            "kernels-community/silu", "README.md", repo_type="kernel", local_dir=tmp_path / "card"
+            "kernels-community/hard-swish", "README.md", repo_type="kernel", local_dir=tmp_path / "card"
         )
     text = Path(card).read_text()
     assert "right, twice" in text and "| eager | 2.50 | 2.45 to 2.55 |" in text
@@ -70,7 +78,7 @@ def test_agents_get_the_contexts_in_turn(tmp_path: Path) -> None:
     skill, reference = tmp_path / "my-skill", tmp_path / "kernel.cu"
     skill.mkdir()
     (skill / "SKILL.md").write_text("how to")
-    reference.write_text("__global__ void silu();")
+    reference.write_text("__global__ void hard_swish();")
     contexts = (parse_context("none"), parse_context("skill,reference"), parse_context("profile"))
     request = quick_request(
         tmp_path, quoted("# wrong"), attempts=4, contexts=contexts, skill=skill, references=(reference,)
@@ -86,14 +94,14 @@ def test_agents_get_the_contexts_in_turn(tmp_path: Path) -> None:
     assert (spaces[1] / "context/skill/SKILL.md").read_text() == "how to"
     assert (spaces[1] / "context/reference/kernel.cu").is_file()
     assert "`context/skill/`" in (spaces[1] / "PROMPT.md").read_text()
-    assert "aten::sigmoid" in (spaces[2] / "context/profile/profile.txt").read_text()
+    assert "aten::clamp" in (spaces[2] / "context/profile/profile.txt").read_text()
 
 
 @pytest.mark.slow
 def test_the_reference_is_the_generated_code_where_no_file_is_named(tmp_path: Path, judge_calls: Path) -> None:
     request = quick_request(tmp_path, quoted("# wrong"), contexts=(("reference",),))
     code = run_search(request).run / "given/context/reference/compiled.py"
-    assert "sigmoid" in code.read_text() and "__output_code" not in code.read_text()
+    assert "clamp" in code.read_text() and "__output_code" not in code.read_text()
     assert judge_calls.read_text()
 
 
@@ -131,5 +139,5 @@ def test_the_command_prints_the_result_as_json(tmp_path: Path) -> None:
     done = subprocess.run(search, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     answer = json.loads(done.stdout)
-    assert answer["best"] is None and answer["task"] == "silu_steps"
+    assert answer["best"] is None and answer["task"] == "hard_swish_steps"
     assert "attempt 1, try 1 (true): no-candidate" in done.stderr

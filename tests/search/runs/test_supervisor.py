@@ -89,7 +89,7 @@ def test_a_try_knows_the_verdict_on_the_one_before_and_goes_on_with_its_files(tm
     assert "The candidate is wrong (wrong-result): it is wrong on purpose" in prompt
     assert {path.name for path in workspace.iterdir()} == {"PROMPT.md", "task", "kernel", "judge", "candidate.py"}
     assert (workspace / "kernel" / "build.toml").is_file()
-    assert (workspace / "task" / "silu_steps.py").is_file()
+    assert (workspace / "task" / "hard_swish_steps.py").is_file()
     first = Workspace(run, 1, 1).frozen_candidate()
     assert first and "/0001/1/workspace" in first.read_text()
 
