@@ -44,6 +44,8 @@ _COMMANDS = {
     "clean-pyproject": "pyproject_command.clean_pyproject",
     "benchmark": "benchmark_command.benchmark",
     "judge": "judge_command.judge",
+    "search": "search_command.search",
+    "report": "report_command.report",
     "doctor": "doctor_command.doctor",
     "toolchain": "toolchain_command.toolchain",
     "init": "init_command.init",

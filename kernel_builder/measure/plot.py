@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 # The Okabe-Ito palette, which colour-blind readers can tell apart.
 _COLOURS = {OURS: "black", EAGER: "gray", COMPILE: "#d55e00"}
-_PEER_COLOURS = ("#0072b2", "#009e73", "#e69f00", "#56b4e9", "#cc79a7")
+PALETTE = ("#0072b2", "#009e73", "#e69f00", "#56b4e9", "#cc79a7")
 _WIDTH, _ROW, _HEAD = 8.5, 0.25, 0.75  # inches
 # Equal reports give equal files: no date, and no random identifiers.
 _REPRODUCIBLE: dict[Any, Any] = {"svg.hashsalt": "kernel-builder", "svg.fonttype": "none"}
@@ -27,17 +29,31 @@ def save(report: BenchmarkReport, path: Path) -> None:
     Raises:
         MeasureError: If matplotlib is not installed.
     """
+    with reproducible(str(path)):
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        draw(report).savefig(path, metadata=metadata)
+
+
+@contextmanager
+def reproducible(where: str) -> Iterator[None]:
+    """Draw equal figures for equal data in this context.
+
+    Args:
+        where: What the plots are for, named in the error.
+
+    Raises:
+        MeasureError: If matplotlib is not installed.
+    """
     try:
         import matplotlib as mpl
     except ModuleNotFoundError as error:
         raise MeasureError(
             "matplotlib is not installed, and plots need it",
-            where=str(path),
+            where=where,
             hint="pip install torch-kernel-builder[plot]",
         ) from error
     with mpl.rc_context(_REPRODUCIBLE):
-        metadata = {"Date": None} if path.suffix == ".svg" else None
-        draw(report).savefig(path, metadata=metadata)
+        yield
 
 
 def draw(report: BenchmarkReport) -> Figure:
@@ -55,7 +71,7 @@ def draw(report: BenchmarkReport) -> Figure:
         return figure
     axes = figure.subplots(len(panels), sharex=True, squeeze=False, height_ratios=heights)[:, 0]
     names = [name for name in tables.implementations(rows) if any(name in row.shares for row in rows)]
-    colours = dict(zip((name for name in names if name not in _COLOURS), _PEER_COLOURS * len(names), strict=False))
+    colours = dict(zip((name for name in names if name not in _COLOURS), PALETTE * len(names), strict=False))
     for axis, (heading, found) in zip(axes, panels, strict=True):
         _panel(axis, heading, found, names, colours | _COLOURS)
     handles = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}

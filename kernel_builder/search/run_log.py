@@ -1,0 +1,83 @@
+"""The log of a search: one JSON object a line, appended and never changed.
+
+A line is on the disk before the search goes on, so whatever kills the search loses at most the line that was being
+written. That line has no end, and the next search removes it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.errors import ConfigError
+
+LOG = "log.jsonl"
+STARTED, FINISHED = "started", "finished"
+AGENT_ENDED, TRY_ENDED = "agent-ended", "try-ended"
+VERIFIED = "verified"
+
+Event = Mapping[str, Any]
+
+
+def read_events(path: Path) -> list[Event]:
+    """Return the events of a log, without a last line that has no end.
+
+    Raises:
+        ConfigError: If a line is not an event.
+    """
+    events: list[Event] = []
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if not line.endswith(b"\n"):
+            break
+        try:
+            event = json.loads(line)
+            events.append({"event": event["event"], **event})
+        except (ValueError, TypeError, KeyError) as error:
+            raise ConfigError(
+                "is not an event of a search", where=f"{path}: line {number}", hint="remove the line"
+            ) from error
+    return events
+
+
+class RunLog:
+    """An open log. Several threads may append to it; the caller keeps other processes away.
+
+    Args:
+        path: The file; created if it does not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        content = path.read_bytes()
+        os.ftruncate(self._file, content.rfind(b"\n") + 1)
+        self.events = read_events(path)
+
+    def append(self, event: str, **values: Any) -> None:
+        """Append an event with the time, and return when it is on the disk."""
+        entry = {"event": event, "time": round(time.time(), 3), **values}
+        line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        with self._lock:
+            os.write(self._file, line)
+            os.fsync(self._file)
+            self.events.append(entry)
+
+    def find(self, event: str, **values: Any) -> Event | None:
+        """Return the last event of a kind that has these values, or None."""
+        with self._lock:
+            matching = (
+                entry
+                for entry in reversed(self.events)
+                if entry["event"] == event and all(entry.get(key) == value for key, value in values.items())
+            )
+            return next(matching, None)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)

@@ -1,0 +1,59 @@
+"""Agents that follow a script: `python agents.py KIND [TEXT [SECONDS]]` in a workspace, the prompt on standard input.
+
+The candidates of the first four are judged by what they compute; `quoted` writes any text, for the judge that reads the
+verdict from it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+MODEL = """import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        {body}
+"""
+BODIES = {
+    "good": "return torch.nn.functional.hardswish(x)",
+    "slow": "return x * torch.clamp(x + 3, 0, 6) / 6 + 0 * torch.tanh(x) * torch.exp(-x.abs())",
+    "wrong": "return torch.relu(x)",
+    "cheating": "x.zero_()\n        return torch.zeros_like(x)",
+}
+
+
+def main(kind: str, text: str = "", seconds: str = "0") -> None:
+    prompt = sys.stdin.read()
+    assert prompt == Path("PROMPT.md").read_text()
+    if kind == "hanging":
+        # A process that leaves the session, the group and its parent, as a server would.
+        subprocess.Popen(["sleep", "300"], start_new_session=True)
+        time.sleep(300)
+    if kind == "crashing":
+        sys.exit("something went wrong")
+    if kind == "filling":
+        while True:
+            Path(f"more-{time.monotonic_ns()}").write_bytes(bytes(1 << 20))
+            time.sleep(0.002)
+    if kind == "odd":  # what cannot be copied
+        os.mkfifo("kernel/pipe")
+        return
+    if kind == "greedy":
+        held = bytes(4_000_000_000)
+        raise AssertionError(len(held))
+    if kind == "learning":  # from the verdict on its first try
+        kind = "good" if "## Your last try" in prompt else "wrong"
+    if kind == "quoted":
+        time.sleep(float(seconds))
+        Path("candidate.py").write_text(text.format(workspace=Path.cwd()))
+    else:
+        Path("candidate.py").write_text(MODEL.format(body=BODIES[kind]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
