@@ -62,8 +62,7 @@ class Candidate:
         here = variants if len(variants) == 1 else loadable(variants)
         names = tuple(one.name for one in here or variants)
         capabilities = () if device == "cpu" else (_capability(),)
-        recorded = {"candidate": self.digest}
-        summary = build(BuildRequest((copy,), names, capabilities=capabilities, provenance=recorded), toolchains)
+        summary = build(BuildRequest((copy,), names, capabilities=capabilities), toolchains)
         if summary.failures:
             raise summary.failures[0].errors[0]
         if not summary.packages:
