@@ -146,9 +146,8 @@ def _claim(run: Path, skill: Skill, tries: int) -> None:
 
 def _tries(task: str, run: Path) -> list[SkillTry]:
     found = []
-    for event in read_events(run / LOG):
-        if event["event"] != TRY_ENDED:
-            continue
+    ended = [event for event in read_events(run / LOG) if event["event"] == TRY_ENDED]
+    for event in sorted(ended, key=lambda event: event["attempt"]):
         is_right, speed = event["outcome"] == RIGHT, 1.0
         if is_right:
             verdict = judged_in(event).verdict
