@@ -25,7 +25,7 @@ _force = click.option("--force", is_flag=True, help="Also replace or remove file
 def _places(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that name a directory of skills."""
     options = [
-        click.option(f"--{tool}", "tools", flag_value=tool, multiple=True, help=f"The directory of skills of {title}.")
+        click.option(f"--{tool}", tool, is_flag=True, help=f"The directory of skills of {title}.")
         for tool, title in zip(_TOOLS, ("Claude Code", "Codex", "OpenCode", "Cursor"), strict=True)
     ]
     options += [
@@ -58,9 +58,10 @@ def skills() -> None:
     """
 
 
-def _directories(tools: tuple[str, ...], globally: bool, destination: Path | None) -> list[Path]:
+def _directories(globally: bool, destination: Path | None, **flags: bool) -> list[Path]:
     from kernel_builder.skills.installation import skill_directory
 
+    tools = [tool for tool in _TOOLS if flags[tool]]
     if destination is not None and (tools or globally):
         raise ConfigError("names the directory by itself", where="--dest", hint="leave out the other options")
     if destination is None and not tools:
@@ -69,7 +70,7 @@ def _directories(tools: tuple[str, ...], globally: bool, destination: Path | Non
         )
     if destination is not None:
         return [skill_directory(None, destination, globally=False)]
-    return [skill_directory(tool, None, globally=globally) for tool in dict.fromkeys(tools)]
+    return [skill_directory(tool, None, globally=globally) for tool in tools]
 
 
 @skills.command()
@@ -77,9 +78,7 @@ def _directories(tools: tuple[str, ...], globally: bool, destination: Path | Non
 @_places
 @_force
 @_json
-def add(
-    name: str, tools: tuple[str, ...], globally: bool, destination: Path | None, force: bool, as_json: bool
-) -> None:
+def add(name: str, force: bool, as_json: bool, **places: Any) -> None:
     """Install the skill NAME (default: cuda-kernels).
 
     An older text is replaced as a whole. Files that you edited are kept, unless --force is given.
@@ -93,7 +92,7 @@ def add(
     from kernel_builder.skills.installation import install_skill
 
     skill = find_skill(name)
-    results = install_skill(skill, _directories(tools, globally, destination), force=force)
+    results = install_skill(skill, _directories(**places), force=force)
     words = {"absent": "installed", "current": "unchanged", "outdated": "updated", "edited": "replaced"}
     _report(name, [(str(one.path), words[one.state]) for one in results], as_json)
 
@@ -103,9 +102,7 @@ def add(
 @_places
 @_force
 @_json
-def remove(
-    name: str, tools: tuple[str, ...], globally: bool, destination: Path | None, force: bool, as_json: bool
-) -> None:
+def remove(name: str, force: bool, as_json: bool, **places: Any) -> None:
     """Remove the skill NAME (default: cuda-kernels), unless its files were edited.
 
     \b
@@ -115,7 +112,7 @@ def remove(
     from kernel_builder.skills.installation import ABSENT, uninstall_skill
 
     skill = find_skill(name)
-    results = uninstall_skill(skill, _directories(tools, globally, destination), force=force)
+    results = uninstall_skill(skill, _directories(**places), force=force)
     _report(name, [(str(one.path), "not there" if one.state == ABSENT else "removed") for one in results], as_json)
 
 
