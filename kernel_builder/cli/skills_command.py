@@ -69,8 +69,8 @@ def _directories(globally: bool, destination: Path | None, **flags: bool) -> lis
             "no directory of skills is named", where="skills", hint=f"add --{', --'.join(_TOOLS)} or --dest DIR"
         )
     if destination is not None:
-        return [skill_directory(None, destination, globally=False)]
-    return [skill_directory(tool, None, globally=globally) for tool in tools]
+        return [destination]
+    return [skill_directory(tool, globally=globally) for tool in tools]
 
 
 @skills.command()

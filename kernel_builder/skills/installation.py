@@ -57,11 +57,8 @@ class Installed:
         return {"path": str(self.path), "state": self.state, "edited": list(self.edited)}
 
 
-def skill_directory(tool: str | None, destination: Path | None, *, globally: bool) -> Path:
-    """Return the directory of skills that the options name."""
-    if destination is not None:
-        return destination
-    assert tool is not None
+def skill_directory(tool: str, *, globally: bool) -> Path:
+    """Return the directory of skills of a tool: in the current directory, or the user's."""
     return Path.home() / AGENT_TOOLS[tool].home if globally else Path(AGENT_TOOLS[tool].project)
 
 
