@@ -88,7 +88,10 @@ class Patches:
         owner: Any = sys.modules.get(first) or importlib.import_module(first)
         for name in others:
             owner = getattr(owner, name)
-        return {name: value for name, value in vars(owner).items() if callable(value) and not name.startswith("__")}
+        members: dict[str, Any] = {}
+        for one in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
+            members.update(vars(one))
+        return {name: value for name, value in members.items() if callable(value) and not name.startswith("__")}
 
 
 class Worker:
@@ -105,6 +108,8 @@ class Worker:
         self._models: dict[int, tuple[Any, Sequence[str]]] = {}
         self._held: list[list[torch.Tensor]] = []
         self._slots: list[list[Any]] = []
+        self._targets: list[list[torch.Tensor]] = []
+        self._calls: list[Any] = []
 
     def open(self, inputs: Any, outputs: Any) -> None:
         """Open the judge's arenas."""
@@ -155,25 +160,29 @@ class Worker:
         torch.manual_seed(seed)
         context = contextlib.nullcontext() if poison is None else poisoned(self._settings["device"], poison)
         with context:
+            self._slots, self._targets = [slots], [[self._outputs.tensor(slot) for slot in slots]]
             self._held = [self._evaluate(number, arguments, grads)]
-            self._slots = [slots]
             self._hand_over()
         self._synchronize()
 
-    def run(self, number: int, calls: list[Any], slots: list[list[Any]], seed: int) -> float:
-        """Call a model on each set of inputs, copy all results into the slots, and return the seconds by this clock."""
+    def prepare(self, calls: list[Any], slots: list[list[Any]]) -> None:
+        """Make the tensors of a run, which takes Python as long as a small kernel."""
+        self._calls = [self._arguments(call) for call in calls]
+        self._held, self._slots = [], slots
+        self._targets = [[self._outputs.tensor(slot) for slot in one] for one in slots]
+
+    def run(self, number: int, seed: int) -> float:
+        """Call a model on each set of inputs, hand all results over, and return the seconds by this clock."""
         import torch
 
-        given = [self._arguments(call) for call in calls]
         torch.manual_seed(seed)
-        self._held, self._slots = [], slots
         self._synchronize()
         if self._cuda:
             event: Any = torch.cuda.Event
             first, last = (event(enable_timing=True) for _ in range(2))
             first.record()
         started = time.perf_counter()
-        for arguments, grads in given:
+        for arguments, grads in self._calls:
             self._held.append(self._evaluate(number, arguments, grads))
         self._hand_over()
         if self._cuda:
@@ -199,17 +208,17 @@ class Worker:
         return evaluate(model, arguments, grads, parameters)
 
     def _hand_over(self) -> None:
-        for held, slots in zip(self._held, self._slots, strict=True):
+        for held, slots, targets in zip(self._held, self._slots, self._targets, strict=True):
             if len(held) != len(slots):
                 raise _Refusal("wrong-shape", f"it returns {len(held)} tensors; expected {len(slots)}")
-            for result, slot in zip(held, slots, strict=True):
+            for result, slot, target in zip(held, slots, targets, strict=True):
                 name = str(result.dtype).removeprefix("torch.")
                 if tuple(result.shape) != tuple(slot.shape):
                     shapes = f"{tuple(result.shape)}; expected {tuple(slot.shape)}"
                     raise _Refusal("wrong-shape", f"a result has the shape {shapes}")
                 if name != slot.dtype:
                     raise _Refusal("wrong-dtype", f"a result is {name}; expected {slot.dtype}")
-                self._outputs.tensor(slot).copy_(result)
+                target.copy_(result)
 
     def layout(self) -> list[list[list[int]]]:
         """Return the strides of the results of the last command."""

@@ -10,7 +10,7 @@ import pytest
 
 from kernel_builder.errors import ToolchainError
 
-from .searches import HERE, logged, quick_request, quoted, run_search
+from .searches import HERE, ROOT, logged, quick_request, quoted, run_search
 
 pytest.importorskip("ray", reason="Ray is not installed")
 
@@ -22,7 +22,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     directory = tmp_path_factory.mktemp("cluster")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(HERE.parent.parent))
+        patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("QUICK_JUDGE_CALLS", str(directory / "calls"))
         patch.setenv("KERNEL_BUILDER_CACHE", str(directory / "cache"))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")

@@ -17,6 +17,7 @@ from kernel_builder.search.search_request import GIGABYTE, SearchRequest
 from kernel_builder.search.search_run import SearchResult, search
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 QUICK_JUDGE = (sys.executable, str(HERE / "quick_judge.py"))
 TASK = """import torch
 
@@ -37,14 +38,14 @@ def get_init_inputs():
 """
 
 
-def agent(kind: str, text: str = "") -> str:
+def agent(kind: str, *arguments: str) -> str:
     """Return the command of a scripted agent."""
-    return shlex.join([sys.executable, str(HERE / "agents.py"), kind, text])
+    return shlex.join([sys.executable, str(HERE / "agents.py"), kind, *arguments])
 
 
-def quoted(text: str) -> str:
-    """Return the command of an agent whose candidate is this text, and other for each try."""
-    return agent("quoted", f"{text}\n# {{workspace}}\n")
+def quoted(text: str, seconds: float = 0.05) -> str:
+    """Return the command of an agent whose candidate is this text, and other for each try; it takes a time."""
+    return agent("quoted", f"{text}\n# {{workspace}}\n", str(seconds))
 
 
 def write_task(directory: Path) -> Path:
@@ -79,7 +80,7 @@ def run_search(request: SearchRequest) -> SearchResult:
 def start_search(directory: Path, *agents: str, **settings: Any) -> subprocess.Popen[bytes]:
     """Start a search in another process."""
     arguments = json.dumps([str(directory), agents, settings])
-    return subprocess.Popen([sys.executable, "-m", "tests.search.searches", arguments], cwd=HERE.parent.parent)
+    return subprocess.Popen([sys.executable, "-m", "tests.search.runs.searches", arguments], cwd=ROOT)
 
 
 def logged(run: Path, event: str) -> list[Event]:

@@ -1,4 +1,4 @@
-"""Agents that follow a script: `python agents.py KIND [TEXT]` in a workspace, with the prompt on standard input.
+"""Agents that follow a script: `python agents.py KIND [TEXT [SECONDS]]` in a workspace, the prompt on standard input.
 
 The candidates of the first four are judged by what they compute; `quoted` writes any text, for the judge that reads the
 verdict from it.
@@ -26,7 +26,7 @@ BODIES = {
 }
 
 
-def main(kind: str, text: str = "") -> None:
+def main(kind: str, text: str = "", seconds: str = "0") -> None:
     prompt = sys.stdin.read()
     assert prompt == Path("PROMPT.md").read_text()
     if kind == "hanging":
@@ -45,7 +45,7 @@ def main(kind: str, text: str = "") -> None:
     if kind == "learning":  # from the verdict on its first try
         kind = "good" if "## Your last try" in prompt else "wrong"
     if kind == "quoted":
-        time.sleep(0.05)
+        time.sleep(float(seconds))
         Path("candidate.py").write_text(text.format(workspace=Path.cwd()))
     else:
         Path("candidate.py").write_text(MODEL.format(body=BODIES[kind]))

@@ -1,0 +1,6 @@
+"""Defines something else."""
+
+# task: softmax
+# rejected-as: no-model
+
+model = "ModelNew"

@@ -1,0 +1,16 @@
+"""Writes its result in the order of another layout."""
+
+# task: softmax
+# rejected-as: inaccurate
+
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(columns))
+
+    def forward(self, x):
+        result = torch.softmax(x, -1) * self.weight
+        return result.t().contiguous().view(x.shape)

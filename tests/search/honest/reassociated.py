@@ -1,0 +1,13 @@
+"""A long chain of products, computed transposed."""
+
+# task: powers
+
+import torch
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x, y):
+        x, y = x.t().contiguous(), y.t().contiguous()
+        for _ in range(24):
+            x = torch.mm(y, x).tanh_()
+        return x.t()
