@@ -24,7 +24,7 @@ from kernel_builder.skills.benefit import Benefit, SkillTry, benefit_lines, comp
 from kernel_builder.skills.catalog import find_skill, read_skill
 from kernel_builder.skills.distillation import Distilled, DistilRequest, distil
 from tests.conftest import ROOT
-from tests.search import agents, quick_judge
+from tests.search.runs import agents, quick_judge
 
 STUDENTS = Path(__file__).with_name("students.py")
 TASK = """
