@@ -46,6 +46,7 @@ _COMMANDS = {
     "judge": "judge_command.judge",
     "search": "search_command.search",
     "report": "report_command.report",
+    "skills": "skills_command.skills",
     "doctor": "doctor_command.doctor",
     "toolchain": "toolchain_command.toolchain",
     "init": "init_command.init",
