@@ -2,6 +2,7 @@
 # make test          the whole test suite: lint, types, documentation, tests; it ends by naming what was skipped
 # make lint          format, lint, types, import contract, declared dependencies; what pre-commit runs
 # make docs          build the documentation in site/ and check every link
+# make packages      build the CPU packages of kernels/, which the tests load
 # make gpu-test      the kernels' tests, on a machine with a GPU
 # make device-code   compile all device code with nvcc and clang, warnings as errors (minutes; needs clang-22)
 #
@@ -15,7 +16,7 @@ KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 # Python keeps the bytecode of what it imports: pip would compile every file of every package, which takes a minute.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: quickstart test gpu-test device-code lint docs clean
+.PHONY: quickstart test packages gpu-test device-code lint docs clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -29,9 +30,12 @@ quickstart: .venv/ready
 # Threads of Torch that wait for work sleep: several tests at a time share the processors, where spinning multiplies
 # the time of small operations.
 test: export OMP_WAIT_POLICY = passive
-test: .venv/ready lint docs
-	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
+test: .venv/ready
+	$(MAKE) --jobs=3 --output-sync=target lint docs packages
 	.venv/bin/python -m pytest -p tests.skips tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+packages: .venv/ready
+	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
 
 gpu-test: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cuda
