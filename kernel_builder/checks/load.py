@@ -101,17 +101,27 @@ def _is_for_this_platform(directory: Path) -> bool:
         return False
 
 
-@cache
-def rejections(variants: tuple[str, ...], python: str = sys.executable) -> Mapping[str, str | None]:
+def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping[str, str | None]:
     """Return why the client would reject each variant on this machine, or None if it would not.
 
-    One process answers for all variants of a project, since importing Torch takes seconds.
+    One process answers for all variants, since importing Torch takes seconds. Answers are kept.
 
     Args:
         python: The interpreter whose client and Torch are asked.
     """
-    answer = probe("fits", *variants, python=python)
-    return answer if isinstance(answer, dict) else dict.fromkeys(variants, f"the client cannot be asked: {answer[1]}")
+    known = _known_rejections(python)
+    if unknown := [variant for variant in variants if variant not in known]:
+        answer = probe("fits", *unknown, python=python)
+        known |= (
+            answer if isinstance(answer, dict) else dict.fromkeys(unknown, f"the client cannot be asked: {answer[1]}")
+        )
+    return known
+
+
+@cache
+def _known_rejections(python: str) -> dict[str, str | None]:
+    """Return what an interpreter has answered so far."""
+    return {}
 
 
 def probe(question: str, *arguments: str, python: str = sys.executable, seconds: float = SECONDS) -> Any:

@@ -81,7 +81,7 @@ def built(project: Project, name: str | None) -> Variant:
 
 def loadable(variants: Sequence[Variant], python: str = sys.executable) -> list[Variant]:
     """Return the variants that the client would load into the Torch of an interpreter."""
-    rejected = rejections(tuple(variant.name for variant in variants), python)
+    rejected = rejections([variant.name for variant in variants], python)
     return [variant for variant in variants if rejected[variant.name] is None]
 
 
