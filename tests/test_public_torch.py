@@ -1,16 +1,17 @@
 """The built kernels run on a Torch without private names: names that begin with an underscore, apart from dunders.
 
-`python test_public_torch.py PROJECT` loads a built project in a process of its own, in which its modules cannot read
-such names, and runs each workload of its benchmarks: forward, backward and compiled.
+Each built project is loaded in a process of its own, in which its modules cannot read such names. The process runs each
+workload of its benchmarks: forward, backward and compiled.
 """
 
 import builtins
-import subprocess
 import sys
 from pathlib import Path
 from types import FrameType, ModuleType
 
 import pytest
+
+from tests.torch_process import run_with_torch
 
 KERNELS = Path(__file__).resolve().parents[1] / "kernels"
 PROJECTS = sorted(path.parents[1].name for path in KERNELS.glob("*/torch-ext/torch_binding.cpp"))
@@ -24,17 +25,18 @@ def test_guard_sees_private_names(line: str, tmp_path: Path) -> None:
     """Also where the check on the syntax tree does not know that an object is Torch's."""
     source = f"import torch\n\nclass ops:\n    default = torch.ops.aten.add.default\n\n{line}\n"
     (tmp_path / "module.py").write_text(source)
-    code = f"import sys; sys.path[:0] = [{str(Path(__file__).parent)!r}, {str(tmp_path)!r}]\n"
-    code += f"import test_public_torch; test_public_torch.hide_private_names({str(tmp_path)!r}); import module"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+    code += f"from tests import test_public_torch as test; test.hide_private_names({str(tmp_path)!r}); import module"
+    done = run_with_torch(code)
     assert (done.returncode == 0) == (line == ""), done.stderr
     assert not line or "no private name" in done.stderr
 
 
 @pytest.mark.parametrize("project", PROJECTS)
 def test_kernel_runs_without_private_names(project: str) -> None:
-    command = [sys.executable, __file__, str(KERNELS / project)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = run_with_torch(
+        "import sys; from tests import test_public_torch; test_public_torch.run(sys.argv[1])", KERNELS / project
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -71,7 +73,7 @@ def hide_private_names(directory: str) -> None:
         one.__getattribute__ = guarded(one.__mro__[1])
 
 
-def run(project: Path) -> None:
+def run(directory: str) -> None:
     """Load a built project and run its workloads, at the shape that each declares as small."""
     import torch
     from kernels import get_local_kernel
@@ -79,6 +81,7 @@ def run(project: Path) -> None:
     from kernel_builder.measure.case import Case, tensors
     from kernel_builder.measure.workloads import load, make
 
+    project = Path(directory)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     hide_private_names(str(project / "build"))
     kernel = get_local_kernel(project, backend=device)
@@ -90,7 +93,3 @@ def run(project: Path) -> None:
             case.results(function)
             with torch.no_grad():
                 function(*case.inputs)
-
-
-if __name__ == "__main__":
-    run(Path(sys.argv[1]))

