@@ -19,6 +19,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,14 +100,20 @@ def _time_together(names: list[str], variants: list[str], arguments: argparse.Na
     for compiled in (False, True):
         chosen = [variant for variant in variants if (variant in _COMPILED) == compiled]
         deadline = time.monotonic() + arguments.seconds
+        pending = []
         for name in names:
             case, device = CASES[name], arguments.device
             if name not in inputs:
                 if case.model not in models:
                     models[case.model] = make_model(case, device, torch.bfloat16, arguments.layers)
                 inputs[name] = make_inputs(case, models[case.model], device, torch.bfloat16)
-            for variant in chosen:
-                children[name][variant] = _start(name, variant, models[case.model], inputs[name], device)
+        with ThreadPoolExecutor() as pool:  # a start returns when the process has imported what the model needs
+            for name in names:
+                shared = models[CASES[name].model], inputs[name], arguments.device
+                started = pool.map(lambda variant, name=name, shared=shared: _start(name, variant, *shared), chosen)
+                pending.append((name, started))
+        for name, started in pending:
+            children[name].update(zip(chosen, started, strict=True))
         for name in names:
             first[name].update(_first_calls(name, {v: children[name][v] for v in chosen}, deadline))
     results = {}
@@ -122,23 +129,30 @@ def _time_together(names: list[str], variants: list[str], arguments: argparse.Na
 
 
 def _start(name: str, variant: str, model: nn.Module, inputs: dict[str, Any], device: str) -> Any:
-    """Start the process of a variant, and return the end of its pipe."""
+    """Start the process of a variant, and return the end of its pipe. One that compiles begins at once."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     context.Process(target=_run_variant, args=(name, variant, model, inputs, device, theirs), daemon=True).start()
     theirs.close()
+    if variant in _COMPILED:
+        ours.send(None)
     return ours
 
 
 def _first_calls(name: str, children: dict[str, Any], deadline: float) -> dict[str, float]:
-    """Return the seconds of the first call of each variant that is ready before the deadline."""
+    """Return the seconds of the first call of each variant that is ready before the deadline.
+
+    Those that do not compile make it one after the other.
+    """
     first = {}
     for variant, pipe in children.items():
         try:
+            if variant not in _COMPILED:
+                pipe.send(None)
             if pipe.poll(max(0.0, deadline - time.monotonic())):
                 first[variant] = pipe.recv()
                 continue
-        except EOFError:
+        except (EOFError, BrokenPipeError):
             pass  # it has said why
         print(f"{name}, {variant}: not ready", flush=True)
     return first
@@ -163,7 +177,9 @@ def _run_variant(name: str, variant: str, model: nn.Module, inputs: dict[str, An
     """Make the first call, send its seconds, and then time as many calls as asked for."""
     reset = CASES[name].reset
     with torch.no_grad():
-        _synchronize(device)
+        torch.ones(8, 8, device=device, dtype=torch.bfloat16) @ torch.ones(8, 8, device=device, dtype=torch.bfloat16)
+        _synchronize(device)  # CUDA and cuBLAS are loaded
+        pipe.recv()
         started = time.perf_counter()
         try:
             call, said = _prepare(variant, model, inputs)

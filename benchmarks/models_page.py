@@ -160,12 +160,13 @@ _HEADINGS = {
 
 
 def _times(results: Mapping[str, Any]) -> Iterator[str]:
-    yield "| model | " + " | ".join(_HEADINGS.values()) + " | first call: compile, accelerated |"
+    yield "| model | " + " | ".join(_HEADINGS.values()) + " | first call: eager, compile, accelerated |"
     yield "| --- " * (len(_HEADINGS) + 2) + "|"
     for case in (case for case in TITLES if case in results):
         times, first = results[case]["milliseconds"], results[case]["first-call-seconds"]
         cells = [f"{times[variant]:.1f}" if variant in times else "-" for variant in _HEADINGS]
-        seconds = [f"{first[variant]:.1f} s" if variant in first else "-" for variant in ("compile", "accelerated")]
+        shown = ("eager", "compile", "accelerated")
+        seconds = [f"{first[variant]:.1f} s" if variant in first else "-" for variant in shown]
         yield f"| {TITLES[case]} | {' | '.join(cells)} | {', '.join(seconds)} |"
 
 

@@ -600,7 +600,26 @@ def test_threads(blocks):
     for thread in threads:
         thread.join()
     assert not failures
-    assert counts.replays == 4 * 5 - 2 * 2
+    # For each of two shapes a capture, and before it a call of each of its two threads at most.
+    assert counts.captured == 2
+    assert counts.replays >= 4 * 5 - 2 * 3
+
+
+def test_a_thread_runs_the_model_before_it_captures(blocks):
+    model, inputs = ltx(), ltx_inputs()
+    counts = accelerate_on_cpu(blocks, model)
+
+    def call(times):
+        with torch.no_grad():
+            for _ in range(times):
+                model(**inputs)
+
+    for calls, captured, replays in ((1, 0, 0), (1, 0, 0), (2, 1, 0), (1, 1, 1)):
+        thread = threading.Thread(target=call, args=(calls,))
+        thread.start()
+        thread.join()
+        assert (counts.captured, counts.replays) == (captured, replays)
+    assert counts.eager == {"the first call of its shape": 1, "the first call in its thread": 2}
 
 
 def test_copies_and_pickles(blocks):

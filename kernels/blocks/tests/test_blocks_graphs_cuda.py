@@ -215,7 +215,7 @@ def test_error_inside_a_capture(blocks, fail):
         del tensor
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    assert torch.cuda.memory_allocated() == used
+    assert torch.cuda.memory_allocated() <= used
 
 
 def test_arguments_on_the_host(blocks):
@@ -349,7 +349,8 @@ def test_threads(blocks):
     for thread in threads:
         thread.join()
     assert not failures
-    assert all(each.replays == 4 * 20 - 2 * 2 for each in counts), counts
+    # For each of two shapes a capture, and before it a call of each of its two threads at most.
+    assert all(each.captured == 2 and each.replays >= 4 * 20 - 2 * 3 for each in counts), counts
 
 
 def test_restore_frees_the_memory(blocks):

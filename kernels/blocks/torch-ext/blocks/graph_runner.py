@@ -105,6 +105,7 @@ class GraphRunner:
         self._limit = limit
         self._gpu = gpu or Gpu()
         self._lock = threading.RLock()
+        self._thread = threading.local()
         self._is_busy = False
         self._pool: Any = None
         self._pool_bytes = 0
@@ -173,7 +174,9 @@ class GraphRunner:
         if call.key in self._refused:
             raise Refused(self._refused[call.key])
         met = self._met.pop(call.key, None)
-        if met is None or not met.are(call.caches):
+        if met is not None and not hasattr(self._thread, "has_run"):
+            reason = "the first call in its thread"
+        if met is None or not met.are(call.caches) or not hasattr(self._thread, "has_run"):
             return self._try(reason, model, call, forward, args, kwargs)
         try:
             return self._capture(model, call, forward, args, kwargs)
@@ -210,6 +213,8 @@ class GraphRunner:
         """
         caches = _Caches(call.caches, call.device)
         result = forward(*args, **kwargs)
+        # cuBLAS and cuDNN make a handle at their first use in a thread, which a capture does not allow.
+        self._thread.has_run = True
         difference = caches.find_difference(call.caches)
         if not self._snapshot.is_current(model):
             difference = self._snapshot.find_difference(model)
