@@ -32,7 +32,7 @@ _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
 _ARENA_SHARE = 16
 _UNSEEN = 3
 _START_SECONDS = 120.0
-_CPU_SECONDS = 13.0  # after which peers that still compile are left out, so that a verdict takes less than 20
+_CPU_SECONDS = 11.0  # after which peers that still compile are left out, so that a verdict takes less than 20
 _SILENT = Silent()
 
 

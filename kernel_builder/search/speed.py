@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import random
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,7 +31,10 @@ from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 _CANDIDATE = "candidate"
 _RUN_SECONDS = {"cpu": 20e-3, "cuda": 5e-3}
 _RUN_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
-_MOST_CALLS = 1024
+_MOST_CALLS = 400
+# After so many seconds at a shape, and this many rounds, no further round starts.
+_SHAPE_SECONDS = {"cpu": 2.0, "cuda": 60.0}
+_LEAST_ROUNDS = 3
 _LEAST_CALLS = 3
 _REPEATS = (3, 7)  # runs, and runs to be sure
 # A run of less than this share of the time, on equal inputs, has skipped work.
@@ -126,7 +130,10 @@ class _Race:
         runs: dict[str, list[float]] = {name: [] for name in (_CANDIDATE, *self._peers.workers)}
         copying = []
         self._lengthen()
+        end = time.monotonic() + _SHAPE_SECONDS[self._device]
         for turn in range(rounds + 1):
+            if turn > _LEAST_ROUNDS and time.monotonic() > end:
+                break
             calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
             names = list(runs)
             first = turn % len(names)

@@ -78,7 +78,7 @@ class Patches:
         for place, functions in self._before.items():
             now = self._functions(place)
             for name, function in functions.items():
-                if now.get(name) is not function:
+                if now.get(name) is not function and not _is_torchs_own(now.get(name)):
                     return f"{place}.{name}"
         return None
 
@@ -92,6 +92,14 @@ class Patches:
         for one in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
             members.update(vars(one))
         return {name: value for name, value in members.items() if callable(value) and not name.startswith("__")}
+
+
+def _is_torchs_own(function: Any) -> bool:
+    """Return whether a function is Torch's: `torch.compile` wraps some of Torch's functions when it is first used."""
+    import torch
+
+    code = getattr(function, "__code__", None)
+    return code is not None and Path(code.co_filename).is_relative_to(Path(torch.__file__).parent)
 
 
 class Worker:
