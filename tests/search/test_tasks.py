@@ -10,10 +10,13 @@ import torch
 
 from kernel_builder.errors import ConfigError
 from kernel_builder.search.comparison import ErrorRule, difference
+from kernel_builder.search.reference import Reference
 from kernel_builder.search.scaling import fitted, unseen
 from kernel_builder.search.task import kernelbench, read_task
 from kernel_builder.search.verdict import Speedup, Verdict
 from tests.search.conftest import HERE
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "tasks").glob("*.py"))
 
 PROBLEM = """
 import torch
@@ -73,6 +76,23 @@ def test_unseen_sizes_leave_the_constructor_as_it_is(problem: Path) -> None:
     found = unseen(read_task(problem), sizes, 3, random.Random(1))
     assert len(found) == 3
     assert all(one["width"] == 128 and one["kernel"] == 3 and 1 <= one["batch"] < 64 for one in found)
+
+
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_the_example_tasks_can_be_judged_at_other_sizes_in_float64(file: Path) -> None:
+    task = read_task(file)
+    sizes = fitted(task, "cpu")
+    assert unseen(task, sizes, 3, random.Random(1))
+    for shape in task.settings.shapes:
+        for dtype in task.settings.dtypes or (None,):
+            reference = Reference(task, {**sizes, **shape}, dtype, "cpu", 1)
+            assert reference.has_exact and not reference.mutates
+            assert len(reference.results) > len(reference.arguments(1).tensors), "results and gradients"
+
+
+def test_random_masks_have_no_result_in_float64(problem: Path) -> None:
+    problem.write_text(PROBLEM.replace("self.linear(x)", "x * (torch.rand(x.shape, dtype=x.dtype) > 0.1)"))
+    assert not Reference(read_task(problem), {"batch": 40, "width": 50}, "bfloat16", "cpu", 1).has_exact
 
 
 def test_problems_of_a_checkout_come_in_order(problem: Path) -> None:

@@ -1,0 +1,24 @@
+"""A task: a residual sum and its RMSNorm. Both are results."""
+
+import torch
+
+rows = 8192
+columns = 2048
+
+
+class Model(torch.nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(columns) + 0.5)
+
+    def forward(self, x, residual):
+        total = x + residual
+        return torch.nn.functional.rms_norm(total, total.shape[-1:], self.weight, 1e-6), total
+
+
+def get_inputs():
+    return [torch.randn(rows, columns), torch.randn(rows, columns)]
+
+
+def get_init_inputs():
+    return [columns]

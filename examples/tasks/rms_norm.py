@@ -1,0 +1,23 @@
+"""A task: RMSNorm over the last dimension, with a weight."""
+
+import torch
+
+rows = 8192
+columns = 2048
+
+
+class Model(torch.nn.Module):
+    def __init__(self, columns):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.rand(columns) + 0.5)
+
+    def forward(self, x):
+        return torch.nn.functional.rms_norm(x, x.shape[-1:], self.weight, 1e-6)
+
+
+def get_inputs():
+    return [torch.randn(rows, columns)]
+
+
+def get_init_inputs():
+    return [columns]
