@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -22,16 +22,17 @@ from kernel_builder.files import locked
 
 
 @contextmanager
-def staging(destination: Path) -> Iterator[Path]:
+def staging(destination: Path, *, movable: Callable[[Path], bool] | None = None) -> Iterator[Path]:
     """Make a directory from which `publish` moves packages to `destination`, and remove it at the end.
 
-    It is beside `destination`, or inside where `destination` cannot be moved. One build at a time has one, also among
+    It is beside `destination`, or inside where `destination` cannot be moved: because of where it is, or because one of
+    its entries is not `movable` (default: packages are). One build at a time has one, also among
     builds with different caches. Leftovers of killed builds are removed or taken back first.
 
     Raises:
         PackageError: If the directory cannot be written, or the disk is full.
     """
-    parent = destination.parent if _can_be_swapped(destination) else destination
+    parent = destination.parent if _can_be_swapped(destination, movable or _is_package) else destination
     prefix = f".{destination.name}.staging-"
     try:
         parent.mkdir(parents=True, exist_ok=True)
@@ -49,16 +50,16 @@ def staging(destination: Path) -> Iterator[Path]:
         raise _unwritable(error, parent) from error
 
 
-def _can_be_swapped(destination: Path) -> bool:
+def _can_be_swapped(destination: Path, movable: Callable[[Path], bool]) -> bool:
     """Return whether a directory beside `destination` can take its place.
 
     It cannot if `destination` is a mount point, such as a volume of a container, or if its parent cannot be written. It
     must not if it is or contains the current directory: the user's shell would stay in the old one. It must not either
-    if it holds anything but packages, whose owners, modes and hard links a copy would lose.
+    if it holds other files, since a copy would lose their owners, modes and hard links.
     """
     if not destination.exists():
         return True
-    if not all(_is_package(entry) for entry in destination.iterdir()):
+    if not all(map(movable, destination.iterdir())):
         return False
     if Path.cwd().is_relative_to(destination):
         return False

@@ -128,7 +128,7 @@ def write(run: Path, contender: Contender, verdict: Verdict, *, repo_id: str, ba
     frozen = Workspace(run, contender.attempt, contender.number).frozen_candidate()
     assert frozen
     target = run / "best"
-    with swap.staging(target) as staged:
+    with swap.staging(target, movable=lambda _: True) as staged:
         if frozen.is_file():
             _write_project(staged, frozen, repo_id, backends)
         else:

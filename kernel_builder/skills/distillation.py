@@ -182,7 +182,7 @@ def _write(request: DistilRequest, work: Path, directory: Path) -> None:
 
 def _keep(skill: Skill, target: Path) -> None:
     try:
-        with staging(target) as staged:
+        with staging(target, movable=lambda _: True) as staged:
             shutil.copytree(skill.directory, staged, dirs_exist_ok=True)
             publish(staged, target, replace_all=())
     except PackageError as error:

@@ -97,7 +97,7 @@ def install_skill(skill: Skill, directories: Sequence[Path], *, force: bool) -> 
 def _replace(files: Mapping[str, bytes], path: Path) -> None:
     record = json.dumps({"files": _digests(files)}, indent=1) + "\n"
     try:
-        with staging(path) as staged:
+        with staging(path, movable=lambda _: True) as staged:
             for name, content in {**files, RECORD: record.encode()}.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 (staged / name).write_bytes(content)
