@@ -30,12 +30,19 @@ let
   # Whether a file of a directory is a symbolic link, or below one.
   isLinked = root: file: file != "." && (((readDir (dirOf (root + "/${file}"))).${baseNameOf file} or null) == "symlink"
     || isLinked root (dirOf file));
-  # As `subset`, and listed files that are reached by links become regular files: the links lead out of the directory.
+  # The symbolic links below a directory; none below a file.
+  linksBelow = root: file:
+    let
+      kind = (readDir (dirOf (root + "/${file}"))).${baseNameOf file} or null;
+      entries = readDir (root + "/${file}");
+      below = entry: let inner = "${file}/${entry}"; in if entries.${entry} == "symlink" then [ inner ] else linksBelow root inner;
+    in if kind == "directory" then concatMap below (attrNames entries) else [ ];
+  # As `subset`, and files that are links, or reached by them, become regular files: the links lead out of the directory.
   sources = name: root: listed:
     let
-      linked = filter (isLinked root) listed;
+      linked = filter (isLinked root) listed ++ concatMap (linksBelow root) (filter (file: !isLinked root file) listed);
       rest = subset name root (filter (file: !isLinked root file) listed);
-      add = file: "install -D -m 644 ${toFile (baseNameOf file) (readFile (root + "/${file}"))} $out/${file}";
+      add = file: "rm -f $out/${file}; install -D -m 644 ${toFile (baseNameOf file) (readFile (root + "/${file}"))} $out/${file}";
     in if linked == [ ] then rest else run name { buildCommand = concatStringsSep "\n"
       ([ "cp -r ${rest} $out; chmod -R u+w $out" ] ++ map add linked); };
   # The part of the builder that determines objects; a change to the rest recompiles nothing.
