@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
+import torch
 
 from kernel_builder.search.judge import JudgeRequest
 
@@ -15,6 +19,15 @@ HONEST = sorted((HERE / "honest").glob("*.py"))
 GPU_CHEATS = sorted((HERE / "gpu" / "cheats").glob("*.py"))
 GPU_HONEST = sorted((HERE / "gpu" / "honest").glob("*.py"))
 PROJECTS = HERE.parent / "projects"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Tests that run at the same time would wait for each other's threads, and their calls seem long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def note(file: Path, key: str) -> str:
