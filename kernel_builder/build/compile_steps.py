@@ -18,6 +18,7 @@ from kernel_builder.config import compiler_flags, kernel_sources, matrix, offere
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.variant import Noarch, Release, Variant
 from kernel_builder.errors import ConfigError, ToolchainError
+from kernel_builder.toolchain.own_headers import escaped
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import CudaToolkit, HeaderLibrary, HostCompiler, Toolchains, TorchHeaders
@@ -145,16 +146,17 @@ def _draft(
         generated[f"src/{_REGISTRATION}"] = header
     identities = [tools.host.identity]
     roots: dict[str, Path] = {}
+    headers = tools.host.headers
     includes = [f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in _searched(kernel, scanned)]
     includes.append("-Ibuilder")
     standard = 17
     if scanned.torch:
-        headers = tools.torch()
-        standard = matrix.cxx_standard(headers.release)
+        torch = tools.torch()
+        standard = matrix.cxx_standard(torch.release)
         kernel = _without_older_standards(kernel, standard)
-        identities.append(headers.identity)
-        roots[TORCH] = headers.include[0]
-        includes += commands.system_includes(TORCH, headers.include[0], headers.include)
+        identities.append(torch.identity)
+        roots[TORCH] = torch.include[0]
+        includes += commands.system_includes(TORCH, torch.include[0], torch.include)
     libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
     if scanned.cuda_libraries and (of_cuda := tools.cuda_libraries()):
         libraries.append(of_cuda)
@@ -167,6 +169,7 @@ def _draft(
         identities.append(sys.version)
         roots[PYTHON] = _python_include(project, source)
         includes += ["-isystem", PYTHON]
+        headers = (*headers, _configuration(roots[PYTHON]))
     if tools.cuda is not None:
         identities.append(tools.cuda.identity)
         roots[CUDA] = tools.cuda.root
@@ -190,6 +193,7 @@ def _draft(
         roots=roots,
         files=scanned.files,
         generated=generated,
+        headers=headers,
         uses_namespace=scanned.namespace,
         title=f"{project.name}/{source} ({variant.backend}{f' {variant.cuda}' if variant.cuda else ''})",
     )
@@ -243,6 +247,11 @@ def _alias(project: Project, kernel: Kernel, source: str) -> str:
 
 def _registration_header() -> str:
     return (resources.files("kernel_builder") / "templates" / "registration.h").read_text()
+
+
+def _configuration(include: Path) -> str:
+    """Return an expression for pyconfig.h where Debian has it: in a directory of the architecture's."""
+    return f"{escaped(str(include.parent))}/[^/]+/{escaped(include.name)}/pyconfig[.]h"
 
 
 def _python_include(project: Project, source: str) -> Path:

@@ -9,7 +9,7 @@ from pathlib import Path
 from kernel_builder import elf
 from kernel_builder.build.cache import write_log
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep, Graph
-from kernel_builder.build.step_scripts import command_of
+from kernel_builder.build.step_scripts import FOREIGN, command_of
 from kernel_builder.errors import BuildError, StoreError
 from kernel_builder.toolchain.sysroot import Sysroot
 
@@ -22,6 +22,7 @@ _FIRST_ERROR = re.compile(
     r"^.*(?:\b(?:error|fatal)\s*:|died due to signal|undefined reference|multiple definition).*$", re.M
 )
 _LONGEST_REASON = 300  # characters
+_MOST_FILES = 3  # that an error names
 # What nvcc and g++ print when the kernel ends a compiler because memory is short.
 _KILLED = re.compile(r"died due to signal 9|Killed signal terminated program")
 
@@ -56,8 +57,20 @@ def failure(
     if isinstance(step, CompileStep):
         # Paths as the author knows them, without the directory that the step's copies are in.
         words = re.sub(r"(?<![\w./\"<-])src/", "", words)
+    foreign = directory / FOREIGN
+    files = foreign.read_text(errors="replace").split("\n")[:-1] if foreign.exists() else []
+    words += "".join(f"reads {name}\n" for name in files)
     kept = write_log(cache, step.key, f"{step.title}\n\n{command}\n\n{words}") if cache else None
     compiled = isinstance(step, CompileStep)
+    if files:
+        return BuildError(
+            f"reads {', '.join(files[:_MOST_FILES])}{', ...' if files[_MOST_FILES:] else ''}, which neither the project nor "
+            f"a toolchain of this variant has, for {served or 'a variant'}",
+            where=str(step.project / step.source) if isinstance(step, CompileStep) else step.title,
+            command=command,
+            log=str(kept) if kept else None,
+            hint="copy the file into the project, and list it in `src`; other machines have another file there, or none",
+        )
     found = _FIRST_ERROR.search(words)
     reason = f": {found[0].strip()[:_LONGEST_REASON]}" if found else ""
     return BuildError(
