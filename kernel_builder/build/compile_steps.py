@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
@@ -39,6 +40,9 @@ class _Tools:
 _DEFAULT_INCLUDE = "csrc"
 # Where the public builder writes the header into a project. Some sources include it by this path.
 _REGISTRATION = "torch-ext/registration.h"
+
+# Of a CUDA source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
+_LONGEST_NAME = 220
 
 # The years of C++ standards by the names that do not state them.
 _STANDARDS = {"98": "03", "0x": "11", "1y": "14", "1z": "17", "2a": "20", "2b": "23", "2c": "26"}
@@ -126,6 +130,12 @@ def _check_source(project: Project, kernel: Kernel, source: str, variant: Varian
             f"{source} is a CUDA source, which the {variant.backend} backend cannot compile",
             where=where,
             hint='move it to a [kernel.*] table with backend = "cuda"',
+        )
+    if suffix in include_scan.CUDA_SUFFIXES and len(os.fsencode(PurePosixPath(source).name)) > _LONGEST_NAME:
+        raise ConfigError(
+            f"nvcc cannot compile {source}: names of its intermediate files would be longer than 255 bytes",
+            where=where,
+            hint=f"rename the file, to at most {_LONGEST_NAME} bytes",
         )
     if suffix in include_scan.CUDA_SUFFIXES and re.search(r'[,"$`\\]', source):
         raise ConfigError(

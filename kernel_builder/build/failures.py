@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 from pathlib import Path
 
@@ -25,6 +26,13 @@ _LONGEST_REASON = 300  # characters
 _MOST_FILES = 3  # that an error names
 # What nvcc and g++ print when the kernel ends a compiler because memory is short.
 _KILLED = re.compile(r"died due to signal 9|Killed signal terminated program")
+
+# What programs print at a resource limit.
+_TOO_LARGE = re.compile(r"File size limit exceeded|File too large|signal 25")
+_NO_MEMORY = re.compile(
+    r"[Cc]annot allocate memory|[Oo]ut of memory|memory exhausted|bad_alloc|failed to map segment|[Cc]annot fork|"
+    r"out-of-memory"
+)
 
 
 def failure(
@@ -61,15 +69,21 @@ def failure(
     files = foreign.read_text(errors="replace").split("\n")[:-1] if foreign.exists() else []
     words += "".join(f"reads {name}\n" for name in files)
     kept = write_log(cache, step.key, f"{step.title}\n\n{command}\n\n{words}") if cache else None
+    if limit := _limit(words):
+        raise StoreError(
+            f"the step went over a limit that was set for this process and those that it starts: {limit}",
+            where=step.title,
+            hint="raise the limit in the shell or the container's settings, and build again; what is built is kept",
+        )
     compiled = isinstance(step, CompileStep)
     if files:
         return BuildError(
-            f"reads {', '.join(files[:_MOST_FILES])}{', ...' if files[_MOST_FILES:] else ''}, which neither the project nor "
-            f"a toolchain of this variant has, for {served or 'a variant'}",
+            f"reads {', '.join(files[:_MOST_FILES])}{', ...' if files[_MOST_FILES:] else ''}, which neither the "
+            f"project nor a toolchain of this variant has, for {served or 'a variant'}",
             where=str(step.project / step.source) if isinstance(step, CompileStep) else step.title,
             command=command,
             log=str(kept) if kept else None,
-            hint="copy the file into the project, and list it in `src`; other machines have another file there, or none",
+            hint="copy the file into the project, and list it in `src`; other machines have another one, or none",
         )
     found = _FIRST_ERROR.search(words)
     reason = f": {found[0].strip()[:_LONGEST_REASON]}" if found else ""
@@ -81,6 +95,21 @@ def failure(
         log=str(kept) if kept else None,
         hint=_hint(words) if compiled else None,
     )
+
+
+def _limit(words: str) -> str | None:
+    """Return the resource limit that ended a step, by what its programs printed; None if that was none."""
+
+    def set_to(number: int) -> int | None:
+        limit = resource.getrlimit(number)[0]
+        return None if limit == resource.RLIM_INFINITY else limit
+
+    size, memory = set_to(resource.RLIMIT_FSIZE), set_to(resource.RLIMIT_AS) or set_to(resource.RLIMIT_DATA)
+    if size is not None and _TOO_LARGE.search(words):
+        return f"no file may be larger than {size} bytes (ulimit -f)"
+    if memory is not None and (not words.strip() or _NO_MEMORY.search(words)):
+        return f"no process may have more than {memory >> 20} MiB of memory (ulimit -v)"
+    return None
 
 
 def is_killed(error: BuildError) -> bool:

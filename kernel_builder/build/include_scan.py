@@ -111,7 +111,7 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         computed=computed,
         # In comments too: nix/sources.nix has to agree, and it does not parse comments.
         namespace=b"TORCH_EXTENSION_NAME" in content,
-        assembled=assembled or b"incbin" in bare and _ASSEMBLED.search(bare) is not None,
+        assembled=assembled or (b"incbin" in bare and _ASSEMBLED.search(bare) is not None),
     )
 
 
@@ -152,8 +152,8 @@ def scan(
         generated: Headers that the builder provides: name -> content.
 
     Raises:
-        ConfigError: If a file includes another by an absolute path, by the assembler, or through a symbolic link out of the
-            project and its git repository.
+        ConfigError: If a file includes another by an absolute path, by the assembler, or through a symbolic link
+            out of the project and its git repository.
     """
     found: dict[str, str] = {}
     torch = python = namespace = cuda_libraries = False

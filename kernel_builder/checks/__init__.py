@@ -144,6 +144,9 @@ def _report(package: CheckedPackage, names: Sequence[str], allow: frozenset[str]
         except NotApplicable as reason:
             skipped[name] = str(reason)
             continue
+        except RecursionError:
+            problem = "statements or expressions are nested too deeply to be checked"
+            found = [Finding(name, "*.py", problem, "split a long chain of operators, calls or elif")]
         if name in allow and any(finding.severity == "error" for finding in found):
             allowed.append(name)
             found = [replace(finding, severity="warning") for finding in found]

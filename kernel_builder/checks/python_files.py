@@ -107,6 +107,8 @@ def _parse(name: str, data: bytes, python: tuple[int, int]) -> Source:
         return Source(name, text, None, f"line {error.lineno}: {error.msg}")
     except ValueError as error:
         return Source(name, "", None, str(error))
+    except (RecursionError, MemoryError):  # what the parser raises depends on the release of Python
+        return Source(name, text, None, "an expression is nested too deeply for Python's parser")
 
 
 _ABSENCE = frozenset({"ImportError", "ModuleNotFoundError", "AttributeError", "Exception", "BaseException"})

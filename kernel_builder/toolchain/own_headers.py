@@ -14,19 +14,20 @@ from pathlib import Path
 
 # Headers of glibc up to 2.42, without `.h`.
 _FILES = """
-    _G_config a.out aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf endian envz
-    err errno error execinfo fcntl features features-time64 fenv fmtmsg fnmatch fpu_control fstab fts ftw gconv getopt glob
-    gnu-versions grp gshadow iconv ieee754 ifaddrs inttypes langinfo lastlog libgen libintl libio limits link locale malloc
-    math mcheck memory mntent monetary mqueue netdb nl_types nss obstack paths poll printf pthread pty pwd re_comp regex
-    resolv sched search semaphore setjmp sgtty shadow signal spawn stab stdbit stdc-predef stdint stdio stdio_ext stdlib
-    string strings syscall sysexits syslog tar termio termios tgmath threads time ttyent uchar ucontext ulimit unistd utime
-    utmp utmpx values wait wchar wctype wordexp xlocale
+    _G_config a.out aio aliases alloca ar argp argz assert byteswap complex cpio crypt ctype dirent dlfcn elf
+    endian envz err errno error execinfo fcntl features features-time64 fenv fmtmsg fnmatch fpu_control fstab fts
+    ftw gconv getopt glob gnu-versions grp gshadow iconv ieee754 ifaddrs inttypes langinfo lastlog libgen libintl
+    libio limits link locale malloc math mcheck memory mntent monetary mqueue netdb nl_types nss obstack paths poll
+    printf pthread pty pwd re_comp regex resolv sched search semaphore setjmp sgtty shadow signal spawn stab stdbit
+    stdc-predef stdint stdio stdio_ext stdlib string strings syscall sysexits syslog tar termio termios tgmath
+    threads time ttyent uchar ucontext ulimit unistd utime utmp utmpx values wait wchar wctype wordexp xlocale
 """
 _SYS = """
-    acct auxv bitypes cdefs dir elf epoll errno eventfd fanotify fcntl file fsuid gmon ifunc inotify io ioctl ipc mman mount
-    msg param personality pidfd poll prctl procfs ptrace queue quota random reg resource rseq select sem sendfile shm signal
-    signalfd single_threaded socket socketvar stat statfs statvfs swap syscall sysctl sysinfo syslog sysmacros termios time
-    timeb timerfd times timex ttydefaults types ucontext uio un unistd user utsname vfs wait xattr
+    acct auxv bitypes cdefs dir elf epoll errno eventfd fanotify fcntl file fsuid gmon ifunc inotify io ioctl ipc
+    mman mount msg param personality pidfd poll prctl procfs ptrace queue quota random reg resource rseq select sem
+    sendfile shm signal signalfd single_threaded socket socketvar stat statfs statvfs swap syscall sysctl sysinfo
+    syslog sysmacros termios time timeb timerfd times timex ttydefaults types ucontext uio un unistd user utsname
+    vfs wait xattr
 """
 _NETINET = "ether icmp6 if_ether igmp in in_systm ip ip6 ip_icmp tcp udp"
 # Directories that no other package has headers in: glibc's, and those of the kernel that glibc's include.
@@ -47,11 +48,12 @@ def patterns(search: Sequence[str], install: str, version: str) -> tuple[str, ..
         install: The directory of its own programs and headers.
         version: Its version, which is in the paths of the C++ library.
     """
-    whole, by_name = [], []
+    whole: list[str] = []
+    by_name: list[str] = []
     for directory in dict.fromkeys(
         name for path in search for name in (os.path.normpath(path), os.path.realpath(path))
     ):
-        of_cxx = re.search(rf"/c\+\+/{version.split('.')[0]}\b", directory)
+        of_cxx = re.search(rf"/c\+\+/{version.partition('.')[0]}\b", directory)
         if of_cxx or Path(directory).is_relative_to(os.path.realpath(install)) or directory.startswith(install):
             whole.append(f"{escaped(directory)}/.*")
         elif not directory.endswith("/local/include"):
