@@ -56,6 +56,14 @@ def test_a_file_that_no_key_covers_is_an_error(
     assert len(list((cache / "objects").glob("*/*.o"))) == 1  # of the binding
 
 
+def test_several_capabilities(copy_project: Callable[..., Path], new_cache: Callable[[str], Path]) -> None:
+    """nvcc names its intermediate files otherwise then, and the assembler has these names."""
+    directory, cache = copy_project("stable-scale"), new_cache("cache")
+    settings = directory / "build.toml"
+    settings.write_text(settings.read_text().replace('["9.0"]', '["8.0", "9.0", "12.0+PTX"]'))
+    assert refusals(planned(directory, CUDA), cache) == []
+
+
 def test_a_header_of_another_package_is_an_error(
     copy_project: Callable[..., Path], new_cache: Callable[[str], Path]
 ) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from kernel_builder.build.cache import FAILED, digest_path, object_path
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
@@ -42,8 +42,11 @@ _ONE_A_LINE = (
 _CHECK_READ = (
     f"[ -s {_HEADERS_READ} ]",
     f"[ ! -e {_ASSEMBLED} ] || cat {_ASSEMBLED} >> {_HEADERS_READ}",
-    shlex.join(["sed", "-E", *(part for line in _ONE_A_LINE for part in ("-e", line)), _HEADERS_READ]) + " > read",
-    f"grep -vxE -f {_READABLE} read > {FOREIGN} && exit 1 || [ $? = 1 ]",
+    # Names of files are bytes, in whatever encoding.
+    "LC_ALL=C "
+    + shlex.join(["sed", "-E", *(part for line in _ONE_A_LINE for part in ("-e", line)), _HEADERS_READ])
+    + " > read",
+    f"LC_ALL=C grep -vxE -f {_READABLE} read > {FOREIGN} && exit 1 || [ $? = 1 ]",
 )
 
 
@@ -88,7 +91,9 @@ def stage_compile(
     compile_it = shlex.join(command)
     if compiler_cache is not None:
         # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
-        compile_it = f"{shlex.quote(str(compiler_cache))} {compile_it} || {{ : > log; {compile_it}; }}"
+        # From some of its modes the list of the files that were read does not come either.
+        served = f"{shlex.quote(str(compiler_cache))} {compile_it} && [ -s {_HEADERS_READ} ]"
+        compile_it = f"{served} || {{ : > log; {compile_it}; }}"
     still_here = f"[ . -ef {shlex.quote(str(directory))} ]"
     finish = [shlex.join(["mv", "-f", "out.o", str(output)])]
     if cached:
@@ -100,15 +105,14 @@ def stage_compile(
 def _readable(step: CompileStep, directory: Path) -> list[str]:
     """Return expressions for the paths of all files that a compiler may read in a step."""
     roots = {str(path) for root in step.roots.values() for path in (root, root.resolve())}
-    source = PurePosixPath(step.source)
     return [
         "",  # the list has blank lines
         r"\./(src|builder)/.*",
         *(f"{escaped(root)}/.*" for root in sorted(roots)),
         *step.headers,
-        # The assembler's input, and the name that it has for where that is from.
+        # The assembler's input, and the names, of no files here, that this has for where it is from.
         rf"{escaped(str(directory.parent / 'tmp'))}/cc\w+\.s",
-        rf"\./({escaped(source.name)}|{escaped(source.stem)}\.cudafe1\.cpp)",
+        r"\./[^/]+\.(c|cc|cpp|cu|cxx|ii)",
     ]
 
 

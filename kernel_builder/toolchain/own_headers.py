@@ -48,13 +48,14 @@ def patterns(search: Sequence[str], install: str, version: str) -> tuple[str, ..
         install: The directory of its own programs and headers.
         version: Its version, which is in the paths of the C++ library.
     """
+    installed = (os.path.normpath(install), os.path.realpath(install))
     whole: list[str] = []
     by_name: list[str] = []
     for directory in dict.fromkeys(
         name for path in search for name in (os.path.normpath(path), os.path.realpath(path))
     ):
         of_cxx = re.search(rf"/c\+\+/{version.partition('.')[0]}\b", directory)
-        if of_cxx or Path(directory).is_relative_to(os.path.realpath(install)) or directory.startswith(install):
+        if of_cxx or any(Path(directory).is_relative_to(own) for own in installed):
             whole.append(f"{escaped(directory)}/.*")
         elif not directory.endswith("/local/include"):
             by_name += _of_c_library(directory)
