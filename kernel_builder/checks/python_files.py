@@ -89,6 +89,7 @@ def read(directory: Path, python: tuple[int, int]) -> tuple[Source, ...]:
         return tuple(
             _parse(path.relative_to(directory).as_posix(), path.read_bytes(), python)
             for path in sorted(directory.rglob("*.py"))
+            if path.is_file()  # reading a pipe may never end; the check `layout` reports it
         )
     finally:
         gc.freeze()
