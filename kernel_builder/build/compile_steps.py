@@ -152,11 +152,10 @@ def _draft(
     provided = {"registration.h": header}
     scanned = include_scan.scan(project.root, source, (*kernel.include, _DEFAULT_INCLUDE), kernel.src, provided)
     generated = {"builder/registration.h": header}
-    if not any(name == _REGISTRATION for name, _ in scanned.files):
+    if _REGISTRATION not in dict(scanned.files):
         generated[f"src/{_REGISTRATION}"] = header
     identities = [tools.host.identity]
-    roots: dict[str, Path] = {}
-    headers = tools.host.headers
+    roots, headers = dict[str, Path](), tools.host.headers
     includes = [f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in _searched(kernel, scanned)]
     includes.append("-Ibuilder")
     standard = 17
@@ -167,10 +166,9 @@ def _draft(
         identities.append(torch.identity)
         roots[TORCH] = torch.include[0]
         includes += commands.system_includes(TORCH, torch.include[0], torch.include)
+    of_cuda = tools.cuda_libraries() if scanned.cuda_libraries else None
     libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
-    if scanned.cuda_libraries and (of_cuda := tools.cuda_libraries()):
-        libraries.append(of_cuda)
-    for library in libraries:
+    for library in [*libraries, *([of_cuda] if of_cuda else [])]:
         token = f"\0{library.name}\0"
         identities.append(library.identity)
         roots[token] = library.root
@@ -180,9 +178,9 @@ def _draft(
         roots[PYTHON] = _python_include(project, source)
         includes += ["-isystem", PYTHON]
         headers = (*headers, _configuration(roots[PYTHON]))
-    if tools.cuda is not None:
-        identities.append(tools.cuda.identity)
-        roots[CUDA] = tools.cuda.root
+    if cuda := tools.cuda:
+        identities.append(cuda.identity)
+        roots[CUDA] = cuda.root
     options = commands.CompileOptions(
         source=source,
         alias=_alias(project, kernel, source),
