@@ -12,11 +12,13 @@ let
     then substring start (stringLength (toString file)) (toString file) else "";
   includes = file:
     let
-      text = readFile (root + "/${file}");
-      directive = "#[[:space:]]*(include|include_next|import)[[:space:]]*";
+      content = readFile (root + "/${file}");
+      # Lines that end in a backslash go on in the next.
+      text = replaceStrings [ "\\\n" "\\\r\n" ] [ "" "" ] content;
+      directive = "(#|%:|[?][?]=)[[:space:]]*(include|include_next|import|embed)[[:space:]]*";
     in {
-      namespace = length (split "TORCH_EXTENSION_NAME" text) > 1;
-      names = map (groups: elemAt groups 1) (filter isList (split "${directive}[<\"]([^>\"\n]+)[>\"]" text));
+      namespace = length (split "TORCH_EXTENSION_NAME" content) > 1;
+      names = map (groups: elemAt groups 2) (filter isList (split "${directive}[<\"]([^>\"\n]+)[>\"]" text));
       computed = length (split "${directive}[A-Za-z_]" text) > 1; # `#include MACRO` can name any file
     };
   visit = { key }:

@@ -271,8 +271,14 @@ def test_a_compiler_that_outlives_its_build_does_not_reach_the_cache(directory: 
         script.read_text().replace("exec >> log", "exec 3>&1 >> log").replace("[ . -ef", "echo >&3; read line\n[ . -ef")
     )
     script.write_text(text)
+    (work / "tmp").mkdir()
     process = subprocess.Popen(
-        ["sh", f"{step.key}/run.sh"], cwd=work, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ["sh", f"{step.key}/run.sh"],
+        cwd=work,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(work / "tmp")},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "\n"  # its object is whole, and not in the cache yet

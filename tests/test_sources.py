@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,72 @@ def test_includes_are_followed_through_links(project: Path, tmp_path: Path) -> N
 def test_torch_is_seen_where_it_is_included(project: Path, text: str, torch: bool) -> None:
     (project / "b.cpp").write_text(text + "\n")
     assert scan(project, "b.cpp").torch is torch
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b'\xef\xbb\xbf#include "h.h"',
+        b'#include \\\n"h.h"',
+        b'#inc\\\r\nlude "h.h"',
+        b'#\\ \t\ninclude "h.\\\nh"',
+        b'%:include "h.h"',
+        b'??=include "h.h"',
+        b'\f#\vinclude/* why */"h.h"',
+        b'# /* why\n */ include "h.h"',
+        b'#embed "h.h" limit(1)',
+        b'auto s = R"(/*)";\n#include "h.h"\n/* */',
+        b'auto s = u8R"-(" /* )" )-"; /* "\n*/\n#include "h.h"',
+        b'char a = \'"\'; auto b = "/*";\n#include "h.h"\nauto c = "*/";',
+        b"char a = '\\'', b = '\"'; int c = 1'000; auto d = \"/*\";\n#include \"h.h\"\n// */",
+        b'#error "it\n#include "h.h"',
+    ],
+)
+def test_an_include_is_seen_as_the_compiler_sees_it(tmp_path: Path, text: bytes) -> None:
+    (tmp_path / "h.h").write_text("")
+    (tmp_path / "a.cpp").write_bytes(text + b"\n")
+    assert found(scan(tmp_path, "a.cpp")) == ["a.cpp", "h.h"]
+
+
+@pytest.mark.parametrize(
+    "text", ['auto s = R"(\n#include "h.h"\n)";', 'auto s = R"x(\n)" #\n#include "h.h"\n)x";', '#includes "h.h"\n']
+)
+def test_what_is_no_include_is_left_out(tmp_path: Path, text: str) -> None:
+    (tmp_path / "h.h").write_text("")
+    (tmp_path / "a.cpp").write_text(text)
+    assert found(scan(tmp_path, "a.cpp")) == ["a.cpp"]
+
+
+def test_include_next_is_not_a_computed_include(project: Path) -> None:
+    (project / "c.cpp").write_text("#include_next <inc/three.h>\n")
+    assert found(scan(project, "c.cpp", ["other"], ["other/unused.h"])) == ["c.cpp", "other/inc/three.h"]
+
+
+@pytest.mark.parametrize("part", ["/* ", '"\\', '\\"', 'R"a(', "\\'", "\\ ", "# ", "#include <"])
+def test_the_scan_takes_linear_time(tmp_path: Path, part: str) -> None:
+    """The first took a minute: the search for an end that is missing began anew at every beginning."""
+    (tmp_path / "a.cpp").write_text(part * 60_000)
+    before = time.process_time()
+    scan(tmp_path, "a.cpp")
+    assert time.process_time() - before < 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r'asm(".incbin \"/etc/hostname\"");',
+        r'asm("nop\n\t.include \"/etc/hostname\"");',
+        'asm(R"(\n .include "/etc/hostname")");',
+        '#define TEXT(x) #x\nasm(TEXT(. incbin "/etc/hostname"));',
+    ],
+)
+def test_files_of_the_assembler_are_refused(project: Path, text: str) -> None:
+    (project / "lib/two.h").write_text(text)
+    with pytest.raises(ConfigError, match="reads a file by the assembler") as caught:
+        scan(project, "a.cpp")
+    assert caught.value.where == str(project / "lib/two.h")
+    (project / "lib/two.h").write_text("// .incbin\nint a = options.include;\n")
+    assert "lib/two.h" in found(scan(project, "a.cpp"))
 
 
 def test_torch_is_seen_through_the_projects_own_headers(project: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
@@ -18,6 +19,7 @@ from kernel_builder.config import compiler_flags, kernel_sources, matrix, offere
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.variant import Noarch, Release, Variant
 from kernel_builder.errors import ConfigError, ToolchainError
+from kernel_builder.toolchain.own_headers import escaped
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import CudaToolkit, HeaderLibrary, HostCompiler, Toolchains, TorchHeaders
@@ -38,6 +40,9 @@ class _Tools:
 _DEFAULT_INCLUDE = "csrc"
 # Where the public builder writes the header into a project. Some sources include it by this path.
 _REGISTRATION = "torch-ext/registration.h"
+
+# Of a CUDA source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
+_LONGEST_NAME = 220
 
 # The years of C++ standards by the names that do not state them.
 _STANDARDS = {"98": "03", "0x": "11", "1y": "14", "1z": "17", "2a": "20", "2b": "23", "2c": "26"}
@@ -126,6 +131,12 @@ def _check_source(project: Project, kernel: Kernel, source: str, variant: Varian
             where=where,
             hint='move it to a [kernel.*] table with backend = "cuda"',
         )
+    if suffix in include_scan.CUDA_SUFFIXES and len(os.fsencode(PurePosixPath(source).name)) > _LONGEST_NAME:
+        raise ConfigError(
+            f"nvcc cannot compile {source}: names of its intermediate files would be longer than 255 bytes",
+            where=where,
+            hint=f"rename the file, to at most {_LONGEST_NAME} bytes",
+        )
     if suffix in include_scan.CUDA_SUFFIXES and re.search(r'[,"$`\\]', source):
         raise ConfigError(
             f"nvcc cannot compile {source}: it splits names at commas and passes the rest to a shell",
@@ -141,24 +152,23 @@ def _draft(
     provided = {"registration.h": header}
     scanned = include_scan.scan(project.root, source, (*kernel.include, _DEFAULT_INCLUDE), kernel.src, provided)
     generated = {"builder/registration.h": header}
-    if not any(name == _REGISTRATION for name, _ in scanned.files):
+    if _REGISTRATION not in dict(scanned.files):
         generated[f"src/{_REGISTRATION}"] = header
     identities = [tools.host.identity]
-    roots: dict[str, Path] = {}
+    roots, headers = dict[str, Path](), tools.host.headers
     includes = [f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in _searched(kernel, scanned)]
     includes.append("-Ibuilder")
     standard = 17
     if scanned.torch:
-        headers = tools.torch()
-        standard = matrix.cxx_standard(headers.release)
+        torch = tools.torch()
+        standard = matrix.cxx_standard(torch.release)
         kernel = _without_older_standards(kernel, standard)
-        identities.append(headers.identity)
-        roots[TORCH] = headers.include[0]
-        includes += commands.system_includes(TORCH, headers.include[0], headers.include)
+        identities.append(torch.identity)
+        roots[TORCH] = torch.include[0]
+        includes += commands.system_includes(TORCH, torch.include[0], torch.include)
+    of_cuda = tools.cuda_libraries() if scanned.cuda_libraries else None
     libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
-    if scanned.cuda_libraries and (of_cuda := tools.cuda_libraries()):
-        libraries.append(of_cuda)
-    for library in libraries:
+    for library in [*libraries, *([of_cuda] if of_cuda else [])]:
         token = f"\0{library.name}\0"
         identities.append(library.identity)
         roots[token] = library.root
@@ -167,9 +177,10 @@ def _draft(
         identities.append(sys.version)
         roots[PYTHON] = _python_include(project, source)
         includes += ["-isystem", PYTHON]
-    if tools.cuda is not None:
-        identities.append(tools.cuda.identity)
-        roots[CUDA] = tools.cuda.root
+        headers = (*headers, _configuration(roots[PYTHON]))
+    if cuda := tools.cuda:
+        identities.append(cuda.identity)
+        roots[CUDA] = cuda.root
     options = commands.CompileOptions(
         source=source,
         alias=_alias(project, kernel, source),
@@ -190,6 +201,7 @@ def _draft(
         roots=roots,
         files=scanned.files,
         generated=generated,
+        headers=headers,
         uses_namespace=scanned.namespace,
         title=f"{project.name}/{source} ({variant.backend}{f' {variant.cuda}' if variant.cuda else ''})",
     )
@@ -243,6 +255,11 @@ def _alias(project: Project, kernel: Kernel, source: str) -> str:
 
 def _registration_header() -> str:
     return (resources.files("kernel_builder") / "templates" / "registration.h").read_text()
+
+
+def _configuration(include: Path) -> str:
+    """Return an expression for pyconfig.h where Debian has it: in a directory of the architecture's."""
+    return f"{escaped(str(include.parent))}/[^/]+/{escaped(include.name)}/pyconfig[.]h"
 
 
 def _python_include(project: Project, source: str) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import resource
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from kernel_builder import elf
 from kernel_builder.build.cache import object_path, write_log
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep, Graph
-from kernel_builder.build.step_scripts import command_of
+from kernel_builder.build.step_scripts import FOREIGN, command_of
 from kernel_builder.demangle import demangle
 from kernel_builder.errors import BuildError, StoreError
 from kernel_builder.plural import counted
@@ -25,8 +26,16 @@ _FIRST_ERROR = re.compile(
     r"^.*(?:\b(?:error|fatal)\s*:|died due to signal|undefined reference|multiple definition).*$", re.M
 )
 _LONGEST_REASON = 300  # characters
+_MOST_FILES = 3  # that an error names
 # What nvcc and g++ print when the kernel ends a compiler because memory is short.
 _KILLED = re.compile(r"died due to signal 9|Killed signal terminated program")
+
+# What programs print at a resource limit.
+_TOO_LARGE = re.compile(r"File size limit exceeded|File too large|signal 25")
+_NO_MEMORY = re.compile(
+    r"[Cc]annot allocate memory|[Oo]ut of memory|memory exhausted|bad_alloc|failed to map segment|[Cc]annot fork|"
+    r"out-of-memory"
+)
 
 
 def failure(
@@ -59,8 +68,26 @@ def failure(
     if isinstance(step, CompileStep):
         # Paths as the author knows them, without the directory that the step's copies are in.
         words = re.sub(r"(?<![\w./\"<-])src/", "", words)
+    foreign = directory / FOREIGN
+    files = foreign.read_text(errors="replace").split("\n")[:-1] if foreign.exists() else []
+    words += "".join(f"reads {name}\n" for name in files)
     kept = write_log(cache, step.key, f"{step.title}\n\n{command}\n\n{words}") if cache else None
+    if limit := _limit(words):
+        raise StoreError(
+            f"the step went over a limit that was set for this process and those that it starts: {limit}",
+            where=step.title,
+            hint="raise the limit in the shell or the container's settings, and build again; what is built is kept",
+        )
     compiled = isinstance(step, CompileStep)
+    if files:
+        return BuildError(
+            f"reads {', '.join(files[:_MOST_FILES])}{', ...' if files[_MOST_FILES:] else ''}, which neither the "
+            f"project nor a toolchain of this variant has, for {served or 'a variant'}",
+            where=str(step.project / step.source) if isinstance(step, CompileStep) else step.title,
+            command=command,
+            log=str(kept) if kept else None,
+            hint="copy the file into the project, and list it in `src`; other machines have another one, or none",
+        )
     found = _FIRST_ERROR.search(words)
     reason = f": {found[0].strip()[:_LONGEST_REASON]}" if found else ""
     return BuildError(
@@ -71,6 +98,21 @@ def failure(
         log=str(kept) if kept else None,
         hint=_hint(words) if compiled else None,
     )
+
+
+def _limit(words: str) -> str | None:
+    """Return the resource limit that ended a step, by what its programs printed; None if that was none."""
+
+    def set_to(number: int) -> int | None:
+        limit = resource.getrlimit(number)[0]
+        return None if limit == resource.RLIM_INFINITY else limit
+
+    size, memory = set_to(resource.RLIMIT_FSIZE), set_to(resource.RLIMIT_AS) or set_to(resource.RLIMIT_DATA)
+    if size is not None and _TOO_LARGE.search(words):
+        return f"no file may be larger than {size} bytes (ulimit -f)"
+    if memory is not None and (not words.strip() or _NO_MEMORY.search(words)):
+        return f"no process may have more than {memory >> 20} MiB of memory (ulimit -v)"
+    return None
 
 
 def is_killed(error: BuildError) -> bool:

@@ -36,6 +36,8 @@ class CompileStep:
         roots: Token -> the directory it stands for.
         files: Project-relative path -> SHA-256 of every file that the step can read.
         generated: Path in the step's directory -> content of files that the builder adds.
+        headers: Extended regular expressions for the paths of the machine's headers that it may read: the compiler's
+            and the C library's.
         uses_namespace: The files mention `TORCH_EXTENSION_NAME`, so the command has to define it.
         title: What progress and errors call the step.
     """
@@ -48,6 +50,7 @@ class CompileStep:
     roots: Mapping[str, Path]
     files: tuple[tuple[str, str], ...]
     generated: Mapping[str, str]
+    headers: tuple[str, ...]
     uses_namespace: bool
     title: str
 

@@ -7,6 +7,7 @@ it instead of building from a file that no key covers.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 import re
@@ -32,8 +33,25 @@ _CUDA_LIBRARIES = re.compile(
     r"|(nvblas|nvml|nvrtc)\.h|nvtx3/.*|c10/cuda/driver_api\.h|(ATen|torch)/(.*/)?(cuda|cudnn).*|cutlass/util/.*"
 )
 
-_COMMENT = re.compile(rb"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"", re.DOTALL)
-_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*(?:include|include_next|import)[ \t]*(?:<([^>\n]+)>|\"([^\"\n]+)\"|(\w))", re.M)
+# What may contain the delimiters of others, so that one expression has to find all: comments, raw strings, characters,
+# strings. Each alternative that begins also ends, at the end of the line or file if not before. Otherwise a search for
+# the end would start at every beginning, and take a time that grows with the square of the file.
+_LITERAL = re.compile(
+    rb"(?P<comment>//[^\n]*|/\*.*?(?:\*/|\Z))"
+    rb"|(?<!\w)(?:u8|[uUL])?(?P<raw>R\"([^()\\\s\"]{0,16})\(.*?(?:\)\3\"|\Z))"
+    rb"|(?<!\w)(?:u8|[uUL])?(?P<character>'(?:\\[^\n]|[^'\\\n]){1,16}')"
+    rb"|\"(?:\\[^\n]|[^\"\\\n])*\"?",
+    re.DOTALL,
+)
+_CONTINUED = re.compile(rb"\\[ \t\f\v]*\r?\n")
+_SPACE = rb"[ \t\f\v\0]*"
+_INCLUDE = re.compile(
+    rb"^" + _SPACE + rb"(?:#|%:|\?\?=)" + _SPACE + rb"(?:include|include_next|import|embed)(?!\w)" + _SPACE + rb"(?:"
+    rb"<([^>\n]+)>|\"([^\"\n]+)\"|([^\s<\"]))",
+    re.M,
+)
+# Directives of the assembler that read a file.
+_ASSEMBLED = re.compile(rb"\.\s*incbin\b|[\s\";]\.include\s*\\?\"|\\[nt]\.include\s*\\?\"")
 
 
 @dataclass(frozen=True)
@@ -62,13 +80,22 @@ class _File:
     quoted: tuple[str, ...]
     computed: bool
     namespace: bool
+    assembled: bool
 
 
 @lru_cache(maxsize=4096)
 def _read(path: Path, _size: int, _mtime: int) -> _File:
     content = path.read_bytes()
-    # Remove comments and keep strings. One expression finds both, since each may contain the other's delimiters.
-    bare = _COMMENT.sub(lambda match: match[0] if match[0][:1] == b'"' else b" ", content)
+    assembled = False
+
+    def without(match: re.Match[bytes]) -> bytes:
+        nonlocal assembled
+        if match["comment"]:
+            return b" "
+        assembled = assembled or _ASSEMBLED.search(match[0]) is not None
+        return b'""' if match["raw"] or match["character"] else match[0]
+
+    bare = _LITERAL.sub(without, _CONTINUED.sub(b"", content.removeprefix(codecs.BOM_UTF8)))
     angled, quoted, computed = [], [], False
     for match in _INCLUDE.finditer(bare):
         if match[1]:
@@ -84,6 +111,7 @@ def _read(path: Path, _size: int, _mtime: int) -> _File:
         computed=computed,
         # In comments too: nix/sources.nix has to agree, and it does not parse comments.
         namespace=b"TORCH_EXTENSION_NAME" in content,
+        assembled=assembled or (b"incbin" in bare and _ASSEMBLED.search(bare) is not None),
     )
 
 
@@ -124,8 +152,8 @@ def scan(
         generated: Headers that the builder provides: name -> content.
 
     Raises:
-        ConfigError: If a file includes another by an absolute path, or through a symbolic link out of the
-            project and its git repository.
+        ConfigError: If a file includes another by an absolute path, by the assembler, or through a symbolic link
+            out of the project and its git repository.
     """
     found: dict[str, str] = {}
     torch = python = namespace = cuda_libraries = False
@@ -137,6 +165,12 @@ def scan(
         facts = _facts(root / name)
         found[name] = facts.digest
         namespace = namespace or facts.namespace
+        if facts.assembled:
+            raise ConfigError(
+                "reads a file by the assembler's .incbin or .include, which no compiler lists",
+                where=str(root / name),
+                hint="write the content as an array into a header, and include that",
+            )
         if facts.computed:
             torch = cuda_libraries = True
             queue += listed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import io
 import os
 import re
@@ -32,6 +33,7 @@ from kernel_builder.build.step_scripts import stage_compile, stage_link
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import host_compiler
+from kernel_builder.toolchain.toolchains import user_cache
 
 # The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
@@ -105,7 +107,9 @@ def run(
         raise StoreError(
             f"the cache cannot be written: {error.strerror}",
             where=str(error.filename or cache),
-            hint="free some space, or set KERNEL_BUILDER_CACHE to a directory that can be written",
+            hint="raise the limit of the size of files (ulimit -f)"
+            if error.errno == errno.EFBIG
+            else "free some space, or set KERNEL_BUILDER_CACHE to a directory that can be written",
         ) from error
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     prune(graph, cache)
@@ -295,8 +299,7 @@ def _server() -> dict[str, str]:
     """
     if {"SCCACHE_SERVER_UDS", "SCCACHE_SERVER_PORT"} & os.environ.keys():
         return {}
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = Path(os.environ.get("SCCACHE_DIR") or home / "sccache").absolute()
+    directory = Path(os.environ.get("SCCACHE_DIR") or user_cache("sccache")).absolute()
     directory.mkdir(parents=True, exist_ok=True)
     return {"SCCACHE_SERVER_UDS": str(directory / "server.sock")}
 

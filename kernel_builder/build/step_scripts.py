@@ -16,6 +16,7 @@ from pathlib import Path
 from kernel_builder.build.cache import FAILED, digest_path, object_path
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
+from kernel_builder.toolchain.own_headers import escaped
 from kernel_builder.toolchain.sysroot import CUDA_DRIVER, Sysroot
 
 # Lines of `run.sh` before the step's own commands.
@@ -27,6 +28,26 @@ _BEFORE = (
     "exec >> log 2>&1",
 )
 _COMMAND = "command"
+
+# Lists that the compiler and the assembler make of the files that they read, and expressions for those that they may.
+_HEADERS_READ, _ASSEMBLED, _READABLE = "headers-read", "assembled", "readable"
+# Of the files that were read, those that they may not.
+FOREIGN = "foreign"
+# From the syntax of make to one file a line, without `x/../`. Relative names begin with `./` then.
+_ONE_A_LINE = (
+    "s/\\\\ /\x01/g; s/^out[.]o ?:( |$)//; s/\\\\$//; s/[ \t]+/\\n/g; s/\x01/ /g; s/\\\\#/#/g; s/[$][$]/$/g",
+    r"s,(^|\n)([^/\n]),\1./\2,g; :again; s,//+,/,g; s,/[.]/,/,g",
+    r"s,/([^/.\n][^/\n]*|[.][^/.\n][^/\n]*|[.][.][^/\n]+)/[.][.]/,/,; t again",
+)
+_CHECK_READ = (
+    f"[ -s {_HEADERS_READ} ]",
+    f"[ ! -e {_ASSEMBLED} ] || cat {_ASSEMBLED} >> {_HEADERS_READ}",
+    # Names of files are bytes, in whatever encoding.
+    "LC_ALL=C "
+    + shlex.join(["sed", "-E", *(part for line in _ONE_A_LINE for part in ("-e", line)), _HEADERS_READ])
+    + " > read",
+    f"LC_ALL=C grep -vxE -f {_READABLE} read > {FOREIGN} && exit 1 || [ $? = 1 ]",
+)
 
 
 def stage_compile(
@@ -59,17 +80,40 @@ def stage_compile(
         (directory / "keep").mkdir()
         if threads > 1 and compiler_cache is None:
             command.append(f"--threads={threads}")
-    compile_it = shlex.join([*command, "-o", "out.o"])
-    _write(directory, _COMMAND, os.fsencode(compile_it))
+    command += ["-o", "out.o"]
+    _write(directory, _COMMAND, os.fsencode(shlex.join(command)))
+    _write(directory, _READABLE, "\n".join(_readable(step, directory)).encode(errors="surrogateescape"))
+    command += ["-MD", "-MF", _HEADERS_READ]
+    if compiler_cache is None:
+        # The files of .incbin and .include, which the preprocessor does not see.
+        of_assembler = f"-Wa,--MD,{_ASSEMBLED}"
+        command.append(of_assembler if step.tool == "cxx" else "-Xcompiler=" + of_assembler.replace(",", "\\,"))
+    compile_it = shlex.join(command)
     if compiler_cache is not None:
         # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
-        compile_it = f"{shlex.quote(str(compiler_cache))} {compile_it} || {{ : > log; {compile_it}; }}"
+        # From some of its modes the list of the files that were read does not come either.
+        served = f"{shlex.quote(str(compiler_cache))} {compile_it} && [ -s {_HEADERS_READ} ]"
+        compile_it = f"{served} || {{ : > log; {compile_it}; }}"
     still_here = f"[ . -ef {shlex.quote(str(directory))} ]"
     finish = [shlex.join(["mv", "-f", "out.o", str(output)])]
     if cached:
         move_digest = shlex.join(["mv", "-f", "digest", str(digest_path(output))])
         finish = ["sha256sum < out.o > digest", still_here, move_digest, *finish]
-    _write_script(directory, [compile_it, still_here, *finish])
+    _write_script(directory, [compile_it, *_CHECK_READ, still_here, *finish])
+
+
+def _readable(step: CompileStep, directory: Path) -> list[str]:
+    """Return expressions for the paths of all files that a compiler may read in a step."""
+    roots = {str(path) for root in step.roots.values() for path in (root, root.resolve())}
+    return [
+        "",  # the list has blank lines
+        r"\./(src|builder)/.*",
+        *(f"{escaped(root)}/.*" for root in sorted(roots)),
+        *step.headers,
+        # The assembler's input, and the names, of no files here, that this has for where it is from.
+        rf"{escaped(str(directory.parent / 'tmp'))}/cc\w+\.s",
+        r"\./[^/]+\.(c|cc|cpp|cu|cxx|ii)",
+    ]
 
 
 def stage_link(binary: Binary, directory: Path, cache: Path) -> None:

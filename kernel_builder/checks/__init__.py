@@ -166,6 +166,9 @@ def _report(
         except NotApplicable as reason:
             skipped[name] = str(reason)
             continue
+        except RecursionError:
+            problem = "statements or expressions are nested too deeply to be checked"
+            found = [Finding(name, "*.py", problem, "split a long chain of operators, calls or elif")]
         if name in allow and any(finding.severity == "error" for finding in found):
             allowed.append(name)
             found = [replace(finding, severity="warning") for finding in found]

@@ -56,6 +56,10 @@ def _files(package: CheckedPackage) -> Iterator[Finding]:
         name = path.relative_to(package.directory).as_posix()
         if path.is_symlink():
             yield _finding(name, "is a symbolic link, which the Hub does not store", "replace it by the file")
+        elif not (path.is_file() or path.is_dir()):
+            yield _finding(
+                name, "is neither a file nor a directory, but a pipe, a socket or a device", f"delete {name}"
+            )
         elif path.name == "__pycache__" or path.suffix in (".pyc", ".pyo"):
             if path.parent.name != "__pycache__":
                 yield _finding(name, "is bytecode, which only one version of Python can use", f"delete {name}")

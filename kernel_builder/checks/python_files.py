@@ -91,6 +91,7 @@ def read(directory: Path, python: tuple[int, int]) -> tuple[Source, ...]:
         return tuple(
             _parse(path.relative_to(directory).as_posix(), path.read_bytes(), python)
             for path in sorted(directory.rglob("*.py"))
+            if path.is_file()  # reading a pipe may never end; the check `layout` reports it
         )
     finally:
         gc.freeze()
@@ -109,6 +110,8 @@ def _parse(name: str, data: bytes, python: tuple[int, int]) -> Source:
         return Source(name, text, None, f"line {error.lineno}: {error.msg}", _is_valid(text))
     except ValueError as error:
         return Source(name, "", None, str(error))
+    except (RecursionError, MemoryError):  # what the parser raises depends on the release of Python
+        return Source(name, text, None, "an expression is nested too deeply for Python's parser")
 
 
 def _is_valid(text: str) -> bool:

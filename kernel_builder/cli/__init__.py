@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -96,8 +97,26 @@ def _exit(number: int, frame: FrameType | None) -> NoReturn:
     sys.exit(128 + number)
 
 
+def _open_standard_streams() -> None:
+    """Give this process the standard streams that it was started without (`2>&-`).
+
+    Otherwise the next file that is opened gets the number, and words for a person go into it.
+    """
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+
+
 class LazyGroup(click.Group):
     """A group that imports its commands on first use, and prints errors of users without a traceback."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        _open_standard_streams()
+        return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)

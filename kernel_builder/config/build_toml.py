@@ -78,7 +78,12 @@ def _distinct_backends(value: Any, place: TomlPlace) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_backends(value, place)))
 
 
-_name = toml_schema.matching(NAME, 'a name of small letters, digits and dashes like "my-kernel"')
+# Names of files have at most 255 bytes, and those of binaries have thirty more than the project's.
+_MOST_LETTERS = 200
+_name = toml_schema.matching(
+    rf"(?=.{{1,{_MOST_LETTERS}}}$){NAME}",
+    f'a name of small letters, digits and dashes like "my-kernel", of at most {_MOST_LETTERS} letters',
+)
 _word = toml_schema.matching(r"\S+", "a name without spaces")
 _repo_id = toml_schema.matching(REPO_ID, 'a repository\'s name like "org/my-kernel"')
 _kernel_name = toml_schema.matching(r"[A-Za-z0-9_][-.\w]*", 'a kernel\'s name of letters, digits, "_", "-" and "."')

@@ -123,6 +123,24 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
     return tuple((name, root / path.relative_to(package.parent.parent)) for name, path in found.items())
 
 
+def _check_regular(path: Path) -> None:
+    """Raise a ConfigError for what cannot be a package's file: reading a pipe or a device may never end."""
+    if not path.is_file():
+        raise ConfigError(
+            "is not a file: a pipe, a socket, a device, a directory or a dangling link",
+            where=str(path),
+            hint="remove it",
+        )
+    try:
+        path.name.encode()
+    except UnicodeEncodeError:
+        raise ConfigError(
+            "the name is not UTF-8, so no Hub can store the file",
+            where=os.fsencode(path).decode(errors="backslashreplace"),
+            hint="rename it",
+        ) from None
+
+
 def _walk(root: Path, top: Path, endings: tuple[str, ...]) -> Iterator[Path]:
     """Yield every file below `top` that has one of `endings`."""
     for folder, folders, files in os.walk(top, followlinks=True):
@@ -132,6 +150,8 @@ def _walk(root: Path, top: Path, endings: tuple[str, ...]) -> Iterator[Path]:
             for name in files
             if name.endswith(endings) and not name.endswith(_BYTECODE) and not name.startswith(".")
         ]
+        for path in wanted:
+            _check_regular(path)
         for path in [*(Path(folder, name) for name in folders), *wanted]:
             if not path.is_symlink():
                 continue

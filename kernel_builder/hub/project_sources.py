@@ -33,9 +33,12 @@ def published_files(root: Path) -> dict[str, Content]:
 
 def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
     """Yield the names in the project of everything in a directory, which the project calls `name`."""
-    command = ["git", "-C", str(directory), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    # A program that the repository's configuration names must not run, nor another repository be asked (GIT_DIR).
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    git = ["git", "-c", "core.fsmonitor=false", "-C", str(directory)]
+    command = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(command, capture_output=True, check=False)
+        done = subprocess.run(command, capture_output=True, check=False, env=environment)
         listed = os.fsdecode(done.stdout).split("\0") if done.returncode == 0 else []
     except FileNotFoundError:
         listed = []

@@ -95,6 +95,8 @@ class PackageMetadata:
     @classmethod
     def read(cls, package: Path) -> PackageMetadata | None:
         """Read the metadata of the package in a directory; None if it has none that is a JSON object."""
+        if not (package / NAME).is_file():  # reading a pipe may never end
+            return None
         try:
             return cls.from_json((package / NAME).read_bytes())
         except (OSError, ValueError):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.errors import ToolchainError
+from kernel_builder.toolchain import own_headers
 from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
 from kernel_builder.toolchain.tools import HostCompiler
 
@@ -46,7 +47,7 @@ def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
         raise ToolchainError("no such program; expected the C++ compiler g++ 11 or newer", where=named, hint=_HINT)
     path = Path(found).absolute()
     # A g++ without its own assembler and linker takes those on the PATH.
-    about = probes.recall(f"host compiler {os.environ.get('PATH')}", [path], lambda: _inspect(path))
+    about = probes.recall(f"host compiler and headers {os.environ.get('PATH')}", [path], lambda: _inspect(path))
     if not about["gcc"]:
         raise ToolchainError(
             f"is not g++, which nvcc and the checks of binaries need; it says: {about['words']}",
@@ -65,7 +66,8 @@ def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
             where=str(error.filename),
             hint="reinstall g++ and binutils",
         ) from error
-    return HostCompiler(path, version, identity)
+    headers = own_headers.patterns(about["search"], about["install"], version)
+    return HostCompiler(path, version, identity, headers)
 
 
 def _inspect(path: Path) -> dict[str, Any]:
@@ -78,11 +80,16 @@ def _inspect(path: Path) -> dict[str, Any]:
     if not gcc or not re.fullmatch(r"\d+(\.\d+)*", version):
         return {"gcc": False, "words": words or "nothing"}
     programs = [output_of(path, f"-print-prog-name={name}", hint=_HINT) for name in ("cc1plus", "as", "ld")]
+    verbose = ("-E", "-v", "-x", "c++", os.devnull, "-o", os.devnull)
+    told = output_of(path, *verbose, hint=_HINT, stderr=True, environment=environment())
+    searched = re.search(r"^#include <\.\.\.> .*\n((?: .*\n)*)", told, re.MULTILINE)
     return {
         "gcc": True,
         "words": f"{words} {output_of(path, '-dumpmachine', hint=_HINT)}",
         "version": version,
         "programs": [shutil.which(program) or program for program in programs],
+        "search": [line.strip() for line in searched[1].splitlines()] if searched else [],
+        "install": str(Path(output_of(path, "-print-file-name=include", hint=_HINT)).parent),
     }
 
 

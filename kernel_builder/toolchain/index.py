@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import kernel_builder
 from kernel_builder.errors import FetchError
@@ -56,6 +56,23 @@ def configured_url(environment: Mapping[str, str] = os.environ) -> str | None:
     return done.stdout.strip() or None
 
 
+def _parts(url: str) -> SplitResult:
+    """Return the parts of an index's address, or raise a FetchError if it is none."""
+    try:
+        parts = urlsplit(url)
+        sound = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True) and url.isprintable()
+    except ValueError:  # brackets or a port that belong to no address
+        sound = False
+    if not sound or " " in url:
+        shown = re.sub(r"//[^/@]*@", "//", url)
+        raise FetchError(
+            f"the address of the package index is {shown!r}, expected one like https://pypi.org/simple",
+            where="the package index",
+            hint="correct --index-url, PIP_INDEX_URL, UV_DEFAULT_INDEX or UV_INDEX_URL, or pip's configuration",
+        )
+    return parts
+
+
 class Index:
     """One simple index.
 
@@ -71,7 +88,7 @@ class Index:
         from requests.adapters import HTTPAdapter
         from urllib3 import Retry
 
-        parts = urlsplit(url or configured_url() or PYPI_SIMPLE_ENDPOINT)
+        parts = _parts(url or configured_url() or PYPI_SIMPLE_ENDPOINT)
         self._host = parts.hostname
         self.url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))  # without credentials
         self._retries = retries or Retry(

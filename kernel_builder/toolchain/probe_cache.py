@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from kernel_builder.errors import ToolchainError
 from kernel_builder.files import write_atomically
 
 
-def output_of(program: Path, *arguments: str, hint: str) -> str:
-    """Return what a program prints on stdout, whether it fails or not.
+def output_of(
+    program: Path, *arguments: str, hint: str, stderr: bool = False, environment: Mapping[str, str] = os.environ
+) -> str:
+    """Return what a program prints on stdout, or else on stderr, whether it fails or not.
 
     Raises:
         ToolchainError: If it cannot be started or takes more than a minute; `hint` says what to do.
@@ -31,11 +33,11 @@ def output_of(program: Path, *arguments: str, hint: str) -> str:
             text=True,
             check=False,
             timeout=60,
-            env={**os.environ, "LC_ALL": "C"},
+            env={**environment, "LC_ALL": "C"},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ToolchainError(f"cannot be run: {error}", where=str(program), hint=hint) from error
-    return done.stdout.strip()
+    return (done.stderr if stderr else done.stdout).strip()
 
 
 def signature(paths: Iterable[Path]) -> str:

@@ -23,11 +23,13 @@ class HostCompiler:
         path: The program.
         version: For example `12.2.0`.
         identity: Digest of its version output and of the programs that it runs.
+        headers: Extended regular expressions for the paths of its own headers and of the C library's.
     """
 
     path: Path
     version: str
     identity: str
+    headers: tuple[str, ...]
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -35,6 +36,8 @@ def _edit_metadata(package: Path, **changes: object) -> None:
         (lambda p: (p / "_ops.py").write_text("ops = None\n"), "_ops.py", "does not register operators under the `id`"),
         (lambda p: (p / "extra.so.1").write_bytes(b"\x7fELF"), "extra.so.1", "is a binary in a variant that is Python"),
         (lambda p: (p / "data.bin").write_bytes(b"\x7fELF"), "data.bin", "is object code besides"),
+        (lambda p: os.mkfifo(p / "pipe.py"), "pipe.py", "is neither a file nor a directory"),
+        (lambda p: ((p / "metadata.json").unlink(), os.mkfifo(p / "metadata.json")), "metadata.json", "is missing"),
         (lambda p: (p / "link.py").symlink_to("_ops.py"), "link.py", "is a symbolic link"),
         (lambda p: (p / ".cache").mkdir(), ".cache", "is a hidden file"),
         (lambda p: (p / "__pycache__").mkdir(), "__pycache__", "is bytecode"),
