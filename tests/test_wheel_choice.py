@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kernels import variants as client
 from kernels.backends import CPU, CUDA, Backend, Neuron, ROCm
 from packaging.version import Version
+
+from kernel_builder.config.project import Project, TorchFramework
+from kernel_builder.config.variant import Variant
+from kernel_builder.wheel.wheel_metadata import metadata
 
 NAMES = (
     "torch-stable-abi210-cpu-x86_64-linux",
@@ -84,3 +89,19 @@ def test_the_limited_api_is_not_for_every_python(loader: dict[str, Any], monkeyp
 )
 def test_versions_of_torch_are_read(loader: dict[str, Any], version: str, release: tuple[int, int]) -> None:
     assert loader["_release"](version) == release
+
+
+@pytest.mark.parametrize(
+    ("names", "requirement"),
+    [
+        (NAMES[:6], "torch>=2.10"),
+        (("torch29-cxx11-cpu-x86_64-linux", NAMES[5]), "torch>=2.9"),
+        (("torch213-cxx11-cpu-x86_64-linux", "torch214-cxx11-cpu-x86_64-linux"), "torch<2.15,>=2.13"),
+        (("torch-cpu", "torch-cuda"), "torch"),
+    ],
+)
+def test_pip_is_told_which_torch_a_wheel_is_for(names: tuple[str, ...], requirement: str) -> None:
+    project = Project(Path(), "some-kernel", 2, "apache-2.0", ("cpu",), TorchFramework(), ())
+    about = metadata(project, [Variant.parse(name) for name in names], "text")
+    assert [str(one) for one in about.requires_dist or ()] == [requirement]
+    assert (about.name, str(about.version), about.license_expression) == ("some-kernel", "2.0", "Apache-2.0")
