@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from kernel_builder.hub import project_sources
 from tests.conftest import CPU
 from tests.e2e.conftest import Copy, Done, NewCache, Run, replace, snapshot
 from tests.torch_process import run_with_torch
@@ -82,6 +83,7 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: tuple[Path, Path], tmp
     wheel = Path(written.pop("path"))
     assert wheel == project / "dist" / "stable_scale-1.2-py3-none-manylinux_2_28_x86_64.whl"
     assert written == {"size": wheel.stat().st_size, "variants": [CPU], "requires": ["torch>=2.10"]}
+    assert not [name for name in project_sources.published_files(project) if "dist" in str(name)]
     again = wheels(kernel_builder, cache, project, "--version", "1.2", "--json", "--out", str(tmp_path / "again"))
     assert Path(again.answer["wheels"][0]["path"]).read_bytes() == wheel.read_bytes()
 
