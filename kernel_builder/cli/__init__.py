@@ -29,6 +29,7 @@ _COMMANDS = {
     "build-and-copy": "build_command.build_and_copy",
     "upload": "upload_command.upload",
     "build-and-upload": "upload_command.build_and_upload",
+    "wheel": "wheel_command.wheel",
     "verify": "verify_command.verify",
     "sign": "sign_command.sign",
     "hub": "hub_command.hub",
@@ -174,4 +175,5 @@ def main() -> None:
     kernel-builder build my-kernel              build every variant into my-kernel/build/
     kernel-builder benchmark my-kernel          compare the kernel with PyTorch
     kernel-builder upload my-kernel             publish the packages to org/my-kernel on the Hub
+    kernel-builder wheel my-kernel              write a wheel of them, for pip and uv
     """

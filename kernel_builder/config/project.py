@@ -143,3 +143,8 @@ class Project:
 def python_name(name: str) -> str:
     """Return the name of a kernel's Python package: `flash_attn` for `flash-attn`."""
     return name.replace("-", "_")
+
+
+def distribution_name(dependency: str) -> str:
+    """Return what the package index calls an entry of `python-depends`."""
+    return {"tvm-ffi": "apache-tvm-ffi", "onednn": "onednn-devel"}.get(dependency, dependency)

@@ -15,16 +15,13 @@ from pathlib import Path
 from kernel_builder import files
 from kernel_builder.build.graph import digest
 from kernel_builder.config import matrix
-from kernel_builder.config.project import Project
+from kernel_builder.config.project import Project, distribution_name
 from kernel_builder.config.variant import FullAbi, Release, Variant
 from kernel_builder.develop.choice import loadable
 from kernel_builder.errors import ToolchainError
 from kernel_builder.progress import Progress
 
 TORCH_INDEX = "https://download.pytorch.org/whl"
-
-# Names of `python-depends` that differ from the names in the package index.
-_DISTRIBUTIONS = {"tvm-ffi": "apache-tvm-ffi", "onednn": "onednn-devel"}
 
 
 def find(project: Project, variant: Variant, cache: Path, progress: Progress, *, torch_index: str) -> Path:
@@ -42,7 +39,7 @@ def find(project: Project, variant: Variant, cache: Path, progress: Progress, *,
         return Path(sys.executable)
     torch, build = torch_build(variant)
     depends = [*project.python_depends, *project.backend_python_depends.get(variant.backend, ())]
-    packages = [f"torch=={torch}.*", "kernels", "numpy", "pytest", *(_DISTRIBUTIONS.get(one, one) for one in depends)]
+    packages = [f"torch=={torch}.*", "kernels", "numpy", "pytest", *map(distribution_name, depends)]
     key = digest(sys.version, sys.base_prefix, packages, build)[:16]
     directory = cache / "environments" / f"torch{torch.digits}-{build}-{key}"
     directory.parent.mkdir(parents=True, exist_ok=True)

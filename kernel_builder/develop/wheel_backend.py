@@ -6,13 +6,12 @@ editable install puts the package in `build/` on Python's path, so later builds 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import sys
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from packaging.metadata import Metadata
 
 from kernel_builder import files, pipeline
 from kernel_builder.config.project import Project
@@ -20,6 +19,8 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.develop import choice
 from kernel_builder.errors import ConfigError, ToolchainError
+from kernel_builder.package import wheel_archive
+from kernel_builder.package.wheel_archive import WheelFile
 from kernel_builder.progress import Lines
 from kernel_builder.toolchain import Toolchains
 
@@ -77,14 +78,14 @@ def build_wheel(wheel_directory: str, config_settings: Mapping[str, Any] | None 
     }
     platform = Variant.parse(package.name).platform
     tag = f"linux_{platform.partition('-')[0]}" if platform else "any"
-    return _write_wheel(Path(wheel_directory), project, tag, content)
+    return _write(wheel_directory, project, tag, content)
 
 
 def build_editable(wheel_directory: str, config_settings: Mapping[str, Any] | None = None, *_: Any) -> str:
     """As `build_wheel`, but the wheel only puts `build/<variant>` on Python's path."""
     project, package = _build(config_settings or {})
     content = {f"{project.python_name}.pth": f"{package}\n".encode()}
-    return _write_wheel(Path(wheel_directory), project, "any", content)
+    return _write(wheel_directory, project, "any", content)
 
 
 def _build(settings: Mapping[str, Any]) -> tuple[Project, Path]:
@@ -104,18 +105,7 @@ def _build(settings: Mapping[str, Any]) -> tuple[Project, Path]:
     return project, built.path
 
 
-def _write_wheel(directory: Path, project: Project, platform: str, content: Mapping[str, bytes]) -> str:
-    stem, tag = f"{project.python_name}-{project.version}", f"py3-none-{platform}"
-    info = {
-        "METADATA": f"Metadata-Version: 2.1\nName: {project.name}\nVersion: {project.version}\n",
-        "WHEEL": f"Wheel-Version: 1.0\nGenerator: kernel-builder\nRoot-Is-Purelib: false\nTag: {tag}\n",
-    }
-    everything = {**content, **{f"{stem}.dist-info/{name}": text.encode() for name, text in info.items()}}
-    rows = [f"{stem}.dist-info/RECORD,,"]
-    with zipfile.ZipFile(directory / f"{stem}-{tag}.whl", "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in everything.items():
-            archive.writestr(name, data)
-            checksum = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-            rows.append(f"{name},sha256={checksum},{len(data)}")
-        archive.writestr(f"{stem}.dist-info/RECORD", "\n".join(rows) + "\n")
-    return f"{stem}-{tag}.whl"
+def _write(directory: str, project: Project, platform: str, content: Mapping[str, bytes]) -> str:
+    about = Metadata.from_raw({"metadata_version": "2.1", "name": project.name, "version": str(project.version)})
+    modes = {name: WheelFile(data, name.endswith(".so")) for name, data in content.items()}
+    return wheel_archive.write(Path(directory), about, platform, modes).name

@@ -59,6 +59,11 @@ def render(
     return front_matter.join(front, "\n\n".join(parts)) + "\n"
 
 
+def authors_text(project: Project) -> str:
+    """Return the text that the author wrote about a kernel, without front matter."""
+    return _authors_card(project)[1] + "\n"
+
+
 def _authors_card(project: Project) -> tuple[dict[str, Any], str]:
     """Return the front matter and the text of `CARD.md`, or else of `README.md`, without generated sections."""
     files = [project.root / name for name in ("CARD.md", "README.md") if (project.root / name).is_file()]

@@ -20,6 +20,27 @@ from kernel_builder.progress import Progress
 
 
 @dataclass(frozen=True)
+class Purpose:
+    """What packages are checked for, as errors say it.
+
+    Attributes:
+        verb: What is done with a package.
+        needs_all: Who asks for every capability.
+        beside: Which sources the packages must be built from.
+        command: A command that builds packages again where their sources have changed, if there is one.
+    """
+
+    verb: str
+    needs_all: str
+    beside: str
+    command: str | None = None
+
+
+FOR_UPLOAD = Purpose("published", "the Hub asks", "those that would be published beside them", "upload")
+FOR_WHEELS = Purpose("written", "those who install the wheel ask", "those of the project")
+
+
+@dataclass(frozen=True)
 class HubPackage:
     """A `build/<variant>/` directory, built by this or another tool, to be published or compared.
 
@@ -99,7 +120,7 @@ def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:
 
 
 def checked_packages(
-    project: Project, progress: Progress, *, load: bool, allow: Sequence[str] = ()
+    project: Project, progress: Progress, *, load: bool, allow: Sequence[str] = (), purpose: Purpose = FOR_UPLOAD
 ) -> Mapping[str, HubPackage]:
     """Check the packages of a project, and return them by variant.
 
@@ -108,6 +129,7 @@ def checked_packages(
         progress: Receives a line for each package.
         load: Check that each package loads, if this machine can load it.
         allow: Names of checks whose errors do not count.
+        purpose: What the packages are for.
 
     Raises:
         CheckError: If there is no package, or one fails a check.
@@ -118,8 +140,8 @@ def checked_packages(
     again = f"build again: kernel-builder build {project.root}"
     directories = [path for path in sorted(build.glob("[!.]*")) if path.is_dir()]
     if not directories:
-        raise CheckError("there is no package to publish", where=str(build), hint=again.replace(" again", " it"))
-    _refuse_limited(directories, project)
+        raise CheckError("there is no package", where=str(build), hint=again.replace(" again", " it"))
+    _refuse_limited(directories, project, purpose)
     checks.require_allowable(allow)
     reports: dict[str, checks.CheckReport] = {}
     checked = checks.run_all(directories, load=load, allow=allow, project=project)
@@ -129,7 +151,7 @@ def checked_packages(
     if not all(report.ok for report in reports.values()):
         found = summary.lines(reports, "error", f"`kernel-builder check-builds {project.root}` lists all")
         raise CheckError(
-            "nothing is published, since packages fail their checks:\n  " + "\n  ".join(found),
+            f"nothing is {purpose.verb}, since packages fail their checks:\n  " + "\n  ".join(found),
             where=str(build),
             hint=f"`kernel-builder check-builds {project.root}` has details; then {again}",
         )
@@ -138,15 +160,15 @@ def checked_packages(
         for name, report in reports.items()
     }
     _check_agreement(project, packages, again)
-    _check_sources(project, packages, again)
+    _check_sources(project, packages, again, purpose)
     return packages
 
 
-def _refuse_limited(directories: Sequence[Path], project: Project) -> None:
+def _refuse_limited(directories: Sequence[Path], project: Project, purpose: Purpose) -> None:
     for directory in directories:
         if only := HubPackage(directory).metadata.only_capabilities:
             raise PackageError(
-                f"was built with --capability {', '.join(only)}; the Hub asks for every capability of the project",
+                f"was built with --capability {', '.join(only)}; {purpose.needs_all} for all of the project's",
                 where=str(directory),
                 hint=f"build without --capability: kernel-builder build {project.root} --variant {directory.name}",
             )
@@ -172,8 +194,8 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
             )
 
 
-def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str) -> None:
-    """Raise unless all packages were built from the sources that are published beside them."""
+def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str, purpose: Purpose) -> None:
+    """Raise unless all packages were built from the sources of the project as it is."""
     stale: dict[tuple[str, ...], list[str]] = {}
     for name, package in packages.items():
         recorded = package.metadata.recorded_sources
@@ -183,7 +205,9 @@ def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: 
     if stale:
         listed = "".join(f"\n  {', '.join(names)}:" + "".join(f"\n    {x}" for x in of) for of, names in stale.items())
         raise PackageError(
-            f"packages were built from other sources than those that would be published beside them:{listed}",
+            f"packages were built from other sources than {purpose.beside}:{listed}",
             where=str(project.root / "build"),
-            hint=f"{again}, or let the upload do it: kernel-builder upload {project.root} --build",
+            hint=f"{again}, or let the {purpose.command} do it: kernel-builder {purpose.command} {project.root} --build"
+            if purpose.command
+            else again,
         )

@@ -14,9 +14,9 @@ from kernel_builder.hub.remote_repository import Content, RemoteFile
 def published_files(root: Path) -> dict[str, Content]:
     """Return the files of a project that are published on `main`, by path.
 
-    Hidden files, builds, bytecode and the compile commands of this machine are left out, and in a git repository also
-    the files that git ignores. Symbolic links are published as the files that they lead to, so that the published
-    project needs no other directory.
+    Hidden files, builds, wheels, bytecode and the compile commands of this machine are left out, and in a git
+    repository also the files that git ignores. Symbolic links are published as the files that they lead to, so that the
+    published project needs no other directory.
     """
     root = Path(os.path.realpath(root))
     return {
@@ -26,7 +26,7 @@ def published_files(root: Path) -> dict[str, Content]:
         and in_work_tree(root, root / name)
         and name.parts[0] != "build"
         and not any(part.startswith(".") or part == "__pycache__" for part in name.parts)
-        and name.suffix != ".pyc"
+        and name.suffix not in (".pyc", ".whl")
         and name.name != "compile_commands.json"
     }
 

@@ -177,6 +177,20 @@ def test_a_release_without_a_gpu_needs_a_reason(tmp_path: Path) -> None:
     assert set(inputs("gpu.yml", "workflow_dispatch")) == set(gpu)
 
 
+def test_wheels_are_written_beside_the_release(doubling: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "checkout"
+    checkout.mkdir()
+    doubling.rename(checkout / "kernels")
+    context = {"inputs.wheels": "k*", "needs.build.outputs.projects": "kernels"}
+    environment = {**os.environ, "GITHUB_RUN_NUMBER": "7"}
+    Rehearsal(checkout, context, environment).job("publish", only="Write wheels")
+    assert [path.name for path in (checkout / "dist").iterdir()] == ["python_only-1.7-py3-none-any.whl"]
+    release = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text())["jobs"]["kernels"]["with"]
+    for directory in release["projects"].split():
+        general = tomli.loads((ROOT / directory / "build.toml").read_text())["general"]
+        assert (directory in release["wheels"].split()) == ("kernel-depends" not in general)
+
+
 def test_the_gpu_job_rehearsed_without_a_gpu(tmp_path: Path) -> None:
     checkout = tmp_path / "checkout"
     checkout.mkdir()

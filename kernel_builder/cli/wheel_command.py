@@ -1,0 +1,53 @@
+"""`kernel-builder wheel`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kernel_builder.progress import Lines, Silent
+
+
+@click.command()
+@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+@click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write. [default: DIR/dist]")
+@click.option("--name", metavar="NAME", help="The name in the package index. [default: that of build.toml]")
+@click.option(
+    "--version",
+    metavar="N.M",
+    help="The version in the package index; N is the version of build.toml. [default: N.0]",
+)
+@click.option("--load/--no-load", default=True, help="Check that the packages for this machine load.")
+@click.option(
+    "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be repeated."
+)
+@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+def wheel(directory: Path, quiet: bool, as_json: bool, **options: Any) -> None:
+    """Write wheels of a project, for pip and uv.
+
+    DIR is the project (default: here). A wheel has all packages of DIR/build for one platform, and picks one at import
+    by the rule of get_kernel; it needs Torch, and not the client of the Hub. The packages are checked first, as
+    `upload` does. Equal packages give equal bytes.
+
+    A package index takes each version once: give the next one with --version. `import my_kernel` and get_kernel may be
+    used in one process.
+
+    \b
+    kernel-builder build kernels/rmsnorm
+    kernel-builder wheel kernels/rmsnorm --version 1.3
+    pip install --no-deps kernels/rmsnorm/dist/rmsnorm-1.3-py3-none-manylinux_2_28_x86_64.whl
+    """
+    from kernel_builder.wheel.project_wheels import WheelRequest, write_wheels
+
+    written = write_wheels(WheelRequest(directory, **options), Silent() if quiet or as_json else Lines(sys.stderr))
+    if as_json:
+        click.echo(json.dumps({"wheels": [one.as_dict() for one in written]}, indent=2))
+    elif not quiet:
+        for one in written:
+            click.echo(f"wrote {one.path}  ({one.path.stat().st_size / 2**20:.2f} MiB)")
+            click.echo(f"  {', '.join(one.variants)}; needs {', '.join(one.requires)}")

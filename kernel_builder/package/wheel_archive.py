@@ -1,0 +1,79 @@
+"""Files and metadata -> a wheel with reproducible bytes.
+
+auditwheel writes the record and the archive, as it does for the wheels that it repairs.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+
+from packaging.metadata import Metadata
+from packaging.utils import canonicalize_name
+
+from kernel_builder import files
+
+# The oldest time that a zip archive can hold; equal files give equal bytes.
+_TIME = datetime(1980, 1, 1, tzinfo=timezone.utc)
+
+
+@dataclass(frozen=True)
+class WheelFile:
+    """The content of an installed file.
+
+    Attributes:
+        executable: Whether the file may be executed, as shared objects usually may.
+    """
+
+    content: bytes
+    executable: bool = False
+
+
+def write(directory: Path, metadata: Metadata, platform: str, content: Mapping[str, WheelFile]) -> Path:
+    """Write a wheel into a directory, and return its path.
+
+    Args:
+        platform: The platform tag, such as `manylinux_2_28_x86_64` or `any`.
+        content: The files by their path in `site-packages`.
+    """
+    from auditwheel.tools import dir2zip
+    from auditwheel.wheeltools import rewrite_record
+
+    stem, tag = f"{canonicalize_name(metadata.name).replace('-', '_')}-{metadata.version}", f"py3-none-{platform}"
+    purelib = "true" if platform == "any" else "false"
+    info = {
+        "METADATA": _headers(metadata),
+        "WHEEL": f"Wheel-Version: 1.0\nGenerator: kernel-builder\nRoot-Is-Purelib: {purelib}\nTag: {tag}\n".encode(),
+    }
+    with tempfile.TemporaryDirectory() as temporary:
+        tree = Path(temporary, "tree")
+        everything = {**content, **{f"{stem}.dist-info/{name}": WheelFile(data) for name, data in info.items()}}
+        for name, file in everything.items():
+            path = tree / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.content)
+        rewrite_record(tree)
+        # The archive records modes, which otherwise follow from the umask.
+        for path in tree.rglob("*"):
+            executable = (entry := everything.get(path.relative_to(tree).as_posix())) and entry.executable
+            path.chmod(0o755 if path.is_dir() or executable else 0o644)
+        archive = Path(temporary, "archive")
+        dir2zip(tree, archive, zlib.Z_BEST_COMPRESSION, _TIME)
+        wheel = directory / f"{stem}-{tag}.whl"
+        files.write_atomically(wheel, archive.read_bytes())
+    return wheel
+
+
+def _headers(metadata: Metadata) -> bytes:
+    """Return the metadata with header names as the standard writes them: twine takes no others."""
+    message = metadata.as_rfc822()
+    headers = message.items()
+    for name in message.keys():  # noqa: SIM118  # a message is not iterable
+        del message[name]
+    for name, value in headers:
+        message[name.title()] = value
+    return bytes(message)

@@ -1,0 +1,116 @@
+"""Loads the variant of this kernel that fits the installed Torch.
+
+`build/` has the packages of the Kernel Hub for this platform. The choice is that of the Hub's client, which need not be
+installed. A kernel that the client has loaded already is used as it is, and the client uses the modules of this one.
+"""
+
+
+def _parse(name):
+    """Return (framework, Torch release, backend, CUDA release, platform) of a variant; None stands for any."""
+    import re
+
+    noarch = re.fullmatch(r"torch-([a-z]+)", name)
+    if noarch:
+        return "noarch", None, noarch[1], None, None
+    match = re.fullmatch(r"(torch-stable-abi|torch)(\d)(\d+)(?:-cxx11)?-(?:cu(\d+)(\d)|([a-z]+))-(\w+-\w+)", name)
+    if not match:
+        return None
+    kind, major, minor, cuda_major, cuda_minor, backend, platform = match.groups()
+    framework = "stable" if kind == "torch-stable-abi" else "full"
+    cuda = (int(cuda_major), int(cuda_minor)) if cuda_major else None
+    return framework, (int(major), int(minor)), backend or "cuda", cuda, platform
+
+
+def _release(version):
+    """Return major and minor of a version."""
+    major, minor = version.split(".")[:2]
+    return int(major), int("".join(digit for digit in minor if digit.isdigit()))
+
+
+def _backend(torch):
+    """Return the backend of a Torch, and its CUDA release or None, as the client does."""
+    if hasattr(torch.backends, "tpu"):
+        return "tpu", None
+    if hasattr(torch, "neuron"):
+        return "neuron", None
+    if torch.version.cuda is not None:
+        return "cuda", _release(torch.version.cuda)
+    if torch.version.hip is not None:
+        return "rocm", None
+    if torch.backends.mps.is_available():
+        return "metal", None
+    if getattr(torch.version, "xpu", None) is not None:
+        return "xpu", None
+    privateuse = getattr(torch._C, "_get_privateuse1_backend_name", lambda: None)()
+    return ("npu" if privateuse == "npu" else "cpu"), None
+
+
+def _fits(variant, torch_release, backend, cuda, platform, limited_api, cxx11):
+    framework, release, of, of_cuda, on = variant
+    if of != backend:
+        return False
+    if framework == "noarch":
+        return True
+    if on != platform or not limited_api:
+        return False
+    if release > torch_release or (framework == "full" and (release != torch_release or not cxx11)):
+        return False
+    return of_cuda is None or (of_cuda[0] == cuda[0] and of_cuda[1] <= cuda[1])
+
+
+def choose(names, torch_release, backend, cuda, platform, limited_api=True, cxx11=True):
+    """Return the name of the variant that the client loads, or None.
+
+    Args:
+        names: The variants.
+        torch_release: Major and minor of Torch.
+        backend: The backend that Torch was built for, such as `cuda`.
+        cuda: Major and minor of Torch's CUDA, or None.
+        platform: For example `x86_64-linux`.
+        limited_api: Whether this Python loads modules of the limited API.
+        cxx11: Whether Torch was built with the C++11 ABI of libstdc++.
+    """
+
+    def order(name):
+        framework, release, _, of_cuda, _ = _parse(name)
+        newest = [-part for part in release] if framework == "stable" else [0, 0]
+        return ["stable", "full", "noarch"].index(framework), newest, -of_cuda[1] if of_cuda else 0, name
+
+    system = (torch_release, backend, cuda, platform, limited_api, cxx11)
+    fitting = [name for name in names if _parse(name) and _fits(_parse(name), *system)]
+    return min(fitting, key=order, default=None)
+
+
+def _load(name, file):
+    import importlib.util
+    import platform
+    import sys
+    import sysconfig
+    from pathlib import Path
+
+    import torch
+
+    directory = Path(file).resolve().parent / "build"
+    names = sorted(path.name for path in directory.iterdir() if path.is_dir())
+    backend, cuda = _backend(torch)
+    here = f"{platform.machine()}-{platform.system().lower()}"
+    limited_api = sys.version_info >= (3, 15) or not sysconfig.get_config_var("Py_GIL_DISABLED")
+    cxx11 = torch.compiled_with_cxx11_abi()
+    chosen = choose(names, _release(torch.__version__), backend, cuda, here, limited_api, cxx11)
+    if chosen is None:
+        built = f"CUDA {torch.version.cuda}" if backend == "cuda" else backend
+        threads = "" if limited_api else ", free-threaded"
+        raise ImportError(
+            f"{name} has no variant for this environment.\n"
+            f"  this wheel has: {', '.join(names)}\n"
+            f"  installed: Torch {torch.__version__} for {built} on {here}, Python {platform.python_version()}{threads}\n"
+            "  install a Torch that one of them is for (cu130: CUDA 13.0 or a later 13.x), or a newer wheel; "
+            "or build one: kernel-builder build, then kernel-builder wheel",
+            name=name,
+        )
+    # The package's own loader loads each module once, by whichever name it is imported first.
+    spec = importlib.util.spec_from_file_location(name, directory / chosen / name / "__init__.py")
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+_load(__name__, __file__)

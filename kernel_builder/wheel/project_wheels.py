@@ -1,0 +1,132 @@
+"""Writes the wheels of a project.
+
+A wheel has every variant of `build/` for one platform, as the Hub has them, and a loader that picks one at import.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from kernel_builder.checks.findings import AbiPolicy
+from kernel_builder.config.project import Project
+from kernel_builder.config.project_files import read_project
+from kernel_builder.config.variant import Variant
+from kernel_builder.errors import ConfigError, PackageError
+from kernel_builder.hub import card, packages
+from kernel_builder.hub.packages import HubPackage
+from kernel_builder.package import wheel_archive
+from kernel_builder.package.wheel_archive import WheelFile
+from kernel_builder.progress import Progress
+from kernel_builder.wheel.wheel_metadata import metadata
+
+_LOADER = "wheel_init.py"
+
+
+@dataclass(frozen=True)
+class WheelRequest:
+    """What to write.
+
+    Attributes:
+        directory: The project.
+        out: Where the wheels go; None for the project's own `dist`.
+        name: The name in the index; None for that of the project.
+        version: The version in the index; None for `<version of the project>.0`.
+        load: Check that the packages for this machine load.
+        allow: Names of checks whose errors are reported as warnings.
+    """
+
+    directory: Path
+    out: Path | None = None
+    name: str | None = None
+    version: str | None = None
+    load: bool = True
+    allow: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class WrittenWheel:
+    """A wheel, the variants in it and what it needs."""
+
+    path: Path
+    variants: tuple[str, ...]
+    requires: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the wheel as `--json` prints it."""
+        return {
+            "path": str(self.path),
+            "size": self.path.stat().st_size,
+            "variants": list(self.variants),
+            "requires": list(self.requires),
+        }
+
+
+def write_wheels(request: WheelRequest, progress: Progress) -> tuple[WrittenWheel, ...]:
+    """Check the packages of a project, and write one wheel for each platform.
+
+    Raises:
+        ConfigError: If the project depends on other kernels, or the name or version is not valid.
+        CheckError: If there is no package, or one fails a check.
+        PackageError: If packages are not of this project as it is now, or were built for some capabilities only.
+    """
+    project = read_project(request.directory)
+    _refuse_kernel_depends(project)
+    checked = packages.checked_packages(
+        project, progress, load=request.load, allow=request.allow, purpose=packages.FOR_WHEELS
+    )
+    variants = {name: Variant.parse(name) for name in checked}
+    text = card.authors_text(project)
+    # All metadata first: a mistake in the name or the version leaves no wheel of one platform.
+    wheels = []
+    for platform in sorted({variant.platform or "" for variant in variants.values()}):
+        names = [name for name, variant in variants.items() if (variant.platform or "") == platform]
+        about = metadata(project, [variants[name] for name in names], text, request.name, request.version)
+        wheels.append((platform, names, about))
+    out = request.out or project.root / "dist"
+    out.mkdir(parents=True, exist_ok=True)
+    written = []
+    for platform, names, about in wheels:
+        content = _content(project, {name: checked[name] for name in names})
+        path = wheel_archive.write(out, about, _tag(platform), content)
+        written.append(WrittenWheel(path, tuple(names), tuple(map(str, about.requires_dist or ()))))
+    return tuple(written)
+
+
+def _refuse_kernel_depends(project: Project) -> None:
+    depends = {
+        one.repo_id: None
+        for table in (project.kernel_depends, *project.backend_kernel_depends.values())
+        for one in table
+    }
+    if depends:
+        raise ConfigError(
+            f"a wheel cannot have a kernel that loads other kernels ({', '.join(depends)}): only the client of the Hub "
+            "gives them to it",
+            where=f"{project.root}/build.toml: [general] kernel-depends",
+            hint=f"load it with the client: get_kernel({str(project.hub_repo_id or project.name)!r}, "
+            f"version={project.version}); without a network, by `kernel-builder hub export`",
+        )
+
+
+def _content(project: Project, of: Mapping[str, HubPackage]) -> dict[str, WheelFile]:
+    top = project.python_name
+    loader = resources.files("kernel_builder") / "templates" / _LOADER
+    content = {f"{top}/__init__.py": WheelFile(loader.read_bytes())}
+    for package in of.values():
+        if not (package.directory / top / "__init__.py").is_file():
+            raise PackageError(
+                f"has no {top}/__init__.py, by which it is imported as {top}",
+                where=str(package.directory),
+                hint=f"rename the module {top}.py of the project, and build again",
+            )
+        for name, path in package.files.items():
+            content[f"{top}/{name}"] = WheelFile(path.read_bytes(), path.suffix == ".so")
+    return content
+
+
+def _tag(platform: str) -> str:
+    return f"{AbiPolicy().manylinux}_{platform.partition('-')[0]}" if platform else "any"

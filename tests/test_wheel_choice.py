@@ -1,0 +1,107 @@
+"""The loader of wheels picks the variant that the public client picks."""
+
+from __future__ import annotations
+
+import itertools
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kernels import variants as client
+from kernels.backends import CPU, CUDA, Backend, Neuron, ROCm
+from packaging.version import Version
+
+from kernel_builder.config.project import Project, TorchFramework
+from kernel_builder.config.variant import Variant
+from kernel_builder.wheel.wheel_metadata import metadata
+
+NAMES = (
+    "torch-stable-abi210-cpu-x86_64-linux",
+    "torch-stable-abi210-cu126-x86_64-linux",
+    "torch-stable-abi210-cu128-x86_64-linux",
+    "torch-stable-abi210-cu130-x86_64-linux",
+    "torch-stable-abi210-cu130-aarch64-linux",
+    "torch-stable-abi212-cu130-x86_64-linux",
+    "torch29-cxx11-cu128-x86_64-linux",
+    "torch214-cxx11-cpu-x86_64-linux",
+    "torch214-cxx11-cu130-x86_64-linux",
+    "torch214-cxx11-cu132-x86_64-linux",
+    "torch-cpu",
+    "torch-cuda",
+    "torch-rocm",
+    "torch-neuron",
+)
+BACKENDS: tuple[Backend, ...] = (
+    CPU(),
+    Neuron(),
+    ROCm(Version("7.1")),
+    *(CUDA(Version(release)) for release in ("12.6", "12.8", "12.9", "13.0", "13.2")),
+)
+
+
+@pytest.fixture(scope="module")
+def loader() -> dict[str, Any]:
+    """The functions of the loader, which are read without the call at its end."""
+    source = (resources.files("kernel_builder") / "templates" / "wheel_init.py").read_text()
+    functions, call, _ = source.rpartition("_load(__name__, __file__)")
+    assert call
+    defined: dict[str, Any] = {}
+    exec(functions, defined)
+    return defined
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.variant_str)
+@pytest.mark.parametrize("platform", ["x86_64", "aarch64"])
+def test_the_choice_is_the_clients(loader: dict[str, Any], backend: Backend, platform: str) -> None:
+    # Every wheel with one to three of the variants, and one with all, beside every Torch.
+    wheels = [names for count in (1, 2, 3, len(NAMES)) for names in itertools.combinations(NAMES, count)]
+    cuda = (backend.version.major, backend.version.minor) if isinstance(backend, CUDA) else None
+    chosen = set()
+    for torch, cxx11 in (((2, 9), True), ((2, 10), True), ((2, 12), True), ((2, 14), True), ((2, 14), False)):
+        for names in wheels:
+            best, _ = client._resolve_variant_for_system(
+                [client.parse_variant(name) for name in names],
+                backend,
+                platform,
+                "linux",
+                Version(f"{torch[0]}.{torch[1]}"),
+                cxx11,
+                None,
+            )
+            ours = loader["choose"](names, torch, backend.name, cuda, f"{platform}-linux", True, cxx11)
+            assert ours == (best[0].variant_str if best else None), (names, torch)
+            chosen.add(ours)
+    assert len(chosen) > 1
+
+
+def test_the_limited_api_is_not_for_every_python(loader: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_is_unsupported_free_threaded_build", lambda: True)
+    for names in itertools.combinations(NAMES, 2):
+        system = ("x86_64", "linux", Version("2.14"), True, None)
+        best, _ = client._resolve_variant_for_system([*map(client.parse_variant, names)], CPU(), *system)
+        ours = loader["choose"](names, (2, 14), "cpu", None, "x86_64-linux", False)
+        assert ours == (best[0].variant_str if best else None)
+
+
+@pytest.mark.parametrize(
+    ("version", "release"), [("2.14.0", (2, 14)), ("2.10.1+cu128", (2, 10)), ("2.15.0a0+gitabc", (2, 15))]
+)
+def test_versions_of_torch_are_read(loader: dict[str, Any], version: str, release: tuple[int, int]) -> None:
+    assert loader["_release"](version) == release
+
+
+@pytest.mark.parametrize(
+    ("names", "requirement"),
+    [
+        (NAMES[:6], "torch>=2.10"),
+        (("torch29-cxx11-cpu-x86_64-linux", NAMES[5]), "torch>=2.9"),
+        (("torch213-cxx11-cpu-x86_64-linux", "torch214-cxx11-cpu-x86_64-linux"), "torch<2.15,>=2.13"),
+        (("torch-cpu", "torch-cuda"), "torch"),
+    ],
+)
+def test_pip_is_told_which_torch_a_wheel_is_for(names: tuple[str, ...], requirement: str) -> None:
+    project = Project(Path(), "some-kernel", 2, "apache-2.0", ("cpu",), TorchFramework(), ())
+    about = metadata(project, [Variant.parse(name) for name in names], "text")
+    assert [str(one) for one in about.requires_dist or ()] == [requirement]
+    assert (about.name, str(about.version), about.license_expression) == ("some-kernel", "2.0", "Apache-2.0")
