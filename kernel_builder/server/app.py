@@ -28,6 +28,7 @@ from kernel_builder.server.metrics import Metrics
 from kernel_builder.server.receive import BodyLimits, Slots
 from kernel_builder.server.refusals import Refusal, bad_request, busy, no_space
 from kernel_builder.server.routes import ROUTERS, pages
+from kernel_builder.server.routes.absent import absent
 from kernel_builder.server.settings import Settings
 from kernel_builder.server.turns import Turns
 
@@ -108,6 +109,8 @@ def _answer(refusal: Refusal) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
+    if type(error) is HTTPException and error.status_code in {404, 405}:  # no route, or none for this method
+        error = absent(request.method, request.url.path)
     if isinstance(error, Refusal):
         read_by_people = "text/html" in request.headers.get("accept", "")
         return pages.refusal_page(request, error) if read_by_people else _answer(error)

@@ -70,6 +70,16 @@ def no_organization(name: str) -> Refusal:
     return Refusal(404, f"no organisation {name!r}, or none that this token may see", code="NotFound")
 
 
+def no_user(name: str) -> Refusal:
+    """Report that no token has this name, or none that the caller may know of."""
+    return Refusal(404, f"no token named {name!r}, or none that this token may see", code="NotFound")
+
+
+def not_supported(message: str) -> Refusal:
+    """Refuse what the public Hub does and this one does not. The clients do not send a 501 again."""
+    return Refusal(501, message, code="NotSupported")
+
+
 def no_revision(repo_id: str, revision: str) -> Refusal:
     """Report that the repository has no such branch, tag or commit."""
     return Refusal(404, f"{repo_id} has no branch, tag or commit {revision!r}", code="RevisionNotFound")

@@ -171,12 +171,20 @@ class RepositoryIndex:
         return IndexedRepository(*found) if found else None
 
     def page(
-        self, visible: Sequence[str] | None, *, search: str = "", organization: str = "", after: str = "", count: int
+        self,
+        visible: Sequence[str] | None,
+        *,
+        within: Sequence[str] | None = None,
+        search: str = "",
+        organization: str = "",
+        after: str = "",
+        count: int,
     ) -> list[IndexedRepository]:
         """List repositories, sorted by their ids.
 
         Args:
             visible: The organisations whose private repositories are listed as well. None: all.
+            within: The only organisations to list. None: all.
             search: A part of the id, in any case.
             organization: The only organisation to list.
             after: The id after which the list begins.
@@ -185,6 +193,9 @@ class RepositoryIndex:
         where, values = _visible(visible)
         where += " AND repo_id > ?"
         values.append(after)
+        if within is not None:
+            where += f" AND organization IN ({_places(within)})"
+            values += within
         if search:
             where += " AND instr(lower(repo_id), ?)"
             values.append(search.lower())
@@ -244,4 +255,8 @@ class RepositoryIndex:
 def _visible(visible: Sequence[str] | None) -> tuple[str, list[str]]:
     if visible is None:
         return "1", []
-    return f"(NOT private OR organization IN ({', '.join('?' for _ in visible)}))", list(visible)
+    return f"(NOT private OR organization IN ({_places(visible)}))", list(visible)
+
+
+def _places(values: Sequence[str]) -> str:
+    return ", ".join("?" for _ in values)

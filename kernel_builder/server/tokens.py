@@ -78,6 +78,10 @@ class AnyToken:
         """Return the caller who sends this token."""
         return self.caller_by_key("any") if token else Caller()
 
+    def callers(self) -> list[Caller]:
+        """Return every caller that there may be."""
+        return [self.caller_by_key("any")]
+
     def caller_by_key(self, key: str) -> Caller:
         """Return the caller who was given a signed address."""
         return Caller(name="user", scopes={ANY: "write"}, key=key) if key else Caller()
@@ -126,6 +130,11 @@ class TokenFile:
         if not found:
             raise wrong_token()
         return Caller(found[0].name, found[0].scopes, digest[:KEY_LENGTH])
+
+    def callers(self) -> list[Caller]:
+        """Return every caller who has a token, sorted by name."""
+        known = sorted(self.tokens(), key=lambda token: token.name)
+        return [Caller(token.name, token.scopes, token.sha256[:KEY_LENGTH]) for token in known]
 
     def caller_by_key(self, key: str) -> Caller:
         """Return the caller who was given a signed address.

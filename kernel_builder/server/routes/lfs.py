@@ -23,9 +23,13 @@ from kernel_builder.server.routes.parameters import (
     base_url,
     checked_repo_id,
     kernels_only,
+    next_page,
+    timestamp,
 )
 
 router = APIRouter()
+
+LARGE_FILES_PAGE = 1000
 
 
 class LargeObject(Body):
@@ -125,6 +129,36 @@ def send_large_file(
     repository = hub.to_read(repo_id, caller)
     large = LargeFile(sha256, signed.size)
     return content_response(request, hub, repository, TreeEntry(sha256, sha256, False, 0, large), "")
+
+
+@router.get("/api/kernels/{organization}/{name}/lfs-files")
+def list_large_files(
+    repo_id: RepoId, request: Request, response: Response, hub: TheHub, caller: TheCaller, cursor: str = ""
+) -> list[dict[str, Any]]:
+    """List the large files that were uploaded to a repository, for those who may write to it.
+
+    The list is as costly as the history is long. A file that no commit has is listed with an empty name.
+    """
+    repository = hub.to_read(repo_id, caller)
+    caller.must_write(repo_id.partition("/")[0])
+    places = {found.large.sha256: found for found in repository.owned.located()}
+    listed = sorted(path for path in repository.owned.markers.iterdir() if path.name > cursor)
+    if len(listed) > LARGE_FILES_PAGE:
+        next_page(request, response, cursor=listed[LARGE_FILES_PAGE - 1].name)
+    answer = []
+    for marker in listed[:LARGE_FILES_PAGE]:
+        place = places.get(marker.name)
+        answer.append(
+            {
+                "fileOid": marker.name,
+                "oid": marker.name,
+                "filename": place.path if place else "",
+                "ref": place.ref if place else None,
+                "size": hub.large_files.size(marker.name) or 0,
+                "pushedAt": timestamp(int(marker.stat().st_mtime)),
+            }
+        )
+    return answer
 
 
 class DuplicateFile(Body):

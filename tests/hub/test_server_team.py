@@ -1,0 +1,98 @@
+"""What a team needs: accounts, tokens with an end and for one repository, and answers in words for what is absent."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import requests
+from huggingface_hub import CommitOperationAdd, HfApi
+from huggingface_hub.errors import HfHubHTTPError
+
+from kernel_builder.server import tokens
+from tests.hub.conftest import RunningHub
+
+
+def add_file(api: HfApi, repo_id: str, path: str, content: bytes) -> None:
+    api.create_commit(repo_id, [CommitOperationAdd(path, content)], commit_message="m", repo_type="kernel")
+
+
+# Routes of the public client
+
+
+def test_accounts_and_lists_of_the_public_client(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    writer = tokens.add(file, "ci", read=("b",), write=("a",))
+    reader = tokens.add(file, "desk", read=("a",), write=())
+    stranger = tokens.add(file, "stranger", read=(), write=("c",))
+    root = tokens.add(file, "root", read=(), write=("*",))
+    hub = start_hub("--token-file", str(file), "--repository-quota", "10")
+    api = hub.api(writer)
+    for repo_id in ("a/one", "a/two", "b/three"):
+        hub.api(root).create_repo(repo_id, repo_type="kernel", private=repo_id == "a/two")
+    large = os.urandom(1_500_000)
+    add_file(api, "a/one", "build/x/table.bin", large)
+
+    stored = {item.id: item for item in api.list_user_repos()}
+    assert set(stored) == {"a/one", "a/two"}
+    assert stored["a/one"].storage >= len(large) and 15 <= stored["a/one"].storage_percent < 16
+    assert stored["a/one"].type == "kernel" and stored["a/two"].visibility == "private"
+    assert [item.id for item in hub.api(root).list_user_repos("b")] == ["b/three"]
+    assert len(list(hub.api(root).list_user_repos())) == 3
+    with pytest.raises(HfHubHTTPError, match="may only read"):
+        list(hub.api(reader).list_user_repos("a"))
+
+    assert [user.username for user in api.list_organization_members("a")] == ["ci", "desk", "root"]
+    with pytest.raises(HfHubHTTPError, match="has no scope for a"):
+        list(hub.api(stranger).list_organization_members("a"))
+    overview = api.get_user_overview("desk")
+    assert overview.username == "desk" and [org.name for org in overview.orgs] == ["a"]
+    with pytest.raises(HfHubHTTPError, match="no token named 'ci'"):
+        hub.api(stranger).get_user_overview("ci")
+    assert api.get_organization_overview("a").name == "a"
+    assert list(api.list_repo_likers("a/one", repo_type="kernel")) == []
+    assert list(api.list_user_followers("ci")) == list(api.list_user_following("ci")) == []
+    assert list(api.list_organization_followers("a")) == []
+    assert api.list_liked_repos().total == 0
+
+    (found,) = api.list_lfs_files("a/one", repo_type="kernel")
+    assert (found.filename, found.size, found.ref) == ("build/x/table.bin", len(large), "refs/heads/main")
+    with pytest.raises(HfHubHTTPError, match="may only read a"):
+        list(hub.api(reader).list_lfs_files("a/one", repo_type="kernel"))
+    with pytest.raises(HfHubHTTPError, match="does not rewrite history"):
+        api.permanently_delete_lfs_files("a/one", [found], repo_type="kernel")
+
+
+def test_absent_routes_say_so(hub: RunningHub) -> None:
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    for call, words in (
+        (lambda: api.list_webhooks(), "sends no webhooks"),
+        (lambda: api.create_webhook(url="http://x", watched=[]), "sends no webhooks"),
+        (lambda: api.unlike("a/one", repo_type="kernel"), "counts no likes"),
+        (lambda: list(api.list_collections(owner="a")), "has no collections"),
+        (lambda: list(api.list_models()), "holds kernels, and nothing else"),
+        (lambda: list(api.list_jobs(namespace="a")), "holds kernels, and nothing else"),
+        (lambda: api.get_model_tags(), "holds kernels, and nothing else"),
+    ):
+        with pytest.raises(HfHubHTTPError, match=words) as raised:
+            call()
+        assert raised.value.response.status_code == 501
+    assert not api.repo_exists("a/one")  # as a model
+    # Routes that the client itself refuses for kernels today.
+    base = f"{hub.url}/api/kernels/a/one"
+    for method, path, words in (
+        ("GET", "/discussions", "no discussions"),
+        ("POST", "/discussions/1/comment", "no discussions"),
+        ("POST", "/user-access-request/grant", "gates no repositories"),
+        ("POST", "/super-squash/main", "publish to a new branch"),
+        ("POST", "/duplicate", "does not copy"),
+        ("GET", "/surprise", "has no route GET"),
+        ("PATCH", "", "has no route PATCH"),
+    ):
+        answer = requests.request(method, base + path, json={}, headers={"Authorization": "Bearer any"})
+        assert answer.status_code == 501 and words in answer.json()["error"], (path, answer.text)
+        assert answer.headers["X-Error-Code"] == "NotSupported"
+    assert "no page /nowhere" in requests.get(f"{hub.url}/nowhere").json()["error"]
