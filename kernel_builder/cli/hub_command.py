@@ -317,22 +317,42 @@ def token() -> None:
 
 @token.command()
 @click.argument("name")
-@click.option("--read", multiple=True, metavar="ORG", help="May read ORG's private kernels; '*': every organisation's.")
-@click.option("--write", multiple=True, metavar="ORG", help="May also publish in ORG; '*': in every organisation.")
+@click.option(
+    "--read",
+    multiple=True,
+    metavar="ORG[/NAME]",
+    help="May read ORG's private kernels, or one of them; '*': every organisation's.",
+)
+@click.option(
+    "--write",
+    multiple=True,
+    metavar="ORG[/NAME]",
+    help="May also publish in ORG, or one repository of it; '*': in every organisation.",
+)
+@click.option("--expires", metavar="DAY|DAYSd", help="When the token ends: 2030-01-31, or 90d.  [default: never]")
 @TOKEN_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def add(name: str, read: tuple[str, ...], write: tuple[str, ...], token_file: Path | None, as_json: bool) -> None:
+def add(
+    name: str,
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    expires: str | None,
+    token_file: Path | None,
+    as_json: bool,
+) -> None:
     """Create a token and print it.
 
     It cannot be shown again: the token file holds only its hash.
 
     \b
     kernel-builder hub token add ci --write my-org --token-file tokens.json
+    kernel-builder hub token add ci --write my-org/my-kernel --expires 90d --token-file tokens.json
     """
     _require_server_packages()
     from kernel_builder.server import tokens
 
-    secret = tokens.add(_token_file(token_file), name, read=read, write=write)
+    end = tokens.parse_end(expires) if expires else None
+    secret = tokens.add(_token_file(token_file), name, read=read, write=write, expires=end)
     click.echo(json.dumps({"name": name, "token": secret}) if as_json else secret)
 
 
@@ -351,15 +371,15 @@ def remove(name: str, token_file: Path | None) -> None:
 @TOKEN_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def list_tokens(token_file: Path | None, as_json: bool) -> None:
-    """List the tokens and their scopes."""
+    """List the tokens, their scopes and when they end."""
     _require_server_packages()
     from kernel_builder.server import tokens
 
     found = tokens.TokenFile(_token_file(token_file)).tokens()
     if as_json:
-        click.echo(json.dumps([{"name": item.name, "scopes": dict(item.scopes)} for item in found], indent=2))
+        described = [{"name": item.name, "scopes": dict(item.scopes), "expires": item.expires} for item in found]
+        click.echo(json.dumps(described, indent=2))
         return
     for item in found:
-        click.echo(
-            f"{item.name}  {', '.join(f'{organization}: {scope}' for organization, scope in item.scopes.items())}"
-        )
+        scopes = ", ".join(f"{what}: {scope}" for what, scope in item.scopes.items())
+        click.echo(f"{item.name}  {scopes}" + (f"  until {tokens.day(item.expires)}" if item.expires else ""))

@@ -96,7 +96,7 @@ class Hub:
             Refusal: If there is none.
         """
         repository = self.repositories.open(repo_id)
-        if repository.private and not caller.may_see(repo_id.partition("/")[0]):
+        if repository.private and not caller.may_see(repo_id):
             raise no_repository(repo_id)
         return repository
 
@@ -107,14 +107,14 @@ class Hub:
             Refusal: If there is none, or the caller may not.
         """
         repository = self.to_read(repo_id, caller)
-        self.must_write(repo_id.partition("/")[0], caller)
+        self.must_write(repo_id, caller)
         return repository
 
-    def must_write(self, organization: str, caller: Caller) -> None:
-        """Raise a refusal unless this caller may publish in the organisation."""
+    def must_write(self, repo_id: str, caller: Caller) -> None:
+        """Raise a refusal unless this caller may publish in the repository, which need not exist."""
         if self.settings.read_only:
             raise read_only()
-        caller.must_write(organization)
+        caller.must_write(repo_id)
 
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably."""

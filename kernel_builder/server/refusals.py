@@ -55,6 +55,12 @@ def wrong_token() -> Refusal:
     )
 
 
+def expired_token(name: str, end: str) -> Refusal:
+    """Refuse a token that has expired. Not with 401, which the clients show as a repository that does not exist."""
+    message = f"the token {name!r} has expired on {end}: ask the operator of this Hub for a new one"
+    return Refusal(403, message, code="TokenExpired")
+
+
 def forbidden(message: str) -> Refusal:
     """Refuse a known caller who lacks the permission."""
     return Refusal(403, message, code="Forbidden")

@@ -183,8 +183,8 @@ class RepositoryIndex:
         """List repositories, sorted by their ids.
 
         Args:
-            visible: The organisations whose private repositories are listed as well. None: all.
-            within: The only organisations to list. None: all.
+            visible: The private repositories that are listed as well, or their organisations. None: all.
+            within: The only repositories to list, or their organisations. None: all.
             search: A part of the id, in any case.
             organization: The only organisation to list.
             after: The id after which the list begins.
@@ -194,8 +194,8 @@ class RepositoryIndex:
         where += " AND repo_id > ?"
         values.append(after)
         if within is not None:
-            where += f" AND organization IN ({_places(within)})"
-            values += within
+            where += f" AND {_among(within)}"
+            values += [*within, *within]
         if search:
             where += " AND instr(lower(repo_id), ?)"
             values.append(search.lower())
@@ -255,8 +255,10 @@ class RepositoryIndex:
 def _visible(visible: Sequence[str] | None) -> tuple[str, list[str]]:
     if visible is None:
         return "1", []
-    return f"(NOT private OR organization IN ({_places(visible)}))", list(visible)
+    return f"(NOT private OR {_among(visible)})", [*visible, *visible]
 
 
-def _places(values: Sequence[str]) -> str:
-    return ", ".join("?" for _ in values)
+def _among(what: Sequence[str]) -> str:
+    """Return the condition that these organisations or repositories include one. It takes them twice."""
+    places = ", ".join("?" for _ in what)
+    return f"(organization IN ({places}) OR repo_id IN ({places}))"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import requests
+from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
+from kernel_builder.cli import main
 from kernel_builder.server import tokens
 from tests.hub.conftest import RunningHub
 
@@ -69,13 +73,13 @@ def test_absent_routes_say_so(hub: RunningHub) -> None:
     api = hub.api()
     api.create_repo("a/one", repo_type="kernel")
     for call, words in (
-        (lambda: api.list_webhooks(), "sends no webhooks"),
+        (api.list_webhooks, "sends no webhooks"),
         (lambda: api.create_webhook(url="http://x", watched=[]), "sends no webhooks"),
         (lambda: api.unlike("a/one", repo_type="kernel"), "counts no likes"),
         (lambda: list(api.list_collections(owner="a")), "has no collections"),
         (lambda: list(api.list_models()), "holds kernels, and nothing else"),
         (lambda: list(api.list_jobs(namespace="a")), "holds kernels, and nothing else"),
-        (lambda: api.get_model_tags(), "holds kernels, and nothing else"),
+        (api.get_model_tags, "holds kernels, and nothing else"),
     ):
         with pytest.raises(HfHubHTTPError, match=words) as raised:
             call()
@@ -96,3 +100,61 @@ def test_absent_routes_say_so(hub: RunningHub) -> None:
         assert answer.status_code == 501 and words in answer.json()["error"], (path, answer.text)
         assert answer.headers["X-Error-Code"] == "NotSupported"
     assert "no page /nowhere" in requests.get(f"{hub.url}/nowhere").json()["error"]
+
+
+# Tokens
+
+
+def test_tokens_for_one_repository_and_tokens_that_end(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    root = tokens.add(file, "root", read=(), write=("*",))
+    one = tokens.add(file, "one", read=("a/shown",), write=("a/one",))
+    short = tokens.add(file, "short", read=(), write=("a",), expires=int(time.time()) + 4)
+    hub = start_hub("--token-file", str(file))
+    for repo_id in ("a/shown", "a/hidden"):
+        hub.api(root).create_repo(repo_id, repo_type="kernel", private=True)
+    api = hub.api(one)
+    api.create_repo("a/one", repo_type="kernel", private=True)
+    large = os.urandom(1_500_000)
+    add_file(api, "a/one", "x.bin", large)
+    assert [item.id for item in api.list_user_repos()] == ["a/one"]
+    headers = {"Authorization": f"Bearer {one}"}
+    listed = requests.get(f"{hub.url}/api/kernels", headers=headers).json()
+    assert [item["id"] for item in listed] == ["a/one", "a/shown"]
+    assert api.whoami()["orgs"][0]["name"] == "a" and api.whoami()["orgs"][0]["roleInOrg"] == "read"
+    assert not api.repo_exists("a/hidden", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError, match="may only read a/shown"):
+        add_file(api, "a/shown", "x", b"x")
+    with pytest.raises(HfHubHTTPError, match="no write scope for a/new"):
+        api.create_repo("a/new", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError, match="no write scope for a/two"):
+        api.move_repo("a/one", "a/two", repo_type="kernel")
+
+    # Parts of Xet uploads: a token for one repository does not reach those of the organisation.
+    def xet_address(token: str) -> str:
+        url = f"{hub.url}/api/kernels/a/one/xet-write-token/main"
+        return str(requests.get(url, headers={"Authorization": f"Bearer {token}"}).json()["casUrl"])
+
+    assert xet_address(one) != xet_address(root)
+
+    while requests.get(f"{hub.url}/api/whoami-v2", headers={"Authorization": f"Bearer {short}"}).ok:
+        time.sleep(0.2)
+    with pytest.raises(HfHubHTTPError, match="the token 'short' has expired on 20"):
+        hub.api(short).repo_info("a/one", repo_type="kernel")
+
+
+def test_token_files(tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    add = ["token", "add", "--token-file", str(file), "--write", "a/one"]
+    for end in ("yesterday", "2020-01-01", "0d", "99999d9", "2030-02-31"):
+        done = CliRunner().invoke(main, ["hub", *add, "x", "--expires", end])
+        assert done.exit_code and "a day to come" in done.output, (end, done.output)
+    for scope in ("a/", "/b", "a/b/c", "*/b"):
+        done = CliRunner().invoke(main, ["hub", *add, "x", "--write", scope])
+        assert done.exit_code and not file.exists(), scope
+    assert CliRunner().invoke(main, ["hub", *add, "x", "--expires", "2099-01-01"]).exit_code == 0
+    listed = CliRunner().invoke(main, ["hub", "token", "list", "--token-file", str(file)]).output
+    assert "a/one: write  until 2099-01-01 00:00 UTC" in listed
+    # A file of an earlier version, which has no ends.
+    file.write_text(json.dumps({"tokens": [{"name": "old", "sha256": "0" * 64, "scopes": {"a": "read"}}]}))
+    assert tokens.TokenFile(file).tokens() == (tokens.Token("old", "0" * 64, {"a": "read"}, None),)

@@ -48,7 +48,7 @@ def whoami(hub: TheHub, caller: TheCaller) -> dict[str, Any]:
 
 def _organizations(hub: Hub, caller: Caller) -> list[str]:
     """Return the organisations that a token has a scope for, sorted."""
-    organizations = {name for name in caller.scopes if name != ANY}
+    organizations = caller.organizations()
     if ANY in caller.scopes:
         organizations |= set(hub.index.organizations()) | hub.settings.trusted
     return sorted(organizations)
@@ -60,7 +60,7 @@ def organization_overview(organization: str, hub: TheHub, caller: TheCaller) -> 
     name = segment(organization)
     names.repo_id(name, "x")
     kernels = hub.index.count(caller.seen(), name)
-    if not kernels and name not in hub.settings.trusted and name not in caller.scopes:
+    if not kernels and name not in hub.settings.trusted and name not in caller.organizations():
         raise no_organization(name)
     return {
         "name": name,
@@ -91,7 +91,9 @@ def organization_members(organization: str, hub: TheHub, caller: TheCaller) -> l
         raise no_token()
     if not caller.may_see(name):
         raise forbidden(f"the token {caller.name!r} has no scope for {name}, so it does not see its members")
-    return [_user(member.name) for member in hub.tokens.callers() if member.may_see(name)]
+    return [
+        _user(member.name) for member in hub.tokens.callers() if name in member.organizations() or ANY in member.scopes
+    ]
 
 
 def _known(name: str, hub: Hub, caller: Caller) -> Caller:
@@ -155,7 +157,8 @@ def organization_repositories(
     """List the repositories of an organisation that the token may write to, with the bytes that each stores."""
     name = segment(organization)
     names.repo_id(name, "x")
-    caller.must_write(name)
+    if not any(scope == "write" and what.startswith(f"{name}/") for what, scope in caller.scopes.items()):
+        caller.must_write(name)
     return _stored(request, response, hub, caller, cursor, name)
 
 

@@ -140,7 +140,7 @@ def list_large_files(
     The list is as costly as the history is long. A file that no commit has is listed with an empty name.
     """
     repository = hub.to_read(repo_id, caller)
-    caller.must_write(repo_id.partition("/")[0])
+    caller.must_write(repo_id)
     places = {found.large.sha256: found for found in repository.owned.located()}
     listed = sorted(path for path in repository.owned.markers.iterdir() if path.name > cursor)
     if len(listed) > LARGE_FILES_PAGE:

@@ -68,7 +68,7 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
     if not caller.name:
         raise no_token()
     repo_id = names.repo_id(organization, body.name)
-    hub.must_write(organization, caller)
+    hub.must_write(repo_id, caller)
     url = f"{base_url(request)}/kernels/{repo_id}"
     if repo_id in hub.repositories:
         raise conflict(f"You already created this kernel repo: {repo_id} exists", url=url)
@@ -103,7 +103,7 @@ async def move_repository(body: MovedRepository, hub: TheHub, caller: TheCaller,
 
     def write() -> None:
         hub.to_write(source, caller)
-        hub.must_write(target.partition("/")[0], caller)
+        hub.must_write(target, caller)
         hub.repositories.move(source, target)
 
     await turns.change(source, write)
