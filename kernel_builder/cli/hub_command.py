@@ -127,6 +127,11 @@ def hub() -> None:
     help="The most connections of one address. A proxy, which FORWARDED_ALLOW_IPS names, is not counted.",
 )
 @click.option(
+    "--audit-log",
+    metavar="FILE",
+    help="Append a line of JSON for every write and every denied access; '-' is stdout. SIGHUP opens FILE again.",
+)
+@click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
@@ -144,6 +149,7 @@ def serve(
     organization: int | None,
     repository: int | None,
     connections_by_address: int,
+    audit_log: str | None,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -172,6 +178,7 @@ def serve(
         limits=Limits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
         quotas=Quotas(_bytes(repository), _bytes(organization), _bytes(server)),
         connections=ConnectionLimits(connections_by_address=connections_by_address),
+        audit_log=audit_log,
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)
 

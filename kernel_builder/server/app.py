@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_builder import __version__
+from kernel_builder.server.audit_log import Audit, AuditFile
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.metrics import Metrics
 from kernel_builder.server.receive import BodyLimits, Slots
@@ -85,6 +86,9 @@ def create_app(settings: Settings) -> FastAPI:
     if settings.token_file is None:
         # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
+    if settings.audit_log is not None:
+        app.state.audit_file = AuditFile(settings.audit_log)
+        app.add_middleware(Audit, file=app.state.audit_file)
     app.add_middleware(RequestObserver, metrics=app.state.metrics)
     return app
 
@@ -112,6 +116,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if type(error) is HTTPException and error.status_code in {404, 405}:  # no route, or none for this method
         error = absent(request.method, request.url.path)
     if isinstance(error, Refusal):
+        request.state.reason = error.message
+        request.state.hidden = error.hidden
         read_by_people = "text/html" in request.headers.get("accept", "")
         return pages.refusal_page(request, error) if read_by_people else _answer(error)
     assert isinstance(error, HTTPException)
@@ -153,7 +159,7 @@ class RequestObserver:
             return
         began = time.perf_counter()
         request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})
+        scope.setdefault("state", {})["request_id"] = request_id
         status = 500
 
         async def noted(message: Message) -> None:

@@ -97,7 +97,7 @@ class Hub:
         """
         repository = self.repositories.open(repo_id)
         if repository.private and not caller.may_see(repo_id):
-            raise no_repository(repo_id)
+            raise no_repository(repo_id, hidden=True)
         return repository
 
     def to_write(self, repo_id: str, caller: Caller) -> GitRepository:

@@ -82,6 +82,7 @@ class Settings:
         limits: Limits of one request.
         connections: Limits of connections.
         quotas: Limits of what is stored.
+        audit_log: The file of the audit log; `-` is stdout. None: there is none.
     """
 
     root: Path
@@ -92,3 +93,4 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     quotas: Quotas = field(default_factory=Quotas)
+    audit_log: str | None = None

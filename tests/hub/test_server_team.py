@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -158,3 +159,51 @@ def test_token_files(tmp_path: Path) -> None:
     # A file of an earlier version, which has no ends.
     file.write_text(json.dumps({"tokens": [{"name": "old", "sha256": "0" * 64, "scopes": {"a": "read"}}]}))
     assert tokens.TokenFile(file).tokens() == (tokens.Token("old", "0" * 64, {"a": "read"}, None),)
+
+
+# The audit log
+
+
+def test_the_audit_log_has_writes_and_denied_accesses(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file, audit = tmp_path / "tokens.json", tmp_path / "audit.log"
+    writer = tokens.add(file, "ci", read=(), write=("a",))
+    reader = tokens.add(file, "desk", read=("b",), write=())
+    hub = start_hub("--token-file", str(file), "--audit-log", str(audit))
+    api = hub.api(writer)
+    api.create_repo("a/one", repo_type="kernel", private=True)
+    done = api.create_commit("a/one", [CommitOperationAdd("x", b"x")], commit_message="m", repo_type="kernel")
+    add_file(api, "a/one", "large.bin", os.urandom(1_500_000))
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert {line["result"] for line in lines} == {"done"} and {line["who"] for line in lines} == {"ci"}
+    assert {line["repository"] for line in lines} == {"a/one"}
+    assert [line["what"] for line in lines if line.get("commit") == done.oid] == ["commit"]
+    assert {"create_repository", "commit", "receive_shard"} <= {line["what"] for line in lines}
+    # logrotate
+    audit.rename(tmp_path / "audit.log.1")
+    hub.process.send_signal(signal.SIGHUP)
+    while not audit.exists():
+        time.sleep(0.05)
+    assert not hub.api(reader).repo_exists("a/one", repo_type="kernel")
+    assert not hub.api(reader).repo_exists("a/no", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError):
+        hub.api(reader).create_repo("a/new", repo_type="kernel")
+    with pytest.raises(HfHubHTTPError):
+        hub.api("hf_unknown").whoami()
+    with pytest.raises(HfHubHTTPError):
+        api.create_branch("a/one", branch="main", repo_type="kernel")
+    api.move_repo("a/one", "a/two", repo_type="kernel")
+    api.delete_repo("a/two", repo_type="kernel")
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["who"], line.get("repository"), line["result"], line["status"]) for line in lines] == [
+        ("desk", "a/one", "denied", 404),
+        ("desk", "a/new", "denied", 403),
+        (None, None, "denied", 401),
+        ("ci", "a/one", "refused", 409),
+        ("ci", "a/one to a/two", "done", 200),
+        ("ci", "a/two", "done", 200),
+    ]
+    assert lines[3]["revision"] == "main" and lines[0]["address"] == "127.0.0.1" and lines[0]["time"].endswith("+00:00")
+    whole = audit.read_text() + (tmp_path / "audit.log.1").read_text()
+    assert not any(secret in whole for secret in (writer, reader, "hf_unknown", "signature", "Bearer"))
+    done = CliRunner().invoke(main, ["hub", "serve", "--root", str(tmp_path / "h"), "--audit-log", str(tmp_path)])
+    assert done.exit_code and "the audit log cannot be written" in done.output

@@ -51,6 +51,7 @@ class Batch(Body):
 def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub, caller: TheCaller) -> JSONResponse:
     """Return addresses for the upload or download of large files. Files that exist already are not uploaded again."""
     uploading = body.operation == "upload"
+    request.state.reads = not uploading
     repository = hub.to_write(repo_id, caller) if uploading else hub.to_read(repo_id, caller)
     if body.hash_algo != "sha256":
         raise bad_request(f"hash_algo {body.hash_algo!r} is not known; expected 'sha256'")
@@ -104,6 +105,7 @@ async def receive_large_file(
 ) -> Response:
     """Receive a large file at a signed address."""
     caller = hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
+    request.state.caller = caller.name
     slots: Slots = request.app.state.upload_slots
     with slots.one():
         repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
@@ -126,6 +128,7 @@ def send_large_file(
 ) -> Response:
     """Send a large file from a signed address."""
     caller = hub.check_signature("download", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
+    request.state.caller = caller.name
     repository = hub.to_read(repo_id, caller)
     large = LargeFile(sha256, signed.size)
     return content_response(request, hub, repository, TreeEntry(sha256, sha256, False, 0, large), "")

@@ -90,7 +90,9 @@ def upload_of(request: Request) -> XetUpload:
     if claims["expires"] < time.time():
         raise wrong_token()
     repo_id = str(claims["repository"])
+    request.state.repository = repo_id
     caller = hub.caller_by_key(claims["by"])  # the client's own token may have been removed
+    request.state.caller = caller.name
     hub.to_write(repo_id, caller)
     return _upload(repo_id, caller)
 
