@@ -59,6 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.turns = Turns()
     app.state.upload_slots = Slots(settings.limits.uploads)
     app.state.commit_slots = Slots(settings.limits.commits)
+    app.state.git_slots = Slots(settings.limits.clones)
     for router in ROUTERS:
         app.include_router(router)
 
@@ -118,6 +119,8 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, Refusal):
         request.state.reason = error.message
         request.state.hidden = error.hidden
+        if request.headers.get("user-agent", "").startswith("git/"):  # it shows text, and no other answers
+            return PlainTextResponse(f"{error.message}\n", error.status_code, error.headers)
         read_by_people = "text/html" in request.headers.get("accept", "")
         return pages.refusal_page(request, error) if read_by_people else _answer(error)
     assert isinstance(error, HTTPException)

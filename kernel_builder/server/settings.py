@@ -38,6 +38,8 @@ class Limits:
     """Large files that are received at once; further clients are told to retry."""
     commits: int = 64
     """Commits that are received at once. Counted apart from files, so that slow uploads do not block commits."""
+    clones: int = 8
+    """Clones that are served at once, each by processes of git."""
     idle_seconds: float = 30.0
     """The longest time without data in a body or in the head of a request."""
 

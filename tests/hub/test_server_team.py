@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
 import json
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -207,3 +210,77 @@ def test_the_audit_log_has_writes_and_denied_accesses(start_hub: Callable[..., R
     assert not any(secret in whole for secret in (writer, reader, "hf_unknown", "signature", "Bearer"))
     done = CliRunner().invoke(main, ["hub", "serve", "--root", str(tmp_path / "h"), "--audit-log", str(tmp_path)])
     assert done.exit_code and "the audit log cannot be written" in done.output
+
+
+# git
+
+
+def git(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = ["git", "-c", "filter.lfs.smudge=cat", "-c", "filter.lfs.required=false", *arguments]
+    environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "GIT_CONFIG_GLOBAL": os.devnull}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_git_clones_and_fetches_and_cannot_push(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
+    file = tmp_path / "tokens.json"
+    writer = tokens.add(file, "ci", read=(), write=("a",))
+    other = tokens.add(file, "other", read=(), write=("b",))
+    hub = start_hub("--token-file", str(file))
+    api = hub.api(writer)
+    for repo_id in ("a/open", "a/shut"):
+        api.create_repo(repo_id, repo_type="kernel", private=repo_id == "a/shut")
+    large = os.urandom(1_500_000)
+    add_file(api, "a/open", "table.bin", large)
+    for number in range(40):  # more than one round of negotiation, and a request that git compresses
+        api.create_tag("a/open", tag=f"t{number}", repo_type="kernel")
+    there = f"{hub.url}/kernels/a/open"
+    for name, *options in (
+        (there, "-q"),
+        (f"{there}.git", "-q", "--depth=1"),
+        (there, "-q", "-c", "protocol.version=0"),
+    ):
+        done = git("clone", *options, name, str(tmp_path / f"clone{len(options)}"))
+        assert done.returncode == 0, done.stderr
+    clone = tmp_path / "clone1"
+    sha256 = hashlib.sha256(large).hexdigest()
+    assert f"oid sha256:{sha256}" in (clone / "table.bin").read_text()
+    add_file(api, "a/open", "later", b"later")
+    assert git("pull", "-q", cwd=clone).returncode == 0 and (clone / "later").read_text() == "later"
+    assert git("fsck", "--strict", cwd=clone).returncode == 0
+    done = git("push", "-q", there, "HEAD:refs/heads/mine", cwd=clone)
+    assert done.returncode and "takes no pushes" in done.stderr
+
+    def address(token: str, name: str) -> str:
+        return f"{hub.url.replace('//', f'//any:{token}@')}/kernels/a/{name}"
+
+    assert git("clone", "-q", address(writer, "shut"), str(tmp_path / "shut")).returncode == 0
+    for name in ("shut", "none"):  # alike for those who may not see it
+        done = git("clone", f"{hub.url}/kernels/a/{name}", str(tmp_path / "x"))
+        assert done.returncode and "could not read Username" in done.stderr
+        done = git("clone", address(other, name), str(tmp_path / "x"))
+        assert done.returncode and "no kernel repository" in done.stderr
+    # LFS's own client sends the token as a password as well.
+    batch = {"operation": "download", "objects": [{"oid": sha256, "size": len(large)}]}
+    answer = requests.post(
+        f"{there}.git/info/lfs/objects/batch",
+        data=json.dumps(batch),
+        auth=("any", writer),
+        headers={"Content-Type": "application/vnd.git-lfs+json"},
+    )
+    assert requests.get(answer.json()["objects"][0]["actions"]["download"]["href"]).content == large
+
+
+def test_what_git_asks_for_has_limits(hub: RunningHub) -> None:
+    hub.api().create_repo("a/one", repo_type="kernel")
+    url = f"{hub.url}/kernels/a/one"
+    assert requests.get(f"{url}/info/refs").status_code == 400
+    kind = {"Content-Type": "application/x-git-upload-pack-request"}
+    packed = {**kind, "Content-Encoding": "gzip"}
+    assert requests.post(f"{url}/git-upload-pack", data=b"x").status_code == 400
+    assert requests.post(f"{url}/git-upload-pack", data=b"x", headers=packed).status_code == 400
+    bomb = gzip.compress(bytes(50 << 20))
+    assert requests.post(f"{url}/git-upload-pack", data=bomb, headers=packed).status_code == 413
+    hostile = requests.post(f"{url}/git-upload-pack", data=b"fffe" + b"x" * 100, headers=kind)
+    assert hostile.status_code == 200 and len(hostile.content) < 200
+    for _ in range(20):  # no slot is lost
+        assert requests.get(f"{url}/info/refs", params={"service": "git-upload-pack"}).ok
