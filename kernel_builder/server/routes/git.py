@@ -22,6 +22,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import Slots
 from kernel_builder.server.refusals import Refusal, bad_request, forbidden, no_token, too_large
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub
@@ -59,12 +60,13 @@ def _environment(request: Request) -> dict[str, str]:
     return {**environment, "GIT_PROTOCOL": protocol} if protocol in _PROTOCOLS else environment
 
 
-async def _path(hub: TheHub, repo_id: str, caller: Caller) -> str:
+async def _path(request: Request, hub: Hub, repo_id: str, caller: Caller) -> str:
     """Return the directory of a repository that the caller may read."""
     try:
         return str((await to_thread.run_sync(hub.to_read, repo_id, caller)).path)
     except Refusal as refusal:
-        if refusal.code != "RepoNotFound" or caller.name:
+        by_git = request.headers.get("user-agent", "").startswith("git/")
+        if refusal.code != "RepoNotFound" or caller.name or not by_git:
             raise
         # git asks for a password after a 401. A private repository answers as one that does not exist.
         missing = no_token(f"no public kernel repository {repo_id!r}; a private one needs a token as the password")
@@ -79,11 +81,11 @@ async def git_refs(
     repo_id: RepoId, request: Request, hub: TheHub, caller: TheCaller, service: Annotated[str, Query()] = ""
 ) -> Response:
     """List the refs, as the first request of `git clone`."""
+    path = await _path(request, hub, repo_id, caller)
     if service == "git-receive-pack":
         raise forbidden(_PUSH)
     if service != "git-upload-pack":
         raise bad_request("this Hub speaks git's smart protocol only: use git 1.6.6 or later")
-    path = await _path(hub, repo_id, caller)
     slots: Slots = request.app.state.git_slots
     with slots.one():
         process = await _started(request, "--http-backend-info-refs", path)
@@ -99,9 +101,9 @@ async def git_refs(
 @router.post("/kernels/{organization}/{name}.git/git-upload-pack")
 async def git_upload_pack(repo_id: RepoId, request: Request, hub: TheHub, caller: TheCaller) -> Response:
     """Send the objects that a clone or fetch asks for."""
+    path = await _path(request, hub, repo_id, caller)
     if request.headers.get("content-type") != "application/x-git-upload-pack-request":
         raise bad_request("expected a body of the type application/x-git-upload-pack-request")
-    path = await _path(hub, repo_id, caller)
     body = await request.body()
     if request.headers.get("content-encoding") in {"gzip", "x-gzip"}:
         body = _unpacked(body)
@@ -130,8 +132,9 @@ class _Pack(StreamingResponse):
 
 @router.post("/kernels/{organization}/{name}/git-receive-pack")
 @router.post("/kernels/{organization}/{name}.git/git-receive-pack")
-def git_receive_pack(repo_id: RepoId, caller: TheCaller) -> Response:
+def git_receive_pack(repo_id: RepoId, hub: TheHub, caller: TheCaller) -> Response:
     """Refuse a push."""
+    hub.to_read(repo_id, caller)
     raise forbidden(_PUSH)
 
 
