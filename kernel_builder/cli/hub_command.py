@@ -127,6 +127,11 @@ def hub() -> None:
     help="The most connections of one address. A proxy, which FORWARDED_ALLOW_IPS names, is not counted.",
 )
 @click.option(
+    "--audit-log",
+    metavar="FILE",
+    help="Append a line of JSON for every write and every denied access; '-' is stdout. SIGHUP opens FILE again.",
+)
+@click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
@@ -144,6 +149,7 @@ def serve(
     organization: int | None,
     repository: int | None,
     connections_by_address: int,
+    audit_log: str | None,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -172,6 +178,7 @@ def serve(
         limits=Limits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
         quotas=Quotas(_bytes(repository), _bytes(organization), _bytes(server)),
         connections=ConnectionLimits(connections_by_address=connections_by_address),
+        audit_log=audit_log,
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)
 
@@ -317,22 +324,42 @@ def token() -> None:
 
 @token.command()
 @click.argument("name")
-@click.option("--read", multiple=True, metavar="ORG", help="May read ORG's private kernels; '*': every organisation's.")
-@click.option("--write", multiple=True, metavar="ORG", help="May also publish in ORG; '*': in every organisation.")
+@click.option(
+    "--read",
+    multiple=True,
+    metavar="ORG[/NAME]",
+    help="May read ORG's private kernels, or one of them; '*': every organisation's.",
+)
+@click.option(
+    "--write",
+    multiple=True,
+    metavar="ORG[/NAME]",
+    help="May also publish in ORG, or one repository of it; '*': in every organisation.",
+)
+@click.option("--expires", metavar="DAY|DAYSd", help="When the token ends: 2030-01-31, or 90d.  [default: never]")
 @TOKEN_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def add(name: str, read: tuple[str, ...], write: tuple[str, ...], token_file: Path | None, as_json: bool) -> None:
+def add(
+    name: str,
+    read: tuple[str, ...],
+    write: tuple[str, ...],
+    expires: str | None,
+    token_file: Path | None,
+    as_json: bool,
+) -> None:
     """Create a token and print it.
 
     It cannot be shown again: the token file holds only its hash.
 
     \b
     kernel-builder hub token add ci --write my-org --token-file tokens.json
+    kernel-builder hub token add ci --write my-org/my-kernel --expires 90d --token-file tokens.json
     """
     _require_server_packages()
     from kernel_builder.server import tokens
 
-    secret = tokens.add(_token_file(token_file), name, read=read, write=write)
+    end = tokens.parse_end(expires) if expires else None
+    secret = tokens.add(_token_file(token_file), name, read=read, write=write, expires=end)
     click.echo(json.dumps({"name": name, "token": secret}) if as_json else secret)
 
 
@@ -351,15 +378,15 @@ def remove(name: str, token_file: Path | None) -> None:
 @TOKEN_FILE
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def list_tokens(token_file: Path | None, as_json: bool) -> None:
-    """List the tokens and their scopes."""
+    """List the tokens, their scopes and when they end."""
     _require_server_packages()
     from kernel_builder.server import tokens
 
     found = tokens.TokenFile(_token_file(token_file)).tokens()
     if as_json:
-        click.echo(json.dumps([{"name": item.name, "scopes": dict(item.scopes)} for item in found], indent=2))
+        described = [{"name": item.name, "scopes": dict(item.scopes), "expires": item.expires} for item in found]
+        click.echo(json.dumps(described, indent=2))
         return
     for item in found:
-        click.echo(
-            f"{item.name}  {', '.join(f'{organization}: {scope}' for organization, scope in item.scopes.items())}"
-        )
+        scopes = ", ".join(f"{what}: {scope}" for what, scope in item.scopes.items())
+        click.echo(f"{item.name}  {scopes}" + (f"  until {tokens.day(item.expires)}" if item.expires else ""))

@@ -29,6 +29,7 @@ content.py           answers that carry a file
 xet_format.py        the formats of Xet uploads
 xet_hashes.py        the names of xorbs
 routes/              the API and the web pages, one module a subject
+audit_log.py         writes and denied accesses, one line each
 metrics.py           metrics in Prometheus' format
 app.py               the web application
 serve.py             the server process

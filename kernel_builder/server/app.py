@@ -23,11 +23,13 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_builder import __version__
+from kernel_builder.server.audit_log import Audit, AuditFile
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.metrics import Metrics
 from kernel_builder.server.receive import BodyLimits, Slots
 from kernel_builder.server.refusals import Refusal, bad_request, busy, no_space
 from kernel_builder.server.routes import ROUTERS, pages
+from kernel_builder.server.routes.absent import absent
 from kernel_builder.server.settings import Settings
 from kernel_builder.server.turns import Turns
 
@@ -57,6 +59,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.turns = Turns()
     app.state.upload_slots = Slots(settings.limits.uploads)
     app.state.commit_slots = Slots(settings.limits.commits)
+    app.state.git_slots = Slots(settings.limits.clones)
     for router in ROUTERS:
         app.include_router(router)
 
@@ -84,6 +87,9 @@ def create_app(settings: Settings) -> FastAPI:
     if settings.token_file is None:
         # Any token may write. A web page whose host name resolves to loopback must not reach the Hub through a browser.
         app.add_middleware(TrustedHostMiddleware, allowed_hosts=_LOOPBACK_NAMES)
+    if settings.audit_log is not None:
+        app.state.audit_file = AuditFile(settings.audit_log)
+        app.add_middleware(Audit, file=app.state.audit_file)
     app.add_middleware(RequestObserver, metrics=app.state.metrics)
     return app
 
@@ -108,7 +114,13 @@ def _answer(refusal: Refusal) -> Response:
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
+    if type(error) is HTTPException and error.status_code in {404, 405}:  # no route, or none for this method
+        error = absent(request.method, request.url.path)
     if isinstance(error, Refusal):
+        request.state.reason = error.message
+        request.state.hidden = error.hidden
+        if request.headers.get("user-agent", "").startswith("git/"):  # it shows text, and no other answers
+            return PlainTextResponse(f"{error.message}\n", error.status_code, error.headers)
         read_by_people = "text/html" in request.headers.get("accept", "")
         return pages.refusal_page(request, error) if read_by_people else _answer(error)
     assert isinstance(error, HTTPException)
@@ -150,7 +162,7 @@ class RequestObserver:
             return
         began = time.perf_counter()
         request_id = uuid.uuid4().hex
-        scope.setdefault("state", {})
+        scope.setdefault("state", {})["request_id"] = request_id
         status = 500
 
         async def noted(message: Message) -> None:

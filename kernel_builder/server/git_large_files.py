@@ -7,6 +7,7 @@ file is not enough to read it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pygit2
@@ -16,6 +17,15 @@ from kernel_builder.server import names
 from kernel_builder.server.blobs import sync_directory
 from kernel_builder.server.git_objects import LargeFile, tree_entry
 from kernel_builder.server.git_refs import GitRefs
+
+
+@dataclass(frozen=True)
+class LocatedFile:
+    """A large file, and one path at which a commit of a ref has it."""
+
+    large: LargeFile
+    path: str
+    ref: str
 
 
 class OwnedFiles:
@@ -36,25 +46,33 @@ class OwnedFiles:
         sync_directory(self.markers)
 
     def referenced(self) -> Iterator[LargeFile]:
-        """Find the large files that any commit of any ref points to. Each tree is read once."""
+        """Find the large files that any commit of any ref points to."""
+        return (found.large for found in self.located())
+
+    def located(self) -> Iterator[LocatedFile]:
+        """Find the large files that any commit of any ref points to, each at one of its places.
+
+        Each tree is read once.
+        """
         database = self._git.odb
         seen: set[pygit2.Oid] = set()
-        pending: list[pygit2.Tree] = []
+        pending: list[tuple[pygit2.Tree, str, str]] = []
         for ref in self._refs:
             for commit in self._git.walk(ref.commit, SortMode.NONE):
                 if commit.id in seen:
                     continue
                 seen.add(commit.id)
-                pending.append(commit.tree)
+                pending.append((commit.tree, "", ref.full))
         while pending:
-            tree = pending.pop()
+            tree, folder, full = pending.pop()
             if tree.id in seen:
                 continue
             seen.add(tree.id)
             for item in tree:
+                path = f"{folder}{item.name}"
                 if isinstance(item, pygit2.Tree):
-                    pending.append(item)
+                    pending.append((item, f"{path}/", full))
                 elif item.id not in seen:
                     seen.add(item.id)
-                    if (large := tree_entry(str(item.name), item, database).large) is not None:
-                        yield large
+                    if (large := tree_entry(path, item, database).large) is not None:
+                        yield LocatedFile(large, path, full)

@@ -52,7 +52,7 @@ class Hub:
         self.large_files = LargeFiles(Blobs(large, incoming))
         self.xorbs = Blobs(f"{large}-xorbs", incoming)
         self.spool = BlobSpool(incoming)
-        self._tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
+        self.tokens = TokenFile(settings.token_file) if settings.token_file else AnyToken()
         self.store_lock = StoreLock(self.root / "lock")
         self._secret = _secret(self.root / "secret")
         self.allowances = Allowances(settings.quotas, self.index, incoming)
@@ -80,7 +80,7 @@ class Hub:
                 token = base64.b64decode(sent, validate=True).decode().partition(":")[2]
             except ValueError:
                 raise wrong_token() from None
-        return self._tokens.caller(token)
+        return self.tokens.caller(token)
 
     def is_known(self, authorization: str) -> bool:
         """Return whether an `Authorization` header holds a token of this Hub."""
@@ -96,8 +96,8 @@ class Hub:
             Refusal: If there is none.
         """
         repository = self.repositories.open(repo_id)
-        if repository.private and not caller.may_see(repo_id.partition("/")[0]):
-            raise no_repository(repo_id)
+        if repository.private and not caller.may_see(repo_id):
+            raise no_repository(repo_id, hidden=True)
         return repository
 
     def to_write(self, repo_id: str, caller: Caller) -> GitRepository:
@@ -107,14 +107,14 @@ class Hub:
             Refusal: If there is none, or the caller may not.
         """
         repository = self.to_read(repo_id, caller)
-        self.must_write(repo_id.partition("/")[0], caller)
+        self.must_write(repo_id, caller)
         return repository
 
-    def must_write(self, organization: str, caller: Caller) -> None:
-        """Raise a refusal unless this caller may publish in the organisation."""
+    def must_write(self, repo_id: str, caller: Caller) -> None:
+        """Raise a refusal unless this caller may publish in the repository, which need not exist."""
         if self.settings.read_only:
             raise read_only()
-        caller.must_write(organization)
+        caller.must_write(repo_id)
 
     def keep(self, repository: GitRepository, incoming: Sequence[IncomingFile]) -> None:
         """Store sealed uploads as large files of a repository, durably."""
@@ -154,7 +154,7 @@ class Hub:
         Raises:
             Refusal: If the caller's token was removed meanwhile.
         """
-        return self._tokens.caller_by_key(key)
+        return self.tokens.caller_by_key(key)
 
     def _signature(self, action: str, repo_id: str, sha256: str, size: int, expires: int, by: str) -> str:
         return self.signature("\n".join((action, repo_id, sha256, str(size), str(expires), by)).encode())

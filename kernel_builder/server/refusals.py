@@ -18,6 +18,7 @@ class Refusal(HTTPException):
         code: The code by which the clients choose their exception.
         headers: Additional headers of the answer.
         url: The address of the existing item that conflicts, which the clients read for `exist_ok=True`.
+        hidden: Whether the answer hides what the caller may not see. Only the audit log tells.
     """
 
     def __init__(
@@ -28,11 +29,13 @@ class Refusal(HTTPException):
         code: str,
         headers: dict[str, str] | None = None,
         url: str | None = None,
+        hidden: bool = False,
     ) -> None:
         super().__init__(status_code=status, detail=message, headers=headers)
         self.message = message
         self.code = code
         self.url = url
+        self.hidden = hidden
 
 
 def bad_request(message: str) -> Refusal:
@@ -55,19 +58,36 @@ def wrong_token() -> Refusal:
     )
 
 
+def expired_token(name: str, end: str) -> Refusal:
+    """Refuse a token that has expired. Not with 401, which the clients show as a repository that does not exist."""
+    message = f"the token {name!r} has expired on {end}: ask the operator of this Hub for a new one"
+    return Refusal(403, message, code="TokenExpired")
+
+
 def forbidden(message: str) -> Refusal:
     """Refuse a known caller who lacks the permission."""
     return Refusal(403, message, code="Forbidden")
 
 
-def no_repository(repo_id: str) -> Refusal:
-    """Report that there is no such repository, or none that the caller may see."""
-    return Refusal(404, f"no kernel repository {repo_id!r}, or none that this token may see", code="RepoNotFound")
+def no_repository(repo_id: str, *, hidden: bool = False) -> Refusal:
+    """Report that there is no such repository, or, if it is hidden, none that the caller may see."""
+    message = f"no kernel repository {repo_id!r}, or none that this token may see"
+    return Refusal(404, message, code="RepoNotFound", hidden=hidden)
 
 
 def no_organization(name: str) -> Refusal:
     """Report that there is no such organisation, or none that the caller may see."""
     return Refusal(404, f"no organisation {name!r}, or none that this token may see", code="NotFound")
+
+
+def no_user(name: str) -> Refusal:
+    """Report that no token has this name, or none that the caller may know of."""
+    return Refusal(404, f"no token named {name!r}, or none that this token may see", code="NotFound")
+
+
+def not_supported(message: str) -> Refusal:
+    """Refuse what the public Hub does and this one does not. The clients do not send a 501 again."""
+    return Refusal(501, message, code="NotSupported")
 
 
 def no_revision(repo_id: str, revision: str) -> Refusal:

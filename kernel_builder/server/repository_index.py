@@ -171,12 +171,20 @@ class RepositoryIndex:
         return IndexedRepository(*found) if found else None
 
     def page(
-        self, visible: Sequence[str] | None, *, search: str = "", organization: str = "", after: str = "", count: int
+        self,
+        visible: Sequence[str] | None,
+        *,
+        within: Sequence[str] | None = None,
+        search: str = "",
+        organization: str = "",
+        after: str = "",
+        count: int,
     ) -> list[IndexedRepository]:
         """List repositories, sorted by their ids.
 
         Args:
-            visible: The organisations whose private repositories are listed as well. None: all.
+            visible: The private repositories that are listed as well, or their organisations. None: all.
+            within: The only repositories to list, or their organisations. None: all.
             search: A part of the id, in any case.
             organization: The only organisation to list.
             after: The id after which the list begins.
@@ -185,6 +193,9 @@ class RepositoryIndex:
         where, values = _visible(visible)
         where += " AND repo_id > ?"
         values.append(after)
+        if within is not None:
+            where += f" AND {_among(within)}"
+            values += [*within, *within]
         if search:
             where += " AND instr(lower(repo_id), ?)"
             values.append(search.lower())
@@ -244,4 +255,10 @@ class RepositoryIndex:
 def _visible(visible: Sequence[str] | None) -> tuple[str, list[str]]:
     if visible is None:
         return "1", []
-    return f"(NOT private OR organization IN ({', '.join('?' for _ in visible)}))", list(visible)
+    return f"(NOT private OR {_among(visible)})", [*visible, *visible]
+
+
+def _among(what: Sequence[str]) -> str:
+    """Return the condition that these organisations or repositories include one. It takes them twice."""
+    places = ", ".join("?" for _ in what)
+    return f"(organization IN ({places}) OR repo_id IN ({places}))"

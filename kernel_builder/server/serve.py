@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -96,7 +97,7 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
         ready: Called with the Hub's address as soon as it listens.
 
     Raises:
-        ConfigError: If other machines could reach it, and there are no tokens.
+        ConfigError: If other machines could reach it, and there are no tokens; or the audit log cannot be written.
         HubError: If it cannot listen on this address.
     """
     if settings.token_file is None and not is_loopback(host):
@@ -111,6 +112,8 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
     most = min(settings.connections.connections, raise_file_limit() // 2)
     connections = replace(settings.connections, connections=most)
     app = create_app(settings)
+    if settings.audit_log is not None:
+        signal.signal(signal.SIGHUP, lambda *_: app.state.audit_file.reopen())
     with listen(host, port) as listening:
         config = uvicorn.Config(
             app,

@@ -38,6 +38,8 @@ class Limits:
     """Large files that are received at once; further clients are told to retry."""
     commits: int = 64
     """Commits that are received at once. Counted apart from files, so that slow uploads do not block commits."""
+    clones: int = 8
+    """Clones that are served at once, each by processes of git."""
     idle_seconds: float = 30.0
     """The longest time without data in a body or in the head of a request."""
 
@@ -82,6 +84,7 @@ class Settings:
         limits: Limits of one request.
         connections: Limits of connections.
         quotas: Limits of what is stored.
+        audit_log: The file of the audit log; `-` is stdout. None: there is none.
     """
 
     root: Path
@@ -92,3 +95,4 @@ class Settings:
     limits: Limits = field(default_factory=Limits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     quotas: Quotas = field(default_factory=Quotas)
+    audit_log: str | None = None

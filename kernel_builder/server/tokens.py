@@ -1,7 +1,8 @@
 """Tokens and their permissions.
 
 A token is 32 random bytes and is shown once. The token file holds its SHA-256; a random token needs no slower hash. A
-token has a scope for each organisation: `read` sees private repositories, `write` also publishes.
+token has a scope for each organisation or repository: `read` sees private repositories, `write` also publishes. It may
+have an end.
 """
 
 from __future__ import annotations
@@ -11,15 +12,17 @@ import hmac
 import json
 import re
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 
 from kernel_builder.errors import ConfigError
 from kernel_builder.files import locked, write_atomically
 from kernel_builder.server import names
-from kernel_builder.server.refusals import Refusal, forbidden, no_token, wrong_token
+from kernel_builder.server.refusals import Refusal, expired_token, forbidden, no_token, wrong_token
 
 ANY = "*"
 SCOPES = ("read", "write")
@@ -32,7 +35,18 @@ class Token:
 
     name: str
     sha256: str
-    scopes: Mapping[str, str]  # organisation, or "*" for every one -> "read" or "write"
+    scopes: Mapping[str, str]  # organisation, repository, or "*" for every one -> "read" or "write"
+    expires: int | None = None  # in seconds since 1970
+
+    def caller(self) -> Caller:
+        """Return the caller who sends this token.
+
+        Raises:
+            Refusal: If the token has expired.
+        """
+        if self.expires is not None and self.expires <= time.time():
+            raise expired_token(self.name, day(self.expires))
+        return Caller(self.name, self.scopes, self.sha256[:KEY_LENGTH])
 
 
 @dataclass(frozen=True)
@@ -46,28 +60,36 @@ class Caller:
     scopes: Mapping[str, str] = field(default_factory=dict)
     key: str = ""
 
-    def may_see(self, organization: str) -> bool:
-        """Return whether this caller sees private repositories of the organisation."""
-        return organization in self.scopes or ANY in self.scopes
+    def _scopes_of(self, what: str) -> set[str]:
+        """Return the scopes that cover an organisation, or a repository and so its organisation's scope as well."""
+        covering = (what, what.partition("/")[0], ANY)
+        return {self.scopes[name] for name in covering if name in self.scopes}
+
+    def may_see(self, what: str) -> bool:
+        """Return whether this caller sees a private repository, or all of an organisation."""
+        return bool(self._scopes_of(what))
 
     def seen(self) -> list[str] | None:
-        """Return the organisations whose private repositories this caller sees. None: all."""
+        """Return the organisations and repositories whose private parts this caller sees. None: all."""
         return None if ANY in self.scopes else list(self.scopes)
 
-    def may_write(self, organization: str) -> bool:
-        """Return whether this caller may publish in the organisation."""
-        return "write" in {self.scopes.get(organization), self.scopes.get(ANY)}
+    def organizations(self) -> set[str]:
+        """Return the organisations that this caller has a scope for, or for a repository of which."""
+        return {name.partition("/")[0] for name in self.scopes if name != ANY}
 
-    def must_write(self, organization: str) -> None:
-        """Raise a refusal unless this caller may publish in the organisation."""
+    def may_write(self, what: str) -> bool:
+        """Return whether this caller may publish in a repository, or in all of an organisation."""
+        return "write" in self._scopes_of(what)
+
+    def must_write(self, what: str) -> None:
+        """Raise a refusal unless this caller may publish in a repository, or in all of an organisation."""
         if not self.name:
-            raise no_token(f"writing to {organization} needs a token: pass token=… or set HF_TOKEN")
-        if not self.may_write(organization):
-            has = self.scopes.get(organization) or self.scopes.get(ANY)
+            raise no_token(f"writing to {what} needs a token: pass token=… or set HF_TOKEN")
+        if not self.may_write(what):
             raise forbidden(
-                f"the token {self.name!r} may only read {organization}"
-                if has
-                else f"the token {self.name!r} has no write scope for {organization}"
+                f"the token {self.name!r} may only read {what}"
+                if self.may_see(what)
+                else f"the token {self.name!r} has no write scope for {what}"
             )
 
 
@@ -77,6 +99,10 @@ class AnyToken:
     def caller(self, token: str | None) -> Caller:
         """Return the caller who sends this token."""
         return self.caller_by_key("any") if token else Caller()
+
+    def callers(self) -> list[Caller]:
+        """Return every caller that there may be."""
+        return [self.caller_by_key("any")]
 
     def caller_by_key(self, key: str) -> Caller:
         """Return the caller who was given a signed address."""
@@ -116,7 +142,7 @@ class TokenFile:
         """Return the caller who sends this token.
 
         Raises:
-            Refusal: If the token is unknown.
+            Refusal: If the token is unknown or has expired.
         """
         if not token:
             return Caller()
@@ -125,19 +151,25 @@ class TokenFile:
         found = [known for known in self.tokens() if hmac.compare_digest(known.sha256, digest)]
         if not found:
             raise wrong_token()
-        return Caller(found[0].name, found[0].scopes, digest[:KEY_LENGTH])
+        return found[0].caller()
+
+    def callers(self) -> list[Caller]:
+        """Return every caller who has a token that is valid, sorted by name."""
+        known = sorted(self.tokens(), key=lambda token: token.name)
+        now = time.time()
+        return [token.caller() for token in known if token.expires is None or token.expires > now]
 
     def caller_by_key(self, key: str) -> Caller:
         """Return the caller who was given a signed address.
 
         Raises:
-            Refusal: If that token was removed meanwhile.
+            Refusal: If that token was removed or has expired meanwhile.
         """
         if not key:
             return Caller()
         for known in self.tokens():
             if known.sha256[:KEY_LENGTH] == key:
-                return Caller(known.name, known.scopes, key)
+                return known.caller()
         raise wrong_token()
 
 
@@ -147,9 +179,11 @@ def _read(path: Path) -> tuple[Token, ...]:
         content = json.loads(path.read_text(encoding="utf-8"))
         tokens = []
         for item in content["tokens"]:
-            token = Token(item["name"], item["sha256"], dict(item["scopes"]))
+            token = Token(item["name"], item["sha256"], dict(item["scopes"]), item.get("expires"))
             if not re.fullmatch(r"[0-9a-f]{64}", token.sha256) or not set(token.scopes.values()) <= set(SCOPES):
                 raise ValueError(f"token {token.name!r}: expected a SHA-256 and scopes of 'read' or 'write'")
+            if token.expires is not None and type(token.expires) is not int:
+                raise ValueError(f"token {token.name!r}: expected 'expires' in seconds since 1970")
             tokens.append(token)
         return tuple(tokens)
     except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
@@ -167,11 +201,44 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _write(path: Path, tokens: tuple[Token, ...]) -> None:
-    content = {"tokens": [{"name": t.name, "sha256": t.sha256, "scopes": dict(t.scopes)} for t in tokens]}
+    content = {"tokens": [_described(token) for token in tokens]}
     write_atomically(path, json.dumps(content, indent=2) + "\n", mode=0o600)
 
 
-def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...]) -> str:
+def _described(token: Token) -> dict[str, object]:
+    described: dict[str, object] = {"name": token.name, "sha256": token.sha256, "scopes": dict(token.scopes)}
+    return described if token.expires is None else {**described, "expires": token.expires}
+
+
+def day(seconds: int) -> str:
+    """Format the end of a token."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def parse_end(text: str) -> int:
+    """Return when a token ends, in seconds since 1970: at the begin of a day in UTC (2027-01-31), or in days (90d).
+
+    Raises:
+        ConfigError: If the text is neither, or the time has passed.
+    """
+    try:
+        end: int | None
+        if days := re.fullmatch(r"(\d{1,5})d", text):
+            end = int(time.time()) + int(days[1]) * 86400
+        else:
+            end = int(datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=timezone.utc).timestamp())
+    except ValueError:
+        end = None
+    if end is None or end <= time.time():
+        raise ConfigError(
+            f"expected a day to come or a number of days, not {text!r}",
+            where="--expires",
+            hint="--expires 2030-01-31, or --expires 90d",
+        )
+    return end
+
+
+def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...], expires: int | None = None) -> str:
     """Create a token, add its hash to a file and return it.
 
     Raises:
@@ -181,10 +248,11 @@ def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...])
         raise ConfigError(
             "a token needs a scope", where="--read, --write", hint="--write ORG, --read ORG, or --read '*'"
         )
-    for organization in (name, *read, *write):
-        if organization != ANY:
+    for what in (name, *read, *write):
+        organization, slash, repository = what.partition("/")
+        if what != ANY:
             try:
-                names.repo_id(organization, "x")
+                names.repo_id(organization, repository if slash and what != name else "x")
             except Refusal as refusal:
                 raise ConfigError(refusal.message, where="name or scope") from None
     token = f"hf_{secrets.token_urlsafe(32)}"
@@ -197,7 +265,7 @@ def add(path: Path, name: str, *, read: tuple[str, ...], write: tuple[str, ...])
                 where=str(path),
                 hint=f"kernel-builder hub token remove {name} --token-file {path}",
             )
-        _write(path, (*tokens, Token(name, hashlib.sha256(token.encode()).hexdigest(), scopes)))
+        _write(path, (*tokens, Token(name, hashlib.sha256(token.encode()).hexdigest(), scopes, expires)))
     return token
 
 

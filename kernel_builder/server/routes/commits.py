@@ -164,6 +164,7 @@ async def commit(
             )
 
         oid, ref = await turns.change(repo_id, write)
+        request.state.commit, request.state.revision = oid, ref
         if claim.size:
             await to_thread.run_sync(hub.index.grow, repo_id, claim.size)
     base = f"{base_url(request)}/kernels/{repo_id}"

@@ -23,9 +23,13 @@ from kernel_builder.server.routes.parameters import (
     base_url,
     checked_repo_id,
     kernels_only,
+    next_page,
+    timestamp,
 )
 
 router = APIRouter()
+
+LARGE_FILES_PAGE = 1000
 
 
 class LargeObject(Body):
@@ -47,6 +51,7 @@ class Batch(Body):
 def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub, caller: TheCaller) -> JSONResponse:
     """Return addresses for the upload or download of large files. Files that exist already are not uploaded again."""
     uploading = body.operation == "upload"
+    request.state.reads = not uploading
     repository = hub.to_write(repo_id, caller) if uploading else hub.to_read(repo_id, caller)
     if body.hash_algo != "sha256":
         raise bad_request(f"hash_algo {body.hash_algo!r} is not known; expected 'sha256'")
@@ -100,6 +105,7 @@ async def receive_large_file(
 ) -> Response:
     """Receive a large file at a signed address."""
     caller = hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
+    request.state.caller = caller.name
     slots: Slots = request.app.state.upload_slots
     with slots.one():
         repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
@@ -122,9 +128,40 @@ def send_large_file(
 ) -> Response:
     """Send a large file from a signed address."""
     caller = hub.check_signature("download", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
+    request.state.caller = caller.name
     repository = hub.to_read(repo_id, caller)
     large = LargeFile(sha256, signed.size)
     return content_response(request, hub, repository, TreeEntry(sha256, sha256, False, 0, large), "")
+
+
+@router.get("/api/kernels/{organization}/{name}/lfs-files")
+def list_large_files(
+    repo_id: RepoId, request: Request, response: Response, hub: TheHub, caller: TheCaller, cursor: str = ""
+) -> list[dict[str, Any]]:
+    """List the large files that were uploaded to a repository, for those who may write to it.
+
+    The list is as costly as the history is long. A file that no commit has is listed with an empty name.
+    """
+    repository = hub.to_read(repo_id, caller)
+    caller.must_write(repo_id)
+    places = {found.large.sha256: found for found in repository.owned.located()}
+    listed = sorted(path for path in repository.owned.markers.iterdir() if path.name > cursor)
+    if len(listed) > LARGE_FILES_PAGE:
+        next_page(request, response, cursor=listed[LARGE_FILES_PAGE - 1].name)
+    answer = []
+    for marker in listed[:LARGE_FILES_PAGE]:
+        place = places.get(marker.name)
+        answer.append(
+            {
+                "fileOid": marker.name,
+                "oid": marker.name,
+                "filename": place.path if place else "",
+                "ref": place.ref if place else None,
+                "size": hub.large_files.size(marker.name) or 0,
+                "pushedAt": timestamp(int(marker.stat().st_mtime)),
+            }
+        )
+    return answer
 
 
 class DuplicateFile(Body):

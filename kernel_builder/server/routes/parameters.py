@@ -16,6 +16,8 @@ from kernel_builder.server.refusals import bad_request, no_token
 from kernel_builder.server.tokens import Caller
 from kernel_builder.server.turns import Turns
 
+_GIT_TYPES = {"application/x-git-upload-pack-request", "application/vnd.git-lfs+json"}
+
 
 def hub_of(request: Request) -> Hub:
     """Return the Hub that this application serves."""
@@ -34,8 +36,9 @@ def turns_of(request: Request) -> Turns:
 def caller_of(request: Request) -> Caller:
     """Return the sender of a request."""
     sent = request.headers.get("authorization", "")
-    if sent.lower().startswith("basic ") and request.method not in {"GET", "HEAD"}:
-        # A browser adds basic credentials to every form, also to one on a malicious page.
+    by_git = request.headers.get("content-type") in _GIT_TYPES
+    if sent.lower().startswith("basic ") and request.method not in {"GET", "HEAD"} and not by_git:
+        # A browser adds basic credentials to every form, also to one on a malicious page. No form has git's types.
         raise no_token("send the token as 'Authorization: Bearer …' to change something")
     caller = hub_of(request).caller(sent)
     request.state.caller = caller.name

@@ -67,8 +67,8 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
     organization = body.organization or caller.name
     if not caller.name:
         raise no_token()
-    repo_id = names.repo_id(organization, body.name)
-    hub.must_write(organization, caller)
+    repo_id = request.state.repository = names.repo_id(organization, body.name)
+    hub.must_write(repo_id, caller)
     url = f"{base_url(request)}/kernels/{repo_id}"
     if repo_id in hub.repositories:
         raise conflict(f"You already created this kernel repo: {repo_id} exists", url=url)
@@ -82,10 +82,12 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
 
 
 @router.delete("/api/repos/delete")
-async def delete_repository(body: OldRepository, hub: TheHub, caller: TheCaller, turns: TheTurns) -> dict[str, bool]:
+async def delete_repository(
+    body: OldRepository, request: Request, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
     """Delete a repository."""
     kernels_only(body.type)
-    repo_id = names.repo_id(body.organization or caller.name, body.name)
+    repo_id = request.state.repository = names.repo_id(body.organization or caller.name, body.name)
 
     def write() -> None:
         hub.to_write(repo_id, caller)
@@ -96,14 +98,17 @@ async def delete_repository(body: OldRepository, hub: TheHub, caller: TheCaller,
 
 
 @router.post("/api/repos/move")
-async def move_repository(body: MovedRepository, hub: TheHub, caller: TheCaller, turns: TheTurns) -> dict[str, bool]:
+async def move_repository(
+    body: MovedRepository, request: Request, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
     """Rename a repository."""
     kernels_only(body.type)
     source, target = checked_repo_id(body.from_repo), checked_repo_id(body.to_repo)
+    request.state.repository = f"{source} to {target}"
 
     def write() -> None:
         hub.to_write(source, caller)
-        hub.must_write(target.partition("/")[0], caller)
+        hub.must_write(target, caller)
         hub.repositories.move(source, target)
 
     await turns.change(source, write)

@@ -5,7 +5,8 @@ shard describes it, checks its SHA-256, and stores it like any other large file.
 
 For three weeks, clients remember which chunks they sent to which address, and do not send them again. So xorbs are
 kept for four weeks after their last use. Each organisation has its own address and its own xorbs: a shard cannot refer
-to chunks of another organisation, and a new Hub on the same port has other addresses.
+to chunks of another organisation, and a new Hub on the same port has other addresses. A token that may write only to
+single repositories has, for each of them, an address and xorbs apart from those of the organisation.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +34,7 @@ from kernel_builder.server.large_files import IncomingFile
 from kernel_builder.server.receive import Slots, blocks, parse_json
 from kernel_builder.server.refusals import bad_request, too_large, wrong_token
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, TheTurns, base_url, hub_of
+from kernel_builder.server.tokens import Caller
 from kernel_builder.server.xet_format import XetFile, Xorb, read_shard
 from kernel_builder.server.xet_hashes import xorb_hash
 
@@ -43,22 +46,34 @@ SHARD_BYTES = 64 << 20
 OPEN_XORBS = 16
 
 
-def _xorb_name(repo_id: str, xorb: str) -> str:
-    names.sha256(xorb)
-    return f"{repo_id.partition('/')[0]}/{xorb[:2]}/{xorb}"
+@dataclass(frozen=True)
+class XetUpload:
+    """The repository that an upload is for, and the folder of the xorbs that its shards may refer to."""
+
+    repo_id: str
+    folder: str
+
+    def xorb_name(self, xorb: str) -> str:
+        """Return the name of a xorb in the store."""
+        names.sha256(xorb)
+        return f"{self.folder}/{xorb[:2]}/{xorb}"
+
+    def store(self, hub: Hub) -> str:
+        """Return the part of the address that identifies this root and the folder."""
+        return hub.signature(b"xet store\n" + self.folder.encode())[:16]
 
 
-def _store(hub: Hub, repo_id: str) -> str:
-    """Return the part of the address that identifies this root and the organisation."""
-    return hub.signature(b"xet store\n" + repo_id.partition("/")[0].encode())[:16]
+def _upload(repo_id: str, caller: Caller) -> XetUpload:
+    organization = repo_id.partition("/")[0]
+    return XetUpload(repo_id, organization if caller.may_write(organization) else repo_id)
 
 
 def _sign(hub: Hub, payload: bytes) -> str:
     return hub.signature(b"xet\n" + payload)
 
 
-def repository_of(request: Request) -> str:
-    """Return the repository that the request's write token is for.
+def upload_of(request: Request) -> XetUpload:
+    """Return what the request's write token is for.
 
     Raises:
         Refusal: If this Hub did not issue the token, it has expired, or its holder may no longer write.
@@ -75,11 +90,14 @@ def repository_of(request: Request) -> str:
     if claims["expires"] < time.time():
         raise wrong_token()
     repo_id = str(claims["repository"])
-    hub.to_write(repo_id, hub.caller_by_key(claims["by"]))  # the client's own token may have been removed
-    return repo_id
+    request.state.repository = repo_id
+    caller = hub.caller_by_key(claims["by"])  # the client's own token may have been removed
+    request.state.caller = caller.name
+    hub.to_write(repo_id, caller)
+    return _upload(repo_id, caller)
 
 
-WrittenRepository = Annotated[str, Depends(repository_of)]
+TheUpload = Annotated[XetUpload, Depends(upload_of)]
 
 
 @router.get("/api/kernels/{organization}/{name}/xet-write-token/{revision:path}")
@@ -89,7 +107,7 @@ def write_token(repo_id: RepoId, request: Request, hub: TheHub, caller: TheCalle
     expires = int(time.time()) + TOKEN_SECONDS
     payload = json.dumps({"repository": repo_id, "expires": expires, "by": caller.key}).encode()
     token = f"{base64.urlsafe_b64encode(payload).decode()}.{_sign(hub, payload)}"
-    url = f"{base_url(request)}/xet/{_store(hub, repo_id)}"
+    url = f"{base_url(request)}/xet/{_upload(repo_id, caller).store(hub)}"
     headers = {"X-Xet-Cas-Url": url, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": str(expires)}
     return JSONResponse({"casUrl": url, "accessToken": token, "exp": expires}, headers=headers)
 
@@ -100,23 +118,21 @@ _BINARY: dict[str, Any] = {
 
 
 @router.post("/xet/{store}/v1/xorbs/{prefix}/{xorb}", openapi_extra=_BINARY)
-async def receive_xorb(
-    prefix: str, xorb: str, repo_id: WrittenRepository, request: Request, hub: TheHub
-) -> dict[str, bool]:
+async def receive_xorb(prefix: str, xorb: str, upload: TheUpload, request: Request, hub: TheHub) -> dict[str, bool]:
     """Receive a xorb, and check that its name is the hash of its content: others' files are assembled from it."""
-    name = _xorb_name(repo_id, xorb)
-    async with _received(request, hub, repo_id, XORB_BYTES, "xorb") as path:
+    name = upload.xorb_name(xorb)
+    async with _received(request, hub, upload.repo_id, XORB_BYTES, "xorb") as path:
         await to_thread.run_sync(_keep_xorb, hub, name, path)
     return {"was_inserted": True}
 
 
 @router.post("/xet/{store}/v1/shards", openapi_extra=_BINARY)
-async def receive_shard(repo_id: WrittenRepository, request: Request, hub: TheHub, turns: TheTurns) -> dict[str, int]:
+async def receive_shard(upload: TheUpload, request: Request, hub: TheHub, turns: TheTurns) -> dict[str, int]:
     """Receive a shard, assemble the files that it describes and store them."""
-    async with _received(request, hub, repo_id, SHARD_BYTES, "shard") as path:
+    async with _received(request, hub, upload.repo_id, SHARD_BYTES, "shard") as path:
         with ExitStack() as staged:
-            made = await to_thread.run_sync(_assemble, hub, repo_id, path, staged)
-            await turns.retry(lambda: hub.keep(hub.repositories.open(repo_id), made))
+            made = await to_thread.run_sync(_assemble, hub, upload, path, staged)
+            await turns.retry(lambda: hub.keep(hub.repositories.open(upload.repo_id), made))
     request.app.state.metrics.received(sum(file.size for file in made))
     return {"result": 1}
 
@@ -161,11 +177,11 @@ async def _received(request: Request, hub: Hub, repo_id: str, limit: int, what: 
 
 
 class _OpenXorbs:
-    """The xorbs of an organisation by name. The most recently used ones stay open."""
+    """The xorbs that an upload may refer to, by name. The most recently used ones stay open."""
 
-    def __init__(self, hub: Hub, repo_id: str) -> None:
+    def __init__(self, hub: Hub, upload: XetUpload) -> None:
         self._blobs = hub.xorbs
-        self._repo_id = repo_id
+        self._upload = upload
         self._opened: OrderedDict[str, tuple[Xorb, ExitStack]] = OrderedDict()
 
     def __enter__(self) -> _OpenXorbs:
@@ -184,7 +200,7 @@ class _OpenXorbs:
         return self._opened[name][0]
 
     def _open(self, name: str) -> tuple[Xorb, ExitStack]:
-        key = _xorb_name(self._repo_id, name)
+        key = self._upload.xorb_name(name)
         with ExitStack() as opened:
             try:
                 self._blobs.used(key)
@@ -201,13 +217,13 @@ class _OpenXorbs:
         opened.close()
 
 
-def _assemble(hub: Hub, repo_id: str, path: Path, staged: ExitStack) -> list[IncomingFile]:
+def _assemble(hub: Hub, upload: XetUpload, path: Path, staged: ExitStack) -> list[IncomingFile]:
     """Assemble the new files of a shard. They are deleted at the end of `staged`, unless they are kept until then."""
-    repository = hub.repositories.open(repo_id)
+    repository = hub.repositories.open(upload.repo_id)
     limit = hub.settings.limits.file_bytes
     with ExitStack() as opened:
         shard = _mapped(path, opened)
-        xorbs = opened.enter_context(_OpenXorbs(hub, repo_id))
+        xorbs = opened.enter_context(_OpenXorbs(hub, upload))
         new: dict[str, XetFile] = {}
         for file in read_shard(shard):
             if file.size > limit:
@@ -216,7 +232,7 @@ def _assemble(hub: Hub, repo_id: str, path: Path, staged: ExitStack) -> list[Inc
             if stored != file.size:
                 new[file.sha256] = file
         # A small shard can describe any number of bytes, by ranges of chunks that repeat.
-        staged.enter_context(hub.allowances.claim(repo_id, sum(file.size for file in new.values())))
+        staged.enter_context(hub.allowances.claim(upload.repo_id, sum(file.size for file in new.values())))
         made: list[IncomingFile] = []
         for file in new.values():
             incoming = staged.enter_context(hub.large_files.receive(file.sha256, file.size))

@@ -1,0 +1,54 @@
+#!/bin/sh
+# Copies a Hub while its servers run:  backup.sh ROOT TARGET
+#
+# TARGET is new. It has each acknowledged commit from before the start, and maybe later ones. What refers comes before
+# what it refers to: refs, then objects, then large files. Large files are only removed by `hub check`, which must not
+# run meanwhile. Not copied, since servers make them anew: the index, the secret, parts of uploads, locks.
+set -eu
+
+[ $# = 2 ] && [ -d "$1/repositories" ] || { echo "usage: backup.sh ROOT TARGET, where ROOT is a Hub's" >&2; exit 2; }
+root=$1 target=$2
+[ ! -e "$target" ] || { echo "$target exists; expected a new directory" >&2; exit 2; }
+mkdir -p -m 700 "$target/repositories"
+
+# Git removes files that it has packed or locked while they are copied: try again, with what is there then.
+copy() {
+    for attempt in 1 2 3 4 5 6 7 8 9; do
+        ! cp -a --reflink=auto "$@" 2>/dev/null || return 0
+        sleep "0.$attempt"
+    done
+    cp -a --reflink=auto "$@"
+}
+
+# Every step says `|| return`: `set -e` does not hold in a function whose status is asked for.
+repository() {
+    from=$root/repositories/$1 to=$target/repositories/$1
+    mkdir -p "$to/objects/info" || return
+    copy "$from/refs" "$to/" || return                         # before packed-refs, where git moves them to
+    if [ -e "$from/packed-refs" ]; then copy "$from/packed-refs" "$to/" || return; fi
+    copy "$from/HEAD" "$from/config" "$from/large" "$to/" || return
+    for folder in "$from"/objects/??; do                       # before packs, where git moves them to
+        [ ! -d "$folder" ] || copy "$folder" "$to/objects/" || [ ! -d "$folder" ] || return
+    done
+    copy "$from/objects/pack" "$to/objects/" || return
+    find "$to" -name '*.lock' -delete
+}
+
+# A repository that is renamed meanwhile is found by its new name in the next round.
+more=yes
+while [ -n "$more" ]; do
+    more=
+    for path in "$root"/repositories/*/*.git; do
+        name=${path#"$root"/repositories/}
+        if [ -d "$path" ] && [ ! -d "$target/repositories/$name" ]; then
+            more=yes
+            repository "$name" || [ ! -d "$path" ] || exit 1
+        fi
+    done
+done
+for path in "$target"/repositories/*/*.git; do
+    name=${path#"$target"/repositories/}
+    [ -d "$root/repositories/$name" ] || rm -rf "$path"        # deleted or renamed while it was copied
+done
+[ ! -d "$root/large" ] || copy "$root/large" "$target/"
+sync
