@@ -33,7 +33,7 @@ let
   # The symbolic links below a directory; none below a file.
   linksBelow = root: file:
     let
-      kind = (readDir (dirOf (root + "/${file}"))).${baseNameOf file} or null;
+      kind = if file == "." then null else (readDir (dirOf (root + "/${file}"))).${baseNameOf file} or null;
       entries = readDir (root + "/${file}");
       below = entry: let inner = "${file}/${entry}"; in if entries.${entry} == "symlink" then [ inner ] else linksBelow root inner;
     in if kind == "directory" then concatMap below (attrNames entries) else [ ];
