@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from kernel_builder.build.cache import FAILED, digest_path, object_path
@@ -102,9 +103,21 @@ def stage_compile(
     _write_script(directory, [compile_it, *_CHECK_READ, still_here, *finish])
 
 
+@lru_cache(maxsize=64)
+def _places(root: Path) -> frozenset[Path]:
+    """Return where the files of a tree are: g++ names a header by its real path, and a toolkit may consist of links."""
+    found = {root, root.resolve()}
+    for directory in (root, root / "include"):
+        for entry in os.scandir(directory) if directory.is_dir() else ():
+            if entry.is_symlink():
+                real = Path(entry.path).resolve()
+                found.add(real if real.is_dir() else real.parent)
+    return frozenset(found)
+
+
 def _readable(step: CompileStep, directory: Path) -> list[str]:
     """Return expressions for the paths of all files that a compiler may read in a step."""
-    roots = {str(path) for root in step.roots.values() for path in (root, root.resolve())}
+    roots = {str(place) for root in step.roots.values() for place in _places(root)}
     return [
         "",  # the list has blank lines
         r"\./(src|builder)/.*",
