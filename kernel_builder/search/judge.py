@@ -150,7 +150,7 @@ class _Trial:
             references = self._references()
             timed = references[: max(1, min(len(references), 1 + len(self._task.settings.shapes or (1,))))]
             modes = request.peers if request.rounds else ()
-            peers = stack.enter_context(Peers(self._task, timed, modes, lambda: self._worker([])))
+            peers = stack.enter_context(Peers(self._task, timed, modes, lambda: self._worker([]), self._progress))
             worker.wait(request.build_seconds)
             for number, reference in enumerate(references):
                 _send_model(worker, number, reference, request.build_seconds)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from types import TracebackType
 
 from kernel_builder.errors import MeasureError
+from kernel_builder.progress import Progress
 from kernel_builder.search.examination import place, synchronize
 from kernel_builder.search.reference import Reference
 from kernel_builder.search.task import Task
@@ -26,12 +27,19 @@ class Peers:
         references: The references to time; peers have their models by the same numbers.
         modes: Which peers are wanted; eager is started if there is any.
         make: Starts a worker.
+        progress: Told which peers are left out, and why.
     """
 
     def __init__(
-        self, task: Task, references: Sequence[Reference], modes: Sequence[str], make: Callable[[], WorkerProcess]
+        self,
+        task: Task,
+        references: Sequence[Reference],
+        modes: Sequence[str],
+        make: Callable[[], WorkerProcess],
+        progress: Progress,
     ) -> None:
         self._stack = ExitStack()
+        self._progress = progress
         self._waiting: dict[str, int] = {}
         self.workers: dict[str, WorkerProcess] = {}
         with ExitStack() as opened:
@@ -85,4 +93,5 @@ class Peers:
         """
         if mode == EAGER:
             raise MeasureError(f"eager PyTorch fails in a process of its own: {failure}") from failure
+        self._progress.say(f"left out beside the candidate: {mode}: {failure}")
         del self.workers[mode]

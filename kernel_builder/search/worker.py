@@ -25,7 +25,10 @@ from kernel_builder.search.worker_process import receive, send
 _LONGEST_ANSWER = 1 << 20
 # A candidate gets no variable that could hold a secret.
 _KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX")
-_KEPT_PREFIXES = ("OMP_", "KMP_", "MKL_", "NVIDIA_", "TORCH_CUDA_ARCH", "NIX_")
+# Without these a compiler that is not installed in the system's directories does not find its parts.
+_KEPT += ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")
+_KEPT_PREFIXES = ("OMP_", "KMP_", "MKL_", "NVIDIA_", "TORCH_CUDA_ARCH", "TRITON_", "NIX_")
+_LONGEST_WORDS = 1500
 
 
 class WorkerFailure(Exception):
@@ -71,6 +74,7 @@ class WorkerProcess:
             opened.callback(self.inputs.close)
             opened.callback(self.outputs.close)
             self._words = opened.enter_context((self.scratch / "words").open("w+b"))
+            self._said = 0
             self._connection, other = socket.socketpair()
             opened.enter_context(self._connection)
             package = Path(kernel_builder.__file__).parent.parent
@@ -117,8 +121,10 @@ class WorkerProcess:
 
     def start(self, command: str, *arguments: Any) -> None:
         """Send a command without waiting for its answer."""
+        message = pickle.dumps((command, arguments))
+        self._said = os.fstat(self._words.fileno()).st_size
         with suppress(OSError):  # it has died, which `wait` reports
-            send(self._connection, pickle.dumps((command, arguments)))
+            send(self._connection, message)
 
     def wait(self, seconds: float) -> Any:
         """Return the value of the answer to the last command.
@@ -139,7 +145,10 @@ class WorkerProcess:
         if not isinstance(answer, dict) or not ("value" in answer or isinstance(answer.get("failed"), str)):
             raise WorkerFailure("forged-answer", "it writes into the judge's connection")
         if "failed" in answer:
-            raise WorkerFailure(answer["failed"], str(answer.get("text", "")))
+            words = self._words_since(self._said) if answer["failed"] == "raised" else ""
+            raise WorkerFailure(
+                answer["failed"], str(answer.get("text", "")) + (f"; it printed: {words}" if words else "")
+            )
         return answer["value"]
 
     def ask(self, command: str, *arguments: Any, seconds: float) -> Any:
@@ -184,9 +193,14 @@ class WorkerProcess:
             return "it closed the judge's connection"
         if status < 0:
             return f"its process was killed by {signal.Signals(-status).name}"
-        self._words.seek(max(0, self._words.seek(0, os.SEEK_END) - 4000))
-        words = self._words.read().decode(errors="replace").strip().splitlines()
+        words = self._words_since(0).splitlines()
         return f"its process ended with status {status}" + (f": {words[-1][:500]}" if words else "")
+
+    def _words_since(self, start: int) -> str:
+        """Return the end of what the worker printed after a place, such as the messages of a compiler that it ran."""
+        file = self._words.fileno()  # the worker has this file, too, and writes where it last stood
+        start = max(start, os.fstat(file).st_size - _LONGEST_WORDS)
+        return os.pread(file, _LONGEST_WORDS, start).decode(errors="replace").strip()
 
     def _environment(self, package: Path, more: dict[str, str]) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}

@@ -133,3 +133,15 @@ def test_a_seed_repeats_a_verdict_and_none_does_not() -> None:
     cases = [judge(quick(cheat, seed=seed, inputs=1)).failing_case for seed in (7, 7, None)]
     assert cases[0] == cases[1] != cases[2]
     assert note(cheat, "rejected-as") == "not-finite"
+
+
+def test_the_words_of_a_compiler_that_a_candidate_runs_are_in_the_reason(tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import subprocess\nfrom pathlib import Path\nimport torch\n\n"
+        "Path('kernel.c').write_text('int main( { return 0; }')\n"
+        "subprocess.run(['cc', '-c', 'kernel.c'], check=True)\n\n"
+        "class ModelNew(torch.nn.Module):\n    pass\n"
+    )
+    verdict = judge(JudgeRequest(tmp_path / "broken.py", SOFTMAX, inputs=8, rounds=0, device="cpu"))
+    assert verdict.rejected_as == "raised", verdict
+    assert "it printed: kernel.c:1" in verdict.reason and "error: expected" in verdict.reason
