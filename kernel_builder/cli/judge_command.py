@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -90,8 +89,6 @@ def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
     kernel-builder judge my-kernel/ --task tasks/rms_norm.py --json
     kernel-builder judge candidate.py --task task.py --inputs 10 --rounds 0
     """
-    # Torch would warn, at the end, of GPU memory that workers had opened: they are ended with it open.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     try:
         from kernel_builder.search.judge import JudgeRequest
         from kernel_builder.search.judge import judge as judged

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kernel_builder.search.gpu_block import GpuBlock
+
 # Pages get memory when they are first written.
 _CPU_BYTES = 64 << 30
 _ALIGNMENT = 256
@@ -40,9 +42,9 @@ class ArenaView:
     @classmethod
     def opened(cls, handle: Any) -> ArenaView:
         """Open an arena in a worker by the handle that the judge has sent."""
-        if isinstance(handle, tuple) and callable(handle[0]):
-            rebuild, arguments = handle
-            return cls(rebuild(*arguments))
+        if isinstance(handle, tuple):
+            size, name = handle
+            return cls(GpuBlock(size, name).tensor())
         return cls(mmap.mmap(handle, _CPU_BYTES))
 
     def tensor(self, slot: Slot) -> torch.Tensor:
@@ -71,7 +73,7 @@ class Arena(ArenaView):
     """An arena that this process owns.
 
     Attributes:
-        handle: What a worker opens it by: an inherited file descriptor, or an IPC handle of the GPU.
+        handle: What a worker opens it by: an inherited file descriptor, or on a GPU the size and the driver's handle.
         end: Where the tensors that were placed last end.
     """
 
@@ -84,13 +86,9 @@ class Arena(ArenaView):
             self.handle: Any = self._descriptor
             super().__init__(mmap.mmap(self._descriptor, _CPU_BYTES))
         else:
-            from torch.multiprocessing import reductions
-
-            reduce_tensor: Any = reductions.reduce_tensor
-
-            block = torch.empty(size, dtype=torch.uint8, device=device)
-            self.handle = reduce_tensor(block)
-            super().__init__(block)
+            block = GpuBlock(size)
+            self.handle = size, block.handle
+            super().__init__(block.tensor())
 
     @property
     def descriptors(self) -> tuple[int, ...]:

@@ -29,7 +29,7 @@ from kernel_builder.search.verdict import Speedup
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
 _CANDIDATE = "candidate"
-_RUN_SECONDS = {"cpu": 20e-3, "cuda": 5e-3}
+_RUN_SECONDS = 20e-3
 _RUN_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
 _MOST_CALLS = 400
 # After so many seconds at a shape, and this many rounds, no further round starts.
@@ -40,7 +40,7 @@ _REPEATS = (3, 7)  # runs, and runs to be sure
 # A run of less than this share of the time, on equal inputs, has skipped work.
 _SKIPPED = 0.5
 # How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
-_DISAGREEMENT, _START = 0.25, 4e-3
+_DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 1e-3}
 _SPREAD = 3.0  # of the speedups at different shapes
 _FLUSHED = 2  # times the cache
 
@@ -162,7 +162,7 @@ class _Race:
         while True:
             calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
             taken = min(self._run(EAGER, calls) for _ in range(2))
-            share = taken / _RUN_SECONDS[self._device]
+            share = taken / _RUN_SECONDS
             if share >= 1 or self._calls >= most:
                 return
             self._calls = min(most, math.ceil(self._calls * max(1.2, min(1 / share, 8.0))))
@@ -194,7 +194,8 @@ class _Race:
         # The least of several: what else runs on the machine only adds time.
         same, different = (min(taken[equal]) for equal in (True, False))
         # The start of a run, on a busy machine, is not part of the work that could be skipped.
-        return (_net(same, self._least_overhead) + _START) / (_net(different, self._least_overhead) + _START)
+        start = _START[self._device]
+        return (_net(same, self._least_overhead) + start) / (_net(different, self._least_overhead) + start)
 
     def _run(self, name: str, calls: Sequence[Arguments]) -> float:
         """Return the seconds of one run by this process's clock."""
@@ -245,7 +246,7 @@ class _Race:
             RejectedError: If they disagree in every run.
         """
         # This process may be late to see the end of a run, but not of every run.
-        shares = [(abs(taken - reported) - _START) / taken for taken, reported in self._reported]
+        shares = [(abs(taken - reported) - _START[self._device]) / taken for taken, reported in self._reported]
         if min(shares) > _DISAGREEMENT:
             taken, reported = self._reported[-1]
             raise RejectedError(

@@ -24,9 +24,9 @@ from kernel_builder.search.worker_process import receive, send
 
 _LONGEST_ANSWER = 1 << 20
 # A candidate gets no variable that could hold a secret.
-_KEPT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX")
+_KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX"}
 # Without these a compiler that is not installed in the system's directories does not find its parts.
-_KEPT += ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX")
+_KEPT |= {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"}
 _KEPT_PREFIXES = ("OMP_", "KMP_", "MKL_", "NVIDIA_", "TORCH_CUDA_ARCH", "TRITON_", "NIX_")
 _LONGEST_WORDS = 1500
 
