@@ -74,10 +74,12 @@ class Arena(ArenaView):
 
     Attributes:
         handle: What a worker opens it by: an inherited file descriptor, or on a GPU the size and the driver's handle.
+        size: Its bytes.
         end: Where the tensors that were placed last end.
     """
 
     def __init__(self, device: str, size: int) -> None:
+        self.size = _CPU_BYTES if device == "cpu" else size
         self.end = 0
         self._descriptor: int | None = None
         if device == "cpu":

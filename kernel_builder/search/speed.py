@@ -30,7 +30,7 @@ from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
 _CANDIDATE = "candidate"
 _RUN_SECONDS = 20e-3
-_RUN_BYTES = {"cpu": 32 << 20, "cuda": 512 << 20}
+_CPU_RUN_BYTES = 32 << 20
 _MOST_CALLS = 400
 # After so many seconds at a shape, and this many rounds, no further round starts.
 _SHAPE_SECONDS = {"cpu": 2.0, "cuda": 60.0}
@@ -40,7 +40,7 @@ _REPEATS = (3, 7)  # runs, and runs to be sure
 # A run of less than this share of the time, on equal inputs, has skipped work.
 _SKIPPED = 0.5
 # How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
-_DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 1e-3}
+_DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 2e-3}
 _SPREAD = 3.0  # of the speedups at different shapes
 _FLUSHED = 2  # times the cache
 
@@ -157,8 +157,7 @@ class _Race:
 
     def _lengthen(self) -> None:
         """Choose how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
-        room = _RUN_BYTES[self._device] // max(self._reference.moved(self._given), 1)
-        most = max(_LEAST_CALLS, min(room, _MOST_CALLS))
+        most = max(_LEAST_CALLS, min(self._room(), _MOST_CALLS))
         while True:
             calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
             taken = min(self._run(EAGER, calls) for _ in range(2))
@@ -166,6 +165,14 @@ class _Race:
             if share >= 1 or self._calls >= most:
                 return
             self._calls = min(most, math.ceil(self._calls * max(1.2, min(1 / share, 8.0))))
+
+    def _room(self) -> int:
+        """Return for how many calls there is memory."""
+        if self._device == "cpu":
+            return _CPU_RUN_BYTES // max(self._reference.moved(self._given), 1)
+        worker = self._worker
+        place(worker, self._reference, [self._given])
+        return worker.inputs.size // max(worker.inputs.end, worker.outputs.end, 1)
 
     def check_repeats(self) -> None:
         """Compare runs on equal inputs with runs on different ones.

@@ -114,6 +114,7 @@ class Worker:
         self._patches = Patches()
         self._class: Any = None
         self._models: dict[int, tuple[Any, Sequence[str]]] = {}
+        self._reuses_results = False
         self._held: list[list[torch.Tensor]] = []
         self._slots: list[list[Any]] = []
         self._targets: list[list[torch.Tensor]] = []
@@ -153,6 +154,7 @@ class Worker:
         if own.keys() == state.keys() and all(own[name].shape == state[name].shape for name in own):
             model.load_state_dict(state)
         if mode != "eager":
+            self._reuses_results = mode == "max-autotune"  # its graphs write each result over the one before
             model = torch.compile(model, mode=None if mode == "compile" else mode, dynamic=False)
         self._models[number] = model, parameters
 
@@ -190,9 +192,13 @@ class Worker:
             first, last = (event(enable_timing=True) for _ in range(2))
             first.record()
         started = time.perf_counter()
-        for arguments, grads in self._calls:
+        for count, (arguments, grads) in enumerate(self._calls):
             self._held.append(self._evaluate(number, arguments, grads))
-        self._hand_over()
+            if self._reuses_results:
+                self._hand_over(count)
+                self._held[count] = []
+        if not self._reuses_results:
+            self._hand_over()
         if self._cuda:
             last.record()
             self._synchronize()
@@ -215,8 +221,9 @@ class Worker:
         model, parameters = self._models[number]
         return evaluate(model, arguments, grads, parameters)
 
-    def _hand_over(self) -> None:
-        for held, slots, targets in zip(self._held, self._slots, self._targets, strict=True):
+    def _hand_over(self, only: int | None = None) -> None:
+        calls = slice(None) if only is None else slice(only, only + 1)
+        for held, slots, targets in zip(self._held[calls], self._slots[calls], self._targets[calls], strict=True):
             if len(held) != len(slots):
                 raise _Refusal("wrong-shape", f"it returns {len(held)} tensors; expected {len(slots)}")
             for result, slot, target in zip(held, slots, targets, strict=True):

@@ -1,6 +1,7 @@
 """Makes the clock run at a tenth of its speed."""
 
 # task: softmax
+# device: cpu
 # rejected-as: clock-disagrees
 # options: rounds=1
 

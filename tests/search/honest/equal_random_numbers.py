@@ -1,6 +1,7 @@
 """Draws the random numbers that the reference draws."""
 
 # task: dropped
+# device: cpu
 
 import torch
 
