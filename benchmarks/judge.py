@@ -75,7 +75,9 @@ def candidates(arguments: argparse.Namespace) -> None:
     on_gpu = arguments.device == "cuda"
     cheats = [*CHEATS, *(GPU_CHEATS if on_gpu else ())]
     honest = [*HONEST, *(GPU_HONEST if on_gpu else ())]
-    honest = [file for file in honest if note(file, "device") in ("", arguments.device)]
+    cheats, honest = (
+        [file for file in files if note(file, "device") in ("", arguments.device)] for files in (cheats, honest)
+    )
     expected = {file: note(file, "rejected-as") for file in cheats} | dict.fromkeys(honest)
     device = ["--device", arguments.device]
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.jobs) as pool:
