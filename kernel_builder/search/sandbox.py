@@ -133,7 +133,8 @@ def _restrict(libc: ctypes.CDLL, scratch: Path, paths: Sequence[str], device: st
     ruleset = _checked(libc.syscall(_CREATE_RULESET, attributes, size, 0))
     written = [str(scratch), *_DEVICES]
     if device != "cpu":
-        written += ["/dev/shm", *map(str, Path("/dev").glob("nvidia*"))]
+        # CUDA names its threads in /proc/self, and does not start where it may not.
+        written += ["/proc/self", "/dev/shm", *map(str, Path("/dev").glob("nvidia*"))]
     rules = [(path, _READ) for path in (*paths, *_PROC, *_PROC_DIRECTORIES)] + [(path, everything) for path in written]
     for path, rights in rules:
         try:
