@@ -86,22 +86,28 @@ def candidates(arguments: argparse.Namespace) -> None:
         todo.append((project, HERE / "tasks" / "scaled.py", [*quick_options(HONEST[0]), *device]))
         expected[project] = None
         counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
-        unexpected = []
-        runs = [(*one, number) for number in range(arguments.times) for one in todo]
-        for (file, _, _, _), verdict in zip(runs, pool.map(lambda one: judged(*one[:2], *one[2]), runs), strict=True):
-            found = verdict.get("rejected-as") if "verdict" in verdict else f"error: {verdict.get('message')}"
-            counts[_name(file)][found or "right"] += 1
-            if found != expected[file]:
-                unexpected.append({"candidate": _name(file), "found": found, "reason": verdict.get("reason")})
-                print(f"unexpected: {unexpected[-1]}", flush=True)
+        unexpected: list[dict] = []
+        for times in range(1, arguments.times + 1):
+            for (file, _, _), verdict in zip(todo, pool.map(lambda one: judged(*one[:2], *one[2]), todo), strict=True):
+                found = verdict.get("rejected-as") if "verdict" in verdict else f"error: {verdict.get('message')}"
+                counts[_name(file)][found or "right"] += 1
+                if found != expected[file]:
+                    unexpected.append({"candidate": _name(file), "found": found, "reason": verdict.get("reason")})
+                    print(f"unexpected: {unexpected[-1]}", flush=True)
+            _save_candidates(arguments.device, times, cheats, counts, unexpected)
+            print(f"{times} of {arguments.times}", flush=True)
+
+
+def _save_candidates(device: str, times: int, cheats: list, counts: dict, unexpected: list) -> None:
+    """Write what is known after some repetitions, so that a run which is ended early counts for those."""
     wrong = [one for one in unexpected if one["candidate"] in set(map(_name, cheats))]
     passed_by_mistake = [one for one in wrong if one["found"] is None]
     save(
-        f"candidates_{arguments.device}",
+        f"candidates_{device}",
         {
-            "times": arguments.times,
+            "times": times,
             "cheats": len(cheats),
-            "honest": len(expected) - len(cheats),
+            "honest": len(counts) - len(cheats),
             "cheats-passed": len(passed_by_mistake),
             "cheats-by-another-name": len(wrong) - len(passed_by_mistake),
             "honest-rejected": len(unexpected) - len(wrong),

@@ -53,7 +53,7 @@ def _print(verdict: Verdict) -> None:
 @click.option(
     "--rounds",
     type=click.IntRange(min=0),
-    default=7,
+    default=15,
     show_default=True,
     help="Samples of each time; 0 checks the results and times nothing.",
 )

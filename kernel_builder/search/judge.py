@@ -58,7 +58,7 @@ class JudgeRequest:
     task: Path
     device: str | None = None
     inputs: int = 100
-    rounds: int = 7
+    rounds: int = 15
     peers: tuple[str, ...] = PEERS
     seed: int | None = None
     build_seconds: float = 600.0
