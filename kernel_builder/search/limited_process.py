@@ -18,7 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-_POLL = 0.05  # seconds
+# Seconds between two looks at a program: the first, and the longest, which they double to. `Popen.wait` with a timeout
+# starts again at half a millisecond each time, which took 1.7 % of a core for each agent that ran.
+_FIRST_POLL, _POLL = 0.002, 0.05
 # Between two walks through a workspace: seconds, and as a multiple of what the walk takes.
 _DISK_POLL, _DISK_SHARE = 0.25, 100
 _PR_SET_PDEATHSIG = 1
@@ -93,10 +95,10 @@ def _wait(
 ) -> str | None:
     """Wait for the end of a process; return the limit that it meets first, or None."""
     next_walk = started + _DISK_POLL
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(_POLL)
-            return "search" if is_stopping() else None  # it may have been killed for the end of the search
+    pause = _FIRST_POLL
+    while process.poll() is None:
+        time.sleep(pause)
+        pause = min(2 * pause, _POLL)
         now = time.monotonic()
         if is_stopping():
             return "search"
@@ -107,6 +109,7 @@ def _wait(
                 return "disk"
             done = time.monotonic()
             next_walk = done + max(_DISK_POLL, _DISK_SHARE * (done - now))
+    return "search" if is_stopping() else None  # it may have been killed for the end of the search
 
 
 def tree_bytes(directory: Path) -> int:

@@ -22,7 +22,7 @@ _NAME = 40  # characters of an agent's command in a table
 class AttemptResult(NamedTuple):
     """The outcome of one attempt: the speed of its fastest right try, or None if none is right.
 
-    Times are in seconds. `tries` is how many tries the attempt has in the log.
+    Times are in seconds; the supervisor's is CPU time. `tries` is how many tries the attempt has in the log.
     """
 
     task: str
@@ -75,7 +75,7 @@ class RunReport:
     Attributes:
         peer: What speeds are relative to.
         unfinished: Attempts that are planned and not in the log with all of their tries; they are left out.
-        overhead: The supervisor's own time as a share of the time of the attempts.
+        overhead: The supervisor's CPU time as a share of the time of the attempts.
     """
 
     peer: str
@@ -269,7 +269,7 @@ def notes(report: RunReport) -> list[str]:
     """Return what a reader of the table must know, in sentences."""
     lines = [
         f"Speeds are relative to {report.peer}, and at least 1.0: where no kernel is faster, the reference is used.",
-        f"The supervisor's own time is {report.overhead:.2%} of that of the attempts.",
+        f"The supervisor's CPU time is {report.overhead:.2%} of the time of the attempts.",
     ]
     if report.unfinished:
         lines.append(f"{report.unfinished} planned attempts are not finished and left out.")

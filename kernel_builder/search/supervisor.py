@@ -14,7 +14,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from kernel_builder.progress import Progress
 from kernel_builder.search import workspace as files
@@ -82,17 +81,15 @@ class Supervisor:
                     return
 
     def _try(self, attempt: PlannedAttempt, number: int) -> None:
-        started = time.monotonic()
+        # CPU time: attempts run in parallel, and the time between two points says how busy the machine is.
+        started = time.thread_time()
         workspace = Workspace(self.request.run, attempt.number, number)
         ended = self._agent_ended(attempt, number, workspace)
-        busy = ended["seconds"] if ended["now"] else 0.0
         candidate, digest = workspace.frozen_candidate(), ended["candidate"]
         judged: Judged | None = None
         origin: list[int] | None = None
         if candidate and digest:
-            asked = time.monotonic()
             judged, origin = self._judged(candidate, digest, [attempt.number, number])
-            busy += time.monotonic() - asked
         outcome = _outcome(judged)
         self.log.append(
             TRY_ENDED,
@@ -101,16 +98,16 @@ class Supervisor:
             candidate=digest,
             **{"agent-seconds": ended["seconds"], "judged-as": origin},
             judged=judged.as_dict() if judged else None,
-            **{"supervisor-seconds": round(time.monotonic() - started - busy, 4)},
+            **{"supervisor-seconds": round(time.thread_time() - started, 4)},
         )
         said = _speed(judged.verdict) if judged and judged.verdict and outcome == RIGHT else _reason(judged)
         self.progress.say(f"attempt {attempt.number}, try {number} ({attempt.agent}): {outcome}{said}")
 
-    def _agent_ended(self, attempt: PlannedAttempt, number: int, workspace: Workspace) -> dict[str, Any]:
-        """Call the agent, unless the log says how its call ended. `now` says whether it was called."""
+    def _agent_ended(self, attempt: PlannedAttempt, number: int, workspace: Workspace) -> Event:
+        """Call the agent, unless the log says how its call ended."""
         key = {"attempt": attempt.number, "try": number}
         if found := self.log.find(AGENT_ENDED, **key):
-            return {**found, "now": False}
+            return found
         before = Workspace(self.request.run, attempt.number, number - 1).frozen_candidate() if number > 1 else None
         prompt = files.prompt_text(self.request, attempt, self.task_name, self._feedback(attempt.number, number - 1))
         workspace.prepare(prompt, attempt.context, files.judge_script(self.request), before)
@@ -125,7 +122,7 @@ class Supervisor:
             "candidate": files.digest(frozen) if frozen else None,
         }
         self.log.append(AGENT_ENDED, **key, **entry)
-        return {**entry, "now": True}
+        return entry
 
     def _call(self, agent: str, workspace: Workspace) -> Ended:
         with workspace.log.open("wb") as output:
