@@ -24,8 +24,8 @@ struct Problem {
 KIT_HOST_DEVICE float exponential(float x) { return std::exp(x); }
 #else
 // e^x within 2e-7, in arithmetic that compilers vectorize, as they do not a call of std::exp: 2^n * e^r with
-// |r| <= ln(2) / 2, and e^r by its Taylor series. Results below the smallest normal number are not denormal but that
-// number.
+// |r| <= ln(2) / 2, and e^r by the polynomial of degree 6 with the least relative error, 4e-9. Results below the
+// smallest normal number are not denormal but that number.
 inline __attribute__((always_inline)) float exponential(float x) {
   constexpr float kMagic = 0x1.8p23f;  // adding it rounds to an integer, which then stands in the low bits
   x = x > 89.0f ? 89.0f : x < -87.0f ? -87.0f : x;
@@ -37,11 +37,10 @@ inline __attribute__((always_inline)) float exponential(float x) {
   bits = (bits + 127u) << 23;  // the exponent n, infinity for n = 128
   float power;
   std::memcpy(&power, &bits, sizeof(power));
-  float series = r * (1.0f / 5040) + 1.0f / 720;
-  series = series * r + 1.0f / 120;
-  series = series * r + 1.0f / 24;
-  series = series * r + 1.0f / 6;
-  series = series * r + 0.5f;
+  float series = 0.00138145953f * r + 0.00836871658f;
+  series = series * r + 0.041668389f;
+  series = series * r + 0.166665211f;
+  series = series * r + 0.49999994f;
   series = (series * r) * r + r;
   series = series + 1.0f;
   return series * power;
@@ -50,7 +49,8 @@ inline __attribute__((always_inline)) float exponential(float x) {
 
 KIT_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + exponential(-x)); }
 
-KIT_HOST_DEVICE float value(float x) { return x * sigmoid(x); }
+// One rounding fewer than x * sigmoid(x).
+KIT_HOST_DEVICE float value(float x) { return x / (1.0f + exponential(-x)); }
 
 KIT_HOST_DEVICE float derivative(float x) {
   const float s = sigmoid(x);

@@ -7,6 +7,9 @@
 // The compiler vectorizes the loops because of `omp simd` (-fopenmp-simd needs no OpenMP runtime) and
 // -fno-trapping-math, which lets it evaluate both sides of a conditional. They are compiled once per instruction set,
 // and selected at run time.
+#include <algorithm>
+#include <type_traits>
+
 #include "${python_name}_cpu/${operator}.h"
 #include "kit/cpu.h"
 
@@ -30,14 +33,49 @@ INLINE void run_range(const Problem& problem, int64_t begin, int64_t end) {
 }
 
 #if defined(__x86_64__)
+// 16-bit elements are converted outside of the loop, in blocks that stay in the cache. Compilers do not emit the CPU's
+// conversions of float16 for a loop, and the portable ones take longer than all else; bfloat16's forward pass takes a
+// tenth less.
+constexpr int64_t kBlock = 512;
+
+template <class T>
+INLINE void to_floats(const uint16_t* from, float* __restrict__ to, int64_t count) {
+  if constexpr (std::is_same_v<T, kit::Float16>) return kit::float16_to_floats(from, to, count);
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = T::decode(from[i]);
+}
+
+template <class T>
+INLINE void from_floats(const float* from, uint16_t* __restrict__ to, int64_t count) {
+  if constexpr (std::is_same_v<T, kit::Float16>) return kit::floats_to_float16(from, to, count);
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) to[i] = T::encode(from[i]);
+}
+
+template <class T, bool kBackward>
+INLINE void run_blocks(const Problem& problem, int64_t begin, int64_t end) {
+  if constexpr (std::is_same_v<T, kit::Float32>) {
+    run_range<T, kBackward>(problem, begin, end);
+  } else {
+    float x[kBlock], grad[kBlock], out[kBlock];
+    for (; begin < end; begin += kBlock) {
+      const int64_t count = std::min(kBlock, end - begin);
+      to_floats<T>(static_cast<const uint16_t*>(problem.x) + begin, x, count);
+      if constexpr (kBackward) to_floats<T>(static_cast<const uint16_t*>(problem.grad) + begin, grad, count);
+      run_range<kit::Float32, kBackward>({kit::Type::float32, count, x, grad, out}, 0, count);
+      from_floats<T>(out, static_cast<uint16_t*>(problem.out) + begin, count);
+    }
+  }
+}
+
 template <class T, bool kBackward>
 __attribute__((target("avx2,fma"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
-  run_range<T, kBackward>(problem, begin, end);
+  run_blocks<T, kBackward>(problem, begin, end);
 }
 template <class T, bool kBackward>
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
     const Problem& problem, int64_t begin, int64_t end) {
-  run_range<T, kBackward>(problem, begin, end);
+  run_blocks<T, kBackward>(problem, begin, end);
 }
 #endif
 
