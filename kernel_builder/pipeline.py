@@ -19,7 +19,7 @@ from kernel_builder.build.cache import binary_path
 from kernel_builder.build.graph import Graph, PlannedVariant
 from kernel_builder.build.plan import plan
 from kernel_builder.build_summary import BuildSummary, BuiltPackage, FailedVariant, Failures
-from kernel_builder.checks import CheckReport, ProbeProcess, summary
+from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess, summary
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
@@ -63,7 +63,10 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         graph = _plan(request, selections, toolchains, failures)
         progress.say(f"{counted(len(graph.variants), 'variant')}, {counted(len(graph.binaries), 'binary')}")
         known = {id(one): _record(one, selections, toolchains.cache) for one in graph.variants}
+        probe = locks.enter_context(ProbeProcess())
         stale = [one for one in graph.variants if not _is_current(known[id(one)], request)]
+        if request.load and "ops" not in request.allow:
+            stale = _with_sound_ops(stale, selections, failures, probe)
         outcome = ninja_run.run(
             Graph(tuple(stale)),
             toolchains.cache,
@@ -72,10 +75,9 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
             progress=progress,
         )
         made = _made(stale, outcome, failures)
-        with ProbeProcess() as probe:
-            if request.load and any(one.variant.platform in (None, this_platform()) for one in made):
-                probe.start()
-            reports = _package_all(request, selections, made, toolchains.cache, failures, progress, probe)
+        if request.load and any(one.variant.platform in (None, this_platform()) for one in made):
+            probe.start()
+        reports = _package_all(request, selections, made, toolchains.cache, failures, progress, probe)
         failed = {(one.project, one.variant) for one in failures.found}
         done = [one for one in graph.variants if (one.project.name, one.variant.name) not in failed]
         packages = tuple(_built(one, done, selections, reports, known[id(one)]) for one in done)
@@ -155,6 +157,28 @@ def _known(error: KernelBuilderError, failures: Failures) -> KernelBuilderError:
     """Return an equal error that is known already, so that it counts once."""
     known = (other for failed in failures.found for other in failed.errors)
     return next((other for other in known if other.as_dict() == error.as_dict()), error)
+
+
+def _with_sound_ops(
+    stale: Sequence[PlannedVariant], selections: Sequence[Selection], failures: Failures, probe: ProbeProcess
+) -> list[PlannedVariant]:
+    """Return the variants whose sources register ops as Torch accepts them. The others are not worth a compile."""
+    sound: list[PlannedVariant] = []
+    for selection in selections:
+        project = selection.project
+        mine = [one for one in stale if one.project.name == project.name]
+        known: dict[tuple[object, ...], tuple[checks.Finding, ...]] = {}  # by what the sources and their ABI depend on
+        reports: dict[str, CheckReport] = {}
+        for one in mine:
+            variant = one.variant
+            key = type(variant.framework), variant.backend, variant.cuda
+            if key not in known:
+                known[key] = tuple(checks.check_op_sources(project, variant, probe))
+            package = CheckedPackage(selection.destination / variant.name, variant, None, project=project)
+            reports[variant.name] = CheckReport(package, (), {}, known[key])
+        refused = _refused(reports, project, selection.destination, failures)
+        sound += [one for one in mine if one.variant.name not in refused]
+    return sound
 
 
 def _made(stale: Sequence[PlannedVariant], outcome: ninja_run.Outcome, failures: Failures) -> list[PlannedVariant]:

@@ -22,7 +22,7 @@ from kernel_builder.checks.load import check_load, loading
 from kernel_builder.checks.load_conditions import load_conditions
 from kernel_builder.checks.manylinux import check_manylinux
 from kernel_builder.checks.op_namespace import check_op_namespace
-from kernel_builder.checks.ops import check_ops
+from kernel_builder.checks.ops import check_op_sources, check_ops
 from kernel_builder.checks.private_torch import check_private_torch
 from kernel_builder.checks.probe_process import ProbeProcess
 from kernel_builder.checks.python_abi import check_python_abi
@@ -46,6 +46,7 @@ __all__ = [
     "CheckedPackage",
     "Finding",
     "ProbeProcess",
+    "check_op_sources",
     "load_conditions",
     "read",
     "require_allowable",

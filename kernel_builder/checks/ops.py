@@ -1,7 +1,7 @@
 """Check that ops are registered as their schemas, the backend and `torch.compile` need them.
 
-Torch's own parser reads what the author wrote, through `torch.library`. The registered ops are those of the loaded
-package.
+Torch's own parser reads what the author wrote, through `torch.library`: before a build compiles anything, and in the
+check of the package. The registered ops are those of the loaded package.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from typing import Any
 
 from kernel_builder.checks import implementations, registrations
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
+from kernel_builder.checks.probe_process import ProbeProcess
 from kernel_builder.checks.registrations import WrittenText
-from kernel_builder.config.variant import StableAbi
+from kernel_builder.config.project import Project
+from kernel_builder.config.variant import StableAbi, Variant
 
 NAME = "ops"
 _BINARY = "the binary"
@@ -29,8 +31,8 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     answer = package.load_answers().get(str(package.directory), {}) if package.load_answers else {}
     texts = registrations.sources(package.project, package.variant) if package.project and package.variant else {}
     written = registrations.read(texts)
-    parsed = _parsed(package, [one for one in written if one.kind != "namespace"])
-    found = [*_in_sources(package, texts, written), *(_wrong(one, said) for one, said in parsed.items())]
+    python = {source.name: source.text for source in package.sources if "define" in source.text}
+    found = list(_in_texts(package.variant, texts, python, package.probe))
     if not found:  # what is missing in the loaded package would be missing because of these
         found = [*_fixed_in_sources(written), *_in_loaded(package, answer, written)]
     yield from found
@@ -38,11 +40,34 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
         raise NotApplicable(f"the package is not loaded: {answer.get('text') or 'it is not for this machine'}")
 
 
-def _in_sources(package: CheckedPackage, texts: Mapping[str, str], written: Sequence[WrittenText]) -> Iterator[Finding]:
-    """Yield the functions that fit no schema. On the full ABI, Torch says so when the package is loaded."""
-    if package.variant is not None and isinstance(package.variant.framework, StableAbi):
-        python = {source.name: source.text for source in package.sources if "define" in source.text}
+def check_op_sources(project: Project, variant: Variant, probe: ProbeProcess) -> list[Finding]:
+    """Return what `check_ops` finds in a project's sources alone, before they are compiled.
+
+    What macros write is not among it, nor what needs a Torch that this machine lacks.
+    """
+    texts = registrations.sources(project, variant)
+    if not any("TORCH_LIBRARY" in text for text in texts.values()):
+        return []
+    files = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in project.python_files}
+    python = {name: text for name, text in files.items() if "define" in text}
+    try:
+        return list(_in_texts(variant, texts, python, probe))
+    except NotApplicable:
+        return []
+
+
+def _in_texts(
+    variant: Variant | None, texts: Mapping[str, str], python: Mapping[str, str], probe: ProbeProcess | None
+) -> Iterator[Finding]:
+    """Yield the functions that fit no schema, and the schemas and keys that Torch cannot parse.
+
+    On the full ABI, Torch compares functions with schemas when the package is loaded.
+    """
+    written = registrations.read(texts)
+    parsed = _parsed(probe, [one for one in written if one.kind != "namespace"])
+    if variant is not None and isinstance(variant.framework, StableAbi):
         yield from implementations.compare(NAME, texts, written, python)
+    yield from (_wrong(one, said) for one, said in parsed.items())
 
 
 def _fixed_in_sources(written: Sequence[WrittenText]) -> Iterator[Finding]:
@@ -89,15 +114,15 @@ def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) 
                 )
 
 
-def _parsed(package: CheckedPackage, written: Sequence[WrittenText]) -> Mapping[WrittenText, str]:
+def _parsed(probe: ProbeProcess | None, written: Sequence[WrittenText]) -> Mapping[WrittenText, str]:
     """Return what Torch's parser says of the texts that it does not accept.
 
     Raises:
         NotApplicable: If there is no Torch here.
     """
-    if not written or package.probe is None:
+    if not written or probe is None:
         return {}
-    answer = package.probe.ask("parse", json.dumps([(one.kind, one.text) for one in written]))(_SECONDS)
+    answer = probe.ask("parse", json.dumps([(one.kind, one.text) for one in written]))(_SECONDS)
     if not isinstance(answer, list) or len(answer) != len(written):
         raise NotApplicable(f"Torch cannot parse the schemas here: {answer}")
     return {one: said for one, said in zip(written, answer, strict=True) if said}

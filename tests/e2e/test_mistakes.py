@@ -90,10 +90,13 @@ PARTS = "".join(f"void part_{number}(int);\n" for number in range(8))
 CALLS = "".join(f"part_{number}(1); " for number in range(8))
 LEFT_OUT = f"{HEAD}{PARTS}{SCALED.replace('{', '{ ' + CALLS)}{SOUND}{MODULE}"
 UNNAMED = f"{HEAD}{SCALED}{SOUND}REGISTER_EXTENSION(my_kernel)\n"
+# No compiler accepts this one, so that what is found was found before.
+UNCOMPILED = WRITTEN.replace(MODULE, '#error "this is compiled"\n')
 
 COMPILED = {
     "registered": (REGISTERED, USING),
     "written": (WRITTEN, PYTHON),
+    "uncompiled": (UNCOMPILED, PYTHON),
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),
     "unnamed": (UNNAMED, PYTHON),
@@ -234,6 +237,11 @@ def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> Non
         "a schema is like `name(Tensor x, int[] sizes, float eps=1e-6, Tensor? bias=None) -> Tensor`",
         "did you mean CPU?",
     ]
+
+
+def test_no_compiler_runs_for_schemas_that_are_wrong(told: Told) -> None:
+    assert "this is compiled" in UNCOMPILED
+    assert told("uncompiled") == told("written")
 
 
 LOAD = "the client cannot load the package: "
