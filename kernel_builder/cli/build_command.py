@@ -15,6 +15,7 @@ from kernel_builder.checks import CheckReport
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
 from kernel_builder.cli.dependency_option import dependency_option
+from kernel_builder.cli.json_option import json_option
 from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
@@ -170,7 +171,7 @@ def _cut(text: str) -> str:
 @click.option(
     "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be given again."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def build(
     directories: tuple[Path, ...],
     variants: tuple[str, ...],

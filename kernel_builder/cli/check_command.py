@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from kernel_builder import checks
+from kernel_builder.cli.json_option import json_option
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import CheckError
@@ -17,7 +18,6 @@ from kernel_builder.errors import CheckError
 _DIRECTORY = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]"
 )
-_JSON = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
 def _release(ctx: click.Context, param: click.Parameter, value: str | None) -> Release | None:
@@ -61,7 +61,7 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
     metavar="VERSION",
     help="The oldest Torch to load in by its stable ABI.  [default: what a variant's name claims]",
 )
-@_JSON
+@json_option
 def check_abi(
     directory: Path, manylinux: str, python_abi: Release, torch_stable_abi: Release | None, as_json: bool
 ) -> None:
@@ -89,7 +89,7 @@ def check_abi(
 @click.option(
     "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be given again."
 )
-@_JSON
+@json_option
 def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None:
     """Run all checks on every package under DIR/build.
 
@@ -106,7 +106,7 @@ def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None
 
 @click.command()
 @_DIRECTORY
-@_JSON
+@json_option
 def hash_builds(directory: Path, as_json: bool) -> None:
     """Print a SHA-256 of every package under DIR/build.
 

@@ -15,6 +15,7 @@ import click
 from kernel_builder.build.buildable import missing_dependency
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.dependency_option import dependency_option
+from kernel_builder.cli.json_option import json_option
 from kernel_builder.config import offered
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
@@ -29,7 +30,7 @@ _DIRECTORIES = click.argument("directories", metavar="[DIR]...", nargs=-1, type=
 @click.command()
 @_DIRECTORIES
 @dependency_option
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@json_option
 def check_config(directories: tuple[Path, ...], dependencies: Mapping[str, Path], as_json: bool) -> None:
     """Validate the build.toml of every DIR (default: here) and summarise it.
 

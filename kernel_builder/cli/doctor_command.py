@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from kernel_builder.cli.dependency_option import dependency_option
+from kernel_builder.cli.json_option import json_option
 
 
 @click.command()
@@ -22,7 +23,7 @@ from kernel_builder.cli.dependency_option import dependency_option
 )
 @click.option("--cxx", metavar="PROGRAM", help="The host compiler to check. [default: $CXX, or else g++]")
 @dependency_option
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def doctor(cuda_home: Path | None, cxx: str | None, dependencies: Mapping[str, Path], as_json: bool) -> None:
     """Check that this machine can build kernels.
 

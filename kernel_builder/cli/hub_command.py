@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernel_builder.cli.json_option import json_option
 from kernel_builder.errors import ConfigError, HubError, KernelBuilderError
 from kernel_builder.progress import Lines
 
@@ -188,7 +189,7 @@ def serve(
 @LARGE_FILES
 @click.option("--digests", is_flag=True, help="Read every large file and compare its SHA-256 with its name.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be mended.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@json_option
 def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
     """Mend the traces of crashes, and report damage.
 
@@ -227,7 +228,7 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
 @click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--branch", "branches", multiple=True, help="Only this branch; may be given more than once.")
 @click.option("--endpoint", metavar="URL", help="The Hub to read from.  [default: $HF_ENDPOINT, or the public Hub]")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@json_option
 def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
     """Write a kernel of a Hub to one file.
 
@@ -249,7 +250,7 @@ def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str
 @click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
 @click.option("--repo-id", help="The repository to publish to.  [default: the exported one]")
 @click.option("--private", is_flag=True, help="Make the repository private, if it is created.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@json_option
 def import_(
     source: str, origin: str | None, endpoint: str | None, repo_id: str | None, private: bool, as_json: bool
 ) -> None:
@@ -287,7 +288,7 @@ def import_(
 @click.argument("repo_id", metavar="REPO")
 @click.argument("number", type=click.IntRange(min=1))
 @click.option("--endpoint", metavar="URL", help="The Hub.  [default: $HF_ENDPOINT, or the public Hub]")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@json_option
 def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> None:
     """Merge a pull request into its branch.
 
@@ -338,7 +339,7 @@ def token() -> None:
 )
 @click.option("--expires", metavar="DAY|DAYSd", help="When the token ends: 2030-01-31, or 90d.  [default: never]")
 @TOKEN_FILE
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@json_option
 def add(
     name: str,
     read: tuple[str, ...],
@@ -376,7 +377,7 @@ def remove(name: str, token_file: Path | None) -> None:
 
 @token.command("list")
 @TOKEN_FILE
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
+@json_option
 def list_tokens(token_file: Path | None, as_json: bool) -> None:
     """List the tokens, their scopes and when they end."""
     _require_server_packages()

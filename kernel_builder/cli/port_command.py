@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernel_builder.cli.json_option import json_option
+
 if TYPE_CHECKING:
     from kernel_builder.port.first_build_toml import Port
 
@@ -19,7 +21,7 @@ _SHOWN = 12  # remarks of a kind
 @click.argument("setup", metavar="[SETUP.PY]", default="setup.py", type=click.Path(path_type=Path))
 @click.option("--name", metavar="ORG/NAME", help="The Hub repository to publish the kernel to.")
 @click.option("--dry-run", is_flag=True, help="Print the build.toml; write nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+@json_option
 def port(setup: Path, name: str | None, dry_run: bool, as_json: bool) -> None:
     """Write a first build.toml for a project of torch.utils.cpp_extension.
 

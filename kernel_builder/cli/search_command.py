@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.limit_option import limit_option, minutes_option
 from kernel_builder.errors import ToolchainError
 from kernel_builder.progress import shown
 from kernel_builder.search.judging import JUDGE_COMMAND
@@ -72,28 +74,10 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     help="Peers that the judge times, as for `judge`; eager alone is quickest. [default: all]",
 )
 @click.option("--ray", metavar="ADDRESS", help="Judge on the machines of this Ray cluster.")
-@click.option(
-    "--minutes",
-    type=click.FloatRange(min=0, min_open=True),
-    default=30.0,
-    show_default=True,
-    help="The longest call of an agent.",
-)
-@click.option(
-    "--memory",
-    type=click.FloatRange(min=0, min_open=True),
-    default=16.0,
-    show_default=True,
-    help="Gigabytes for each process of an agent.",
-)
-@click.option(
-    "--disk",
-    type=click.FloatRange(min=0, min_open=True),
-    default=2.0,
-    show_default=True,
-    help="Gigabytes for the files of one call of an agent.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object.")
+@minutes_option
+@limit_option("--memory", 16.0, "Gigabytes for each process of an agent.")
+@limit_option("--disk", 2.0, "Gigabytes for the files of one call of an agent.")
+@json_option
 def search(
     task: Path,
     agents: tuple[str, ...],

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from kernel_builder.cli.json_option import json_option
 from kernel_builder.errors import VerificationError
 
 _HINT = "name a file that has a token of an OpenID provider, and nothing else"
@@ -26,7 +27,7 @@ _HINT = "name a file that has a token of an OpenID provider, and nothing else"
     type=click.Path(path_type=Path),
     help="A file with such a token, as clusters and runners mount it; `-` is standard input.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def sign(directory: Path, identity_token: str | None, identity_file: Path | None, as_json: bool) -> None:
     """Sign the packages under DIR/build.
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.limit_option import minutes_option
 from kernel_builder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 _TOOLS = ("claude", "codex", "opencode", "cursor")
 _DEFAULT = "cuda-kernels"
-_json = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 _force = click.option("--force", is_flag=True, help="Also replace or remove files that were edited.")
 
 
@@ -77,7 +78,7 @@ def _directories(globally: bool, destination: Path | None, **flags: bool) -> lis
 @click.argument("name", default=_DEFAULT)
 @_places
 @_force
-@_json
+@json_option
 def add(name: str, force: bool, as_json: bool, **places: Any) -> None:
     """Install the skill NAME (default: cuda-kernels).
 
@@ -101,7 +102,7 @@ def add(name: str, force: bool, as_json: bool, **places: Any) -> None:
 @click.argument("name", default=_DEFAULT)
 @_places
 @_force
-@_json
+@json_option
 def remove(name: str, force: bool, as_json: bool, **places: Any) -> None:
     """Remove the skill NAME (default: cuda-kernels), unless its files were edited.
 
@@ -125,7 +126,7 @@ def _report(name: str, results: list[tuple[str, str]], as_json: bool) -> None:
 
 
 @skills.command("list")
-@_json
+@json_option
 def list_skills(as_json: bool) -> None:
     """List the skills that come with the builder, and where they are installed: in this project, and for you."""
     from kernel_builder.skills.catalog import built_in
@@ -148,7 +149,7 @@ def list_skills(as_json: bool) -> None:
 
 def _evaluations(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of an evaluation."""
-    options = [
+    options: list[Callable[[Callable[..., None]], Callable[..., None]]] = [
         click.option(
             "-k",
             "tries",
@@ -157,15 +158,9 @@ def _evaluations(command: Callable[..., None]) -> Callable[..., None]:
             show_default=True,
             help="Tries of each task with the skill, and as many without it.",
         ),
-        click.option(
-            "--minutes",
-            type=click.FloatRange(min=0, min_open=True),
-            default=30.0,
-            show_default=True,
-            help="The longest call of an agent.",
-        ),
+        minutes_option,
         click.option("-j", "--jobs", type=click.IntRange(min=1), help="Tries at a time. [default: one for each core]"),
-        _json,
+        json_option,
     ]
     for option in reversed(options):
         command = option(command)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernel_builder.cli.json_option import json_option
 from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.errors import ToolchainError
 from kernel_builder.plural import counted
@@ -34,7 +35,6 @@ class ReleaseType(click.ParamType[Release]):
 index_option = click.option(
     "--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 lock_option = click.option(
     "--lock",
     "lock_file",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernel_builder.cli.json_option import json_option
 from kernel_builder.errors import VerificationError
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     help="A trusted workflow; may be repeated. [default: those that the public client trusts]",
 )
 @click.option("--require-signature", is_flag=True, help="Fail if a variant has no signature.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def verify(name: str, source: Path | None, signers: tuple[str, ...], require_signature: bool, as_json: bool) -> None:
     """Check a published kernel.
 

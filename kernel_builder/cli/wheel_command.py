@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from kernel_builder.cli.json_option import json_option
 from kernel_builder.progress import Lines, Silent
 
 
@@ -26,7 +27,7 @@ from kernel_builder.progress import Lines, Silent
     "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be repeated."
 )
 @click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+@json_option
 def wheel(directory: Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """Write wheels of a project, for pip and uv.
 
