@@ -21,7 +21,7 @@ class ModelNew(torch.nn.Module):
 """
 BODIES = {
     "good": "return torch.nn.functional.hardswish(x)",
-    "slow": "return x * torch.clamp(x + 3, 0, 6) / 6 + 0 * torch.tanh(x) * torch.exp(-x.abs())",
+    "slow": "y = torch.nn.functional.hardswish(x)\n        for _ in range(4): y = y + 0 * torch.tanh(x)\n        return y",
     "wrong": "return torch.relu(x)",
     "cheating": "x.zero_()\n        return torch.zeros_like(x)",
 }
