@@ -21,7 +21,7 @@ class ModelNew(torch.nn.Module):
 """
 BODIES = {
     "good": "return torch.nn.functional.hardswish(x)",
-    "slow": "y = torch.nn.functional.hardswish(x)\n        for _ in range(4): y = y + 0 * torch.tanh(x)\n        return y",
+    "slow": "return torch.nn.functional.hardswish(x) + 0 * sum(torch.tanh(x) for _ in range(12))",
     "wrong": "return torch.relu(x)",
     "cheating": "x.zero_()\n        return torch.zeros_like(x)",
 }
