@@ -3,11 +3,16 @@
 The repositories are the truth, and the index follows from them. A change leaves a mark before it begins, and
 removes it after it has read the repository again. The mark of a killed process stays, and the next reader reads that
 repository again. The file can be deleted while no server runs; the next one builds it anew.
+
+Every process that uses the index holds `index.lock` shared, and the one that builds it holds it alone. So servers that
+start at the same time build one index, and none replaces the file that another one has open.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import random
 import sqlite3
 import threading
 import time
@@ -16,12 +21,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from kernel_builder.errors import HubError
+
 log = logging.getLogger("kernel_builder.server")  # of the standard library, since commands use the index as well
 
 SCHEMA = 1
 _BUSY_SECONDS = 30
 _ABANDONED_SECONDS = 2.0  # a mark as old as this may be a killed process's, and its repository is read again
 _FORGOTTEN_SECONDS = 600.0  # no change takes as long
+_ALONE_SECONDS = 5.0  # the longest wait for others that leave an index which cannot be used
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,7 @@ class RepositoryIndex:
         self._path = path
         self._read = read
         self._threads = threading.local()
+        self._users = path.with_suffix(".lock").open("a+b")  # closed, and so freed, with this object
 
     @property
     def _database(self) -> sqlite3.Connection:
@@ -71,14 +80,46 @@ class RepositoryIndex:
     def prepare(
         self, repo_ids: Callable[[], Iterable[str]], xorb_sizes: Callable[[], Iterable[tuple[str, int]]]
     ) -> None:
-        """Build the index from all repositories and xorbs, unless there is one that can be used."""
+        """Build the index from all repositories and xorbs, unless there is one that can be used.
+
+        Raises:
+            HubError: If the index is damaged, and other processes use it.
+        """
+        until = time.monotonic() + _ALONE_SECONDS
+        while True:
+            alone = self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not alone:
+                self._lock(fcntl.LOCK_SH)  # waits for a process that builds the index
+            if self._usable():
+                break
+            if alone:
+                self._build(repo_ids(), xorb_sizes())
+                break
+            self._lock(fcntl.LOCK_UN)
+            if time.monotonic() > until:
+                raise HubError(
+                    "the index is damaged or of another version, and other servers use it",
+                    where=str(self._path),
+                    hint="stop all servers of this root; the next one to start builds the index anew",
+                )
+            time.sleep(random.uniform(0, 0.1))  # several that wait must not find each other forever
+        self._lock(fcntl.LOCK_SH)
+
+    def _lock(self, kind: int) -> bool:
+        """Lock `index.lock`, or change the kind of the lock; return whether it could be had."""
         try:
-            usable = self._database.execute("PRAGMA user_version").fetchone()[0] == SCHEMA
-            usable = usable and self._database.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"
+            fcntl.flock(self._users, kind)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _usable(self) -> bool:
+        try:
+            if self._database.execute("PRAGMA user_version").fetchone()[0] != SCHEMA:
+                return False
+            return bool(self._database.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
         except sqlite3.DatabaseError:
-            usable = False
-        if not usable:
-            self._build(repo_ids(), xorb_sizes())
+            return False
 
     def _build(self, repo_ids: Iterable[str], xorb_sizes: Iterable[tuple[str, int]]) -> None:
         began = time.monotonic()
