@@ -6,13 +6,13 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from kernel_builder.errors import ConfigError, HubError, KernelBuilderError
+from kernel_builder.cli.hub_root_command import LARGE_FILES, ROOT, check, gc, require_server_packages
+from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Lines
 
 if TYPE_CHECKING:
@@ -20,50 +20,11 @@ if TYPE_CHECKING:
 
 PUBLIC_HUB = "https://huggingface.co"
 
-ROOT = click.option(
-    "--root",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("hub"),
-    show_default=True,
-    help="The directory of the Hub.",
-)
-LARGE_FILES = click.option(
-    "--large-files",
-    metavar="URL",
-    help="The store of large files: a directory, or a URL that fsspec supports, e.g. s3://bucket/prefix.  "
-    "[default: ROOT/large]",
-)
 TOKEN_FILE = click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The token file that `kernel-builder hub token add` writes.",
 )
-
-
-_SERVER_PACKAGES = (
-    "blake3",
-    "fastapi",
-    "fsspec",
-    "httptools",
-    "jinja2",
-    "lz4",
-    "markdown_it",
-    "nh3",
-    "prometheus_client",
-    "pygit2",
-    "structlog",
-    "uvicorn",
-)
-
-
-def _require_server_packages() -> None:
-    """Raise an error that names the extra of the server if one of its packages is not installed."""
-    missing = [name for name in _SERVER_PACKAGES if find_spec(name) is None]
-    if missing:
-        raise KernelBuilderError(
-            f"the Hub needs packages that are not installed: {', '.join(missing)}",
-            hint="pip install 'torch-kernel-builder[hub]'",
-        )
 
 
 def _bytes(megabytes: int | None) -> int | None:
@@ -81,6 +42,10 @@ def hub() -> None:
     HF_ENDPOINT=http://127.0.0.1:8000 HF_TOKEN=any kernel-builder upload my-kernel
     HF_ENDPOINT=http://127.0.0.1:8000 python -c '…get_kernel("my-org/my-kernel", version=1)'
     """
+
+
+hub.add_command(check)
+hub.add_command(gc)
 
 
 @hub.command()
@@ -162,7 +127,7 @@ def serve(
     kernel-builder hub serve --port 8000 --trust my-org
     kernel-builder hub serve --host 0.0.0.0 --port 8000 --token-file tokens.json
     """
-    _require_server_packages()
+    require_server_packages()
     from kernel_builder.server.serve import serve as run
     from kernel_builder.server.settings import ConnectionLimits, Limits, Quotas, Settings
 
@@ -181,45 +146,6 @@ def serve(
         audit_log=audit_log,
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)
-
-
-@hub.command()
-@ROOT
-@LARGE_FILES
-@click.option("--digests", is_flag=True, help="Read every large file and compare its SHA-256 with its name.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be mended.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
-    """Mend the traces of crashes, and report damage.
-
-    Servers of ROOT may run meanwhile. The exit code is 0 if everything found was mended, else 9.
-
-    \b
-    kernel-builder hub check --root hub --dry-run
-    kernel-builder hub check --root hub --digests
-    """
-    _require_server_packages()
-    from kernel_builder.server.hub_service import Hub
-    from kernel_builder.server.mend import find_defects
-    from kernel_builder.server.settings import Settings
-
-    if not (root / "repositories").is_dir():
-        raise ConfigError(
-            "this directory is not a Hub", where=str(root), hint="`kernel-builder hub serve --root ROOT` creates one"
-        )
-    found = []
-    for defect in find_defects(Hub(Settings(root.resolve(), large_files)), digests=digests, mend=not dry_run):
-        found.append(defect)
-        if not as_json:
-            click.echo(f"{defect.where}: {defect.what}", nl=False)
-            click.secho("  (mended)" if defect.mended else "", fg="green")
-    if as_json:
-        click.echo(json.dumps([asdict(defect) for defect in found], indent=2))
-    lost = sum(not defect.mended for defect in found)
-    if not as_json:
-        click.echo(f"{len(found)} found, {len(found) - lost} mended")
-    if lost:
-        sys.exit(HubError.exit_code)
 
 
 @hub.command("export")
@@ -355,7 +281,7 @@ def add(
     kernel-builder hub token add ci --write my-org --token-file tokens.json
     kernel-builder hub token add ci --write my-org/my-kernel --expires 90d --token-file tokens.json
     """
-    _require_server_packages()
+    require_server_packages()
     from kernel_builder.server import tokens
 
     end = tokens.parse_end(expires) if expires else None
@@ -368,7 +294,7 @@ def add(
 @TOKEN_FILE
 def remove(name: str, token_file: Path | None) -> None:
     """Remove a token; running servers refuse it from then on."""
-    _require_server_packages()
+    require_server_packages()
     from kernel_builder.server import tokens
 
     tokens.remove(_token_file(token_file), name)
@@ -379,7 +305,7 @@ def remove(name: str, token_file: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def list_tokens(token_file: Path | None, as_json: bool) -> None:
     """List the tokens, their scopes and when they end."""
-    _require_server_packages()
+    require_server_packages()
     from kernel_builder.server import tokens
 
     found = tokens.TokenFile(_token_file(token_file)).tokens()

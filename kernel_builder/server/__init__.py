@@ -19,6 +19,7 @@ git_trees.py         files and folders of a revision
 git_history.py       commits of a revision
 git_commits.py       writing commits, merging pull requests
 git_large_files.py   the large files that a repository owns
+git_rewriting.py     a history without some large files
 git_repository.py    one repository: all of the git_ modules together
 repository_store.py  all repositories
 repository_reader.py reading one repository for the index
@@ -35,4 +36,5 @@ app.py               the web application
 serve.py             the server process
 connections.py       connections, within limits
 mend.py              `hub check`
+retention.py         `hub gc`
 """

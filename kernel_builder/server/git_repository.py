@@ -1,11 +1,12 @@
 """One git repository of a kernel.
 
 It is a bare repository that `git clone` can read. Large files are LFS pointers in it. The directory `large` holds an
-empty file for each large file that was uploaded to this repository.
+empty file for each large file that was uploaded to this repository, `removed` for each that was permanently deleted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from kernel_builder.server.git_configuration import GitConfiguration
 from kernel_builder.server.git_history import GitHistory
 from kernel_builder.server.git_large_files import OwnedFiles
 from kernel_builder.server.git_refs import Changing, GitRefs
+from kernel_builder.server.git_rewriting import remove_from_history
 from kernel_builder.server.git_trees import GitTrees
 
 # The root may belong to another user, as mounted volumes do; the operator chose it.
@@ -66,3 +68,10 @@ class GitRepository:
         """Make the repository private or public."""
         with self.refs.locked():
             self.configuration.set(_PRIVATE, "true" if private else "false")
+
+    def delete_large_files(self, sha256s: Collection[str], *, rewrite_history: bool) -> None:
+        """Delete large files permanently, and unless they stay as pointers, also from the history."""
+        with self.refs.locked():
+            if rewrite_history:
+                remove_from_history(self._git, self.refs, sha256s)
+            self.owned.remove(sha256s)
