@@ -6,7 +6,7 @@ empty file for each large file that was uploaded to this repository, `removed` f
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from kernel_builder.server.git_trees import GitTrees
 pygit2.settings.owner_validation = False
 
 _PRIVATE = "hub.private"
+_FORMER_NAMES = "hub.formernames"
+_MOST_FORMER_NAMES = 50
 
 
 class GitRepository:
@@ -68,6 +70,16 @@ class GitRepository:
         """Make the repository private or public."""
         with self.refs.locked():
             self.configuration.set(_PRIVATE, "true" if private else "false")
+
+    def former_names(self) -> dict[str, int]:
+        """Return the names that redirect to this repository, and when each was given up, in seconds since 1970."""
+        recorded = (self.configuration.get(_FORMER_NAMES) or "").split()
+        return {name: int(since) for name, _, since in (item.rpartition("@") for item in recorded)}
+
+    def set_former_names(self, former: Mapping[str, int]) -> None:
+        """Set the names that redirect to this repository; the oldest are dropped. The caller holds its lock."""
+        latest = sorted(former.items(), key=lambda item: item[1])[-_MOST_FORMER_NAMES:]
+        self.configuration.set(_FORMER_NAMES, " ".join(f"{name}@{since}" for name, since in latest))
 
     def delete_large_files(self, sha256s: Collection[str], *, rewrite_history: bool) -> None:
         """Delete large files permanently, and unless they stay as pointers, also from the history."""

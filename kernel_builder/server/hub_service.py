@@ -20,7 +20,7 @@ from kernel_builder.server.blobs import Blobs, sync_directory
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.large_files import IncomingFile, LargeFiles
 from kernel_builder.server.locks import StoreLock
-from kernel_builder.server.refusals import Refusal, no_repository, read_only, wrong_token
+from kernel_builder.server.refusals import Moved, Refusal, no_repository, read_only, wrong_token
 from kernel_builder.server.repository_index import IndexedRepository, RepositoryIndex
 from kernel_builder.server.repository_reader import read_repository
 from kernel_builder.server.repository_store import RepositoryStore
@@ -93,12 +93,26 @@ class Hub:
         """Open a repository that this caller may see.
 
         Raises:
+            Moved: If it has another name now.
             Refusal: If there is none.
         """
-        repository = self.repositories.open(repo_id)
+        try:
+            repository = self.repositories.open(repo_id)
+        except Refusal:
+            if (target := self.moved_to(repo_id, caller)) is not None:
+                raise Moved(repo_id, target) from None
+            raise
         if repository.private and not caller.may_see(repo_id):
             raise no_repository(repo_id, hidden=True)
         return repository
+
+    def moved_to(self, repo_id: str, caller: Caller) -> str | None:
+        """Return the new name of a repository that this caller may see, and that had this name before."""
+        target = self.index.moved_to(repo_id)
+        if target is None or repo_id in self.repositories or target not in self.repositories:
+            return None
+        repository = self.repositories.open(target)
+        return None if repository.private and not caller.may_see(target) else target
 
     def to_write(self, repo_id: str, caller: Caller) -> GitRepository:
         """Open a repository that this caller may change.

@@ -75,6 +75,18 @@ def no_repository(repo_id: str, *, hidden: bool = False) -> Refusal:
     return Refusal(404, message, code="RepoNotFound", hidden=hidden)
 
 
+class Moved(Refusal):
+    """A repository has another name now. A request that has the name in its address is redirected.
+
+    To others, such as the deletion of the old name, there is no such repository.
+    """
+
+    def __init__(self, repo_id: str, target: str) -> None:
+        super().__init__(404, f"{repo_id} is now {target}: use that name", code="RepoNotFound")
+        self.repo_id = repo_id
+        self.target = target
+
+
 def no_organization(name: str) -> Refusal:
     """Report that there is no such organisation, or none that the caller may see."""
     return Refusal(404, f"no organisation {name!r}, or none that this token may see", code="NotFound")

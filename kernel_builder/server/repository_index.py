@@ -25,7 +25,7 @@ from kernel_builder.errors import HubError
 
 log = logging.getLogger("kernel_builder.server")  # of the standard library, since commands use the index as well
 
-SCHEMA = 1
+SCHEMA = 2
 _BUSY_SECONDS = 30
 _ABANDONED_SECONDS = 2.0  # a mark as old as this may be a killed process's, and its repository is read again
 _FORGOTTEN_SECONDS = 600.0  # no change takes as long
@@ -46,6 +46,7 @@ class IndexedRepository:
     card: str  # the blob of the card, or ""
     summary: str  # the card's first paragraph
     bytes: int  # large files that were uploaded to it, and files in git
+    former: str  # its former names, each with the time when it was given up: "a/one@1700000000", separated by spaces
 
 
 _COLUMNS = ", ".join(f'"{field.name}"' for field in fields(IndexedRepository))
@@ -132,6 +133,7 @@ class RepositoryIndex:
             CREATE TABLE repositories ({columns});
             CREATE INDEX by_organization ON repositories (organization, repo_id);
             CREATE TABLE marks (id INTEGER PRIMARY KEY, repo_id TEXT, began REAL, since REAL);
+            CREATE TABLE former_names (name TEXT PRIMARY KEY, repo_id TEXT, since INTEGER);
             CREATE TABLE xorbs (organization TEXT PRIMARY KEY, bytes INTEGER);
             """
         )
@@ -172,13 +174,36 @@ class RepositoryIndex:
     def refresh(self, repo_id: str, mark: int | None = None, *, afresh: bool = False) -> None:
         """Read a repository again, and remove a mark; `afresh` also measures its size again."""
         with self._writing() as database:
-            row = self._read(repo_id, None if afresh else self.find(repo_id))
+            known = self.find(repo_id)
+            row = self._read(repo_id, None if afresh else known)
             if row is None:
                 database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))
             else:
                 database.execute(f"INSERT OR REPLACE INTO repositories VALUES ({_PLACES})", tuple(vars(row).values()))
+            self._name_formers(
+                database, repo_id, "" if known is None else known.former, "" if row is None else row.former
+            )
             if mark is not None:
                 database.execute("DELETE FROM marks WHERE id = ?", (mark,))
+
+    def _name_formers(self, database: sqlite3.Connection, repo_id: str, before: str, after: str) -> None:
+        """Record former names of a repository. Of several repositories, the last that had a name is found by it."""
+        if before == after:
+            return
+        database.execute("DELETE FROM former_names WHERE repo_id = ?", (repo_id,))
+        for item in after.split():
+            name, _, since = item.rpartition("@")
+            database.execute(
+                "INSERT INTO former_names VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+                "repo_id = excluded.repo_id, since = excluded.since WHERE excluded.since >= since",
+                (name, repo_id, int(since)),
+            )
+
+    def moved_to(self, former: str) -> str | None:
+        """Return the repository that had this name before, or None if none had it."""
+        statement = "SELECT repo_id FROM former_names WHERE name = ?"
+        found = self._database.execute(statement, (former,)).fetchone()
+        return str(found[0]) if found else None
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -80,6 +81,17 @@ class RepositoryStore:
         finally:
             shutil.rmtree(staging, ignore_errors=True)
 
+    def end_redirect(self, former: str) -> None:
+        """Let a former name of a repository redirect no more."""
+        target = self._index.moved_to(former)
+        if target is None:
+            raise no_repository(former)
+        repository = self.open(target)
+        with repository.refs.locked():
+            names_left = repository.former_names()
+            names_left.pop(former, None)
+            repository.set_former_names(names_left)
+
     def delete(self, repo_id: str) -> None:
         """Delete a repository. `hub check` deletes the large files that only this repository owned."""
         path = self._path(repo_id)
@@ -93,12 +105,16 @@ class RepositoryStore:
             shutil.rmtree(trash, ignore_errors=True)
 
     def move(self, source: str, target: str) -> None:
-        """Rename a repository."""
+        """Rename a repository. Its old name redirects to it from then on, until a repository has that name."""
         new = self._path(target)
         new.parent.mkdir(exist_ok=True)
-        with self.open(source).refs.locked(), self._index.changing(target):
+        repository = self.open(source)
+        with repository.refs.locked(), self._index.changing(target):
             if new.exists():
                 raise conflict(f"{target} exists")
+            former = {**repository.former_names(), source: int(time.time())}
+            former.pop(target, None)
+            repository.set_former_names(former)
             old = self._path(source)
             old.rename(new)
             sync_directory(new.parent)

@@ -236,9 +236,9 @@ def test_tags_branches_and_repositories(api: HfApi) -> None:
     assert [ref.name for ref in api.list_repo_refs(KERNEL, repo_type="kernel").branches] == ["main"]
 
     api.move_repo(KERNEL, "other/twice", repo_type="kernel")
-    assert api.repo_exists("other/twice", repo_type="kernel") and not api.repo_exists(KERNEL, repo_type="kernel")
+    assert api.repo_info(KERNEL, repo_type="kernel").id == "other/twice"  # the old name redirects
     api.delete_repo("other/twice", repo_type="kernel")
-    assert not api.repo_exists("other/twice", repo_type="kernel")
+    assert not api.repo_exists("other/twice", repo_type="kernel") and not api.repo_exists(KERNEL, repo_type="kernel")
 
 
 def test_the_same_files_are_not_sent_again(hub: RunningHub, tmp_path: Path) -> None:

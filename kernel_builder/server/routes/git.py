@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import Slots
-from kernel_builder.server.refusals import Refusal, bad_request, forbidden, no_token, too_large
+from kernel_builder.server.refusals import Moved, Refusal, bad_request, forbidden, no_token, too_large
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub
 from kernel_builder.server.tokens import Caller
 
@@ -66,7 +66,7 @@ async def _path(request: Request, hub: Hub, repo_id: str, caller: Caller) -> str
         return str((await to_thread.run_sync(hub.to_read, repo_id, caller)).path)
     except Refusal as refusal:
         by_git = request.headers.get("user-agent", "").startswith("git/")
-        if refusal.code != "RepoNotFound" or caller.name or not by_git:
+        if isinstance(refusal, Moved) or refusal.code != "RepoNotFound" or caller.name or not by_git:
             raise
         # git asks for a password after a 401. A private repository answers as one that does not exist.
         missing = no_token(f"no public kernel repository {repo_id!r}; a private one needs a token as the password")
