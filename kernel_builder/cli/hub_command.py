@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -149,48 +150,59 @@ def serve(
 
 
 @hub.command("export")
-@click.argument("repo_id", metavar="REPO")
+@click.argument("source", metavar="REPO|ORG")
 @click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--branch", "branches", multiple=True, help="Only this branch; may be given more than once.")
 @click.option("--endpoint", metavar="URL", help="The Hub to read from.  [default: $HF_ENDPOINT, or the public Hub]")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
-    """Write a kernel of a Hub to one file.
+def export(source: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
+    """Write a kernel of a Hub, or all kernels of an organisation, to one file.
 
-    Every file of REPO is compared with the Hub's listing, and every variant with its digest. `hub import` publishes
-    ARCHIVE to a Hub that cannot reach this one.
+    Every file is compared with the Hub's listing, and every variant with its digest. `hub import` publishes ARCHIVE to
+    a Hub that cannot reach this one.
 
     \b
     kernel-builder hub export kernels-community/rmsnorm rmsnorm.tar
+    kernel-builder hub export my-org my-org.tar
     """
-    from kernel_builder.hub.transfer import export_kernel
+    from kernel_builder.hub.transfer import export_kernels, kernels_of
 
-    done = export_kernel(repo_id, archive, endpoint=endpoint, branches=branches, progress=Lines(sys.stderr))
-    _print_transferred(done, f"{archive}: {repo_id}", as_json)
+    repo_ids = [source] if "/" in source else kernels_of(source, endpoint=endpoint)
+    done = export_kernels(repo_ids, archive, endpoint=endpoint, branches=branches, progress=Lines(sys.stderr))
+    _print_transferred(done, str(archive), as_json)
 
 
 @hub.command("import")
-@click.argument("source", metavar="ARCHIVE|REPO")
-@click.option("--from", "origin", metavar="URL", help="The Hub that has REPO.  [default: the public Hub]")
+@click.argument("source", metavar="ARCHIVE|REPO|ORG")
+@click.option("--from", "origin", metavar="URL", help="The Hub that has REPO or ORG.  [default: the public Hub]")
 @click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
 @click.option("--repo-id", help="The repository to publish to.  [default: the exported one]")
-@click.option("--private", is_flag=True, help="Make the repository private, if it is created.")
+@click.option("--organization", metavar="ORG", help="The organisation to publish to.  [default: the exported one]")
+@click.option("--private", is_flag=True, help="Make repositories private, if they are created.")
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
 def import_(
-    source: str, origin: str | None, endpoint: str | None, repo_id: str | None, private: bool, as_json: bool
+    source: str,
+    origin: str | None,
+    endpoint: str | None,
+    repo_id: str | None,
+    organization: str | None,
+    private: bool,
+    as_json: bool,
 ) -> None:
-    """Publish an exported kernel, or one of another Hub.
+    """Publish exported kernels, or those of another Hub.
 
-    It goes to the Hub at --endpoint. All digests are compared before anything is sent. Each branch that differs gets
-    one commit. REPO is downloaded without a token; if it needs one, export it first.
+    They go to the Hub at --endpoint. All digests are compared before anything is sent. Each branch that differs gets
+    one commit, so the command can be repeated after an error. What was private is created as private. REPO and ORG are
+    downloaded without a token; if they need one, export them first.
 
     \b
     kernel-builder hub import rmsnorm.tar --endpoint http://127.0.0.1:8000
     kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
+    kernel-builder hub import my-org.tar --organization our-org --endpoint http://127.0.0.1:8000
     """
     import tempfile
 
-    from kernel_builder.hub.transfer import export_kernel, import_kernel
+    from kernel_builder.hub.transfer import export_kernels, import_kernels, kernels_of
 
     endpoint = endpoint or os.environ.get("HF_ENDPOINT")
     if not endpoint:
@@ -203,10 +215,19 @@ def import_(
         archive = Path(source)
         if not archive.is_file():
             archive = Path(temporary) / "kernel.tar"
+            there = origin or PUBLIC_HUB
             # The user's token is for the Hub that is published to, and must not be sent to another Hub.
-            export_kernel(source, archive, endpoint=origin or PUBLIC_HUB, anonymous=True, progress=Lines(sys.stderr))
-        done = import_kernel(archive, repo_id=repo_id, endpoint=endpoint, private=private, progress=Lines(sys.stderr))
-    _print_transferred(done, f"{endpoint}: {done.repo_id}", as_json)
+            repo_ids = [source] if "/" in source else kernels_of(source, endpoint=there, token=False)
+            export_kernels(repo_ids, archive, endpoint=there, anonymous=True, progress=Lines(sys.stderr))
+        done = import_kernels(
+            archive,
+            repo_id=repo_id,
+            organization=organization,
+            endpoint=endpoint,
+            private=private,
+            progress=Lines(sys.stderr),
+        )
+    _print_transferred(done, endpoint, as_json)
 
 
 @hub.command()
@@ -226,12 +247,15 @@ def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> Non
     click.echo(json.dumps({"commit": commit}) if as_json else f"{repo_id}: pull request {number} is merged ({commit})")
 
 
-def _print_transferred(done: Transferred, what: str, as_json: bool) -> None:
+def _print_transferred(done: Sequence[Transferred], where: str, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps({**asdict(done), "branches": dict(done.branches)}, indent=2))
-    else:
-        branches = ", ".join(sorted(done.branches))
-        click.echo(f"{what}: {branches}; {done.files} distinct files, {done.size / 1e6:.1f} MB")
+        repositories = [{**asdict(one), "branches": dict(one.branches)} for one in done]
+        # The fields of a single repository are also where earlier versions had them.
+        click.echo(json.dumps({"repositories": repositories, **(repositories[0] if len(done) == 1 else {})}, indent=2))
+        return
+    for one in done:
+        branches = ", ".join(sorted(one.branches))
+        click.echo(f"{where}: {one.repo_id}: {branches}; {one.files} distinct files, {one.size / 1e6:.1f} MB")
 
 
 def _token_file(path: Path | None) -> Path:
