@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from kernel_builder.cli.hub_root_command import LARGE_FILES, ROOT, check, gc, require_server_packages
+from kernel_builder.cli.hub_transfer_command import export, import_
 from kernel_builder.errors import ConfigError
-from kernel_builder.progress import Lines
-
-if TYPE_CHECKING:
-    from kernel_builder.hub.transfer import Transferred
-
-PUBLIC_HUB = "https://huggingface.co"
 
 TOKEN_FILE = click.option(
     "--token-file",
@@ -47,6 +37,8 @@ def hub() -> None:
 
 hub.add_command(check)
 hub.add_command(gc)
+hub.add_command(export)
+hub.add_command(import_)
 
 
 @hub.command()
@@ -98,6 +90,31 @@ hub.add_command(gc)
     help="Append a line of JSON for every write and every denied access; '-' is stdout. SIGHUP opens FILE again.",
 )
 @click.option(
+    "--mirror", metavar="URL", help="Copy kernels from this Hub when they are asked for: https://huggingface.co"
+)
+@click.option(
+    "--mirror-organization",
+    "mirrored",
+    multiple=True,
+    metavar="ORG",
+    help="Copy the kernels of ORG. Names in other organisations are not sent to the other Hub.",
+)
+@click.option(
+    "--mirror-refresh",
+    default=300.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Seconds until the other Hub is asked again for new versions.",
+)
+@click.option(
+    "--mirror-signer",
+    "signers",
+    multiple=True,
+    metavar="URL",
+    help="The workflow that signs the copied packages.  [default: those that the public client trusts]",
+)
+@click.option("--mirror-require-signature", is_flag=True, help="Serve no copied packages without a signature.")
+@click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
@@ -116,6 +133,11 @@ def serve(
     repository: int | None,
     connections_by_address: int,
     audit_log: str | None,
+    mirror: str | None,
+    mirrored: tuple[str, ...],
+    mirror_refresh: float,
+    signers: tuple[str, ...],
+    mirror_require_signature: bool,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -127,10 +149,15 @@ def serve(
     \b
     kernel-builder hub serve --port 8000 --trust my-org
     kernel-builder hub serve --host 0.0.0.0 --port 8000 --token-file tokens.json
+    kernel-builder hub serve --port 8000 --trust kernels-community \\
+        --mirror https://huggingface.co --mirror-organization kernels-community
     """
     require_server_packages()
     from kernel_builder.server.serve import serve as run
-    from kernel_builder.server.settings import ConnectionLimits, Limits, Quotas, Settings
+    from kernel_builder.server.settings import ConnectionLimits, Limits, MirrorSettings, Quotas, Settings
+
+    if mirror is not None or mirrored:
+        _check_mirror(mirror, mirrored, signers)
 
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
@@ -145,89 +172,27 @@ def serve(
         quotas=Quotas(_bytes(repository), _bytes(organization), _bytes(server)),
         connections=ConnectionLimits(connections_by_address=connections_by_address),
         audit_log=audit_log,
+        mirror=MirrorSettings(mirror, frozenset(mirrored), mirror_refresh, signers, mirror_require_signature)
+        if mirror
+        else None,
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)
 
 
-@hub.command("export")
-@click.argument("source", metavar="REPO|ORG")
-@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--branch", "branches", multiple=True, help="Only this branch; may be given more than once.")
-@click.option("--endpoint", metavar="URL", help="The Hub to read from.  [default: $HF_ENDPOINT, or the public Hub]")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def export(source: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
-    """Write a kernel of a Hub, or all kernels of an organisation, to one file.
+def _check_mirror(url: str | None, organizations: tuple[str, ...], signers: tuple[str, ...]) -> None:
+    from kernel_builder.package.signatures import check_signers
 
-    Every file is compared with the Hub's listing, and every variant with its digest. `hub import` publishes ARCHIVE to
-    a Hub that cannot reach this one.
-
-    \b
-    kernel-builder hub export kernels-community/rmsnorm rmsnorm.tar
-    kernel-builder hub export my-org my-org.tar
-    """
-    from kernel_builder.hub.transfer import export_kernels, kernels_of
-
-    repo_ids = [source] if "/" in source else kernels_of(source, endpoint=endpoint)
-    done = export_kernels(repo_ids, archive, endpoint=endpoint, branches=branches, progress=Lines(sys.stderr))
-    _print_transferred(done, str(archive), as_json)
-
-
-@hub.command("import")
-@click.argument("source", metavar="ARCHIVE|REPO|ORG")
-@click.option("--from", "origin", metavar="URL", help="The Hub that has REPO or ORG.  [default: the public Hub]")
-@click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
-@click.option("--repo-id", help="The repository to publish to.  [default: the exported one]")
-@click.option("--organization", metavar="ORG", help="The organisation to publish to.  [default: the exported one]")
-@click.option("--private", is_flag=True, help="Make repositories private, if they are created.")
-@click.option("--json", "as_json", is_flag=True, help="Print as JSON.")
-def import_(
-    source: str,
-    origin: str | None,
-    endpoint: str | None,
-    repo_id: str | None,
-    organization: str | None,
-    private: bool,
-    as_json: bool,
-) -> None:
-    """Publish exported kernels, or those of another Hub.
-
-    They go to the Hub at --endpoint. All digests are compared before anything is sent. Each branch that differs gets
-    one commit, so the command can be repeated after an error. What was private is created as private. REPO and ORG are
-    downloaded without a token; if they need one, export them first.
-
-    \b
-    kernel-builder hub import rmsnorm.tar --endpoint http://127.0.0.1:8000
-    kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
-    kernel-builder hub import my-org.tar --organization our-org --endpoint http://127.0.0.1:8000
-    """
-    import tempfile
-
-    from kernel_builder.hub.transfer import export_kernels, import_kernels, kernels_of
-
-    endpoint = endpoint or os.environ.get("HF_ENDPOINT")
-    if not endpoint:
+    if url is None or not url.startswith(("https://", "http://")):
         raise ConfigError(
-            "expected the address of the Hub to publish to",
-            where="--endpoint",
-            hint="--endpoint http://127.0.0.1:8000, or set HF_ENDPOINT",
+            "expected the address of a Hub", where=f"--mirror {url or ''}", hint="--mirror https://huggingface.co"
         )
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
-        archive = Path(source)
-        if not archive.is_file():
-            archive = Path(temporary) / "kernel.tar"
-            there = origin or PUBLIC_HUB
-            # The user's token is for the Hub that is published to, and must not be sent to another Hub.
-            repo_ids = [source] if "/" in source else kernels_of(source, endpoint=there, token=False)
-            export_kernels(repo_ids, archive, endpoint=there, anonymous=True, progress=Lines(sys.stderr))
-        done = import_kernels(
-            archive,
-            repo_id=repo_id,
-            organization=organization,
-            endpoint=endpoint,
-            private=private,
-            progress=Lines(sys.stderr),
+    if not organizations:
+        raise ConfigError(
+            "expected the organisations to copy from",
+            where="--mirror-organization",
+            hint="--mirror-organization kernels-community; names in other organisations stay on this Hub",
         )
-    _print_transferred(done, endpoint, as_json)
+    check_signers(signers)
 
 
 @hub.command()
@@ -245,17 +210,6 @@ def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> Non
 
     commit = merge_pull_request(repo_id, number, endpoint=endpoint)
     click.echo(json.dumps({"commit": commit}) if as_json else f"{repo_id}: pull request {number} is merged ({commit})")
-
-
-def _print_transferred(done: Sequence[Transferred], where: str, as_json: bool) -> None:
-    if as_json:
-        repositories = [{**asdict(one), "branches": dict(one.branches)} for one in done]
-        # The fields of a single repository are also where earlier versions had them.
-        click.echo(json.dumps({"repositories": repositories, **(repositories[0] if len(done) == 1 else {})}, indent=2))
-        return
-    for one in done:
-        branches = ", ".join(sorted(one.branches))
-        click.echo(f"{where}: {one.repo_id}: {branches}; {one.files} distinct files, {one.size / 1e6:.1f} MB")
 
 
 def _token_file(path: Path | None) -> Path:

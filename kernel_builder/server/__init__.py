@@ -24,6 +24,10 @@ git_repository.py    one repository: all of the git_ modules together
 repository_store.py  all repositories
 repository_reader.py reading one repository for the index
 repository_index.py  what lists need of all repositories, in SQLite
+upstream.py          the other Hub of a mirror
+mirror.py            copies of the other Hub's repositories
+mirror_admission.py  which of its packages are served
+mirror_downloads.py  large files that are being copied
 hub_service.py       the state behind the routes
 receive.py           request bodies, within limits of size and time
 content.py           answers that carry a file

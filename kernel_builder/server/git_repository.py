@@ -24,6 +24,7 @@ from kernel_builder.server.git_trees import GitTrees
 pygit2.settings.owner_validation = False
 
 _PRIVATE = "hub.private"
+_MIRROR_OF = "hub.mirrorof"
 _FORMER_NAMES = "hub.formernames"
 _MOST_FORMER_NAMES = 50
 
@@ -60,6 +61,21 @@ class GitRepository:
         repository.configuration.set(_PRIVATE, "true" if private else "false")
         repository.commits.create_first(author)
         return repository
+
+    @classmethod
+    def create_mirror(cls, repo_id: str, path: Path, url: str) -> GitRepository:
+        """Create an empty repository, which is to become a copy of one of another Hub, at a staging path."""
+        pygit2.init_repository(str(path), bare=True, initial_head="main")
+        (path / "large").mkdir()
+        repository = cls(repo_id, path, lambda _: nullcontext())
+        repository.configuration.set(_PRIVATE, "false")
+        repository.configuration.set(_MIRROR_OF, url)
+        return repository
+
+    @property
+    def mirror_of(self) -> str | None:
+        """The address of the Hub that this repository is a copy from, or None."""
+        return self.configuration.get(_MIRROR_OF)
 
     @property
     def private(self) -> bool:

@@ -132,6 +132,8 @@ def _repository(hub: Hub, repository: GitRepository, mend: bool, now: float) -> 
         referenced = {large.sha256: large for large in repository.owned.referenced()}
         for sha256, large in referenced.items():
             stored = hub.large_files.size(sha256)
+            if stored is None and repository.mirror_of is not None:  # nobody has read it yet
+                continue
             if stored != large.size:
                 state = "is missing" if stored is None else f"has {stored} bytes instead of {large.size}"
                 found.append(

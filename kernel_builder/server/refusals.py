@@ -161,6 +161,21 @@ def read_only() -> Refusal:
     return Refusal(403, "this Hub is read-only", code="ReadOnly")
 
 
+def mirrored(repo_id: str, url: str) -> Refusal:
+    """Refuse to change or clone a copy of another Hub's repository."""
+    return Refusal(403, f"{repo_id} is a copy from {url}: go there for this, or use another name", code="Mirrored")
+
+
+def not_mirrored(message: str) -> Refusal:
+    """Report that something could not be copied from the other Hub."""
+    return Refusal(502, message, code="BadGateway")
+
+
+def not_admitted(message: str) -> Refusal:
+    """Refuse to serve a package of another Hub whose signature or digest is wrong."""
+    return Refusal(403, message, code="NotVerified")
+
+
 def no_space(status: int = 507) -> Refusal:
     """Report that the Hub's disk is full."""
     return Refusal(status, "the Hub has no space left; nothing was stored", code="InsufficientStorage")

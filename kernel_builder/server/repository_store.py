@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pygit2
@@ -64,12 +64,16 @@ class RepositoryStore:
 
     def create(self, repo_id: str, *, private: bool, author: str) -> None:
         """Create a repository, whole or not at all."""
+        self.add(repo_id, lambda staging: GitRepository.create(repo_id, staging, private=private, author=author))
+
+    def add(self, repo_id: str, make: Callable[[Path], object]) -> None:
+        """Add a repository that a function makes at a staging path, whole or not at all."""
         path = self._path(repo_id)
         path.parent.mkdir(exist_ok=True)
         sync_directory(self.root)
         staging = path.parent / f".new-{uuid.uuid4().hex}"
         try:
-            GitRepository.create(repo_id, staging, private=private, author=author)
+            make(staging)
             with self._index.changing(repo_id):
                 try:
                     staging.rename(path)

@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import Slots
-from kernel_builder.server.refusals import Moved, Refusal, bad_request, forbidden, no_token, too_large
+from kernel_builder.server.refusals import Moved, Refusal, bad_request, forbidden, mirrored, no_token, too_large
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub
 from kernel_builder.server.tokens import Caller
 
@@ -63,7 +63,10 @@ def _environment(request: Request) -> dict[str, str]:
 async def _path(request: Request, hub: Hub, repo_id: str, caller: Caller) -> str:
     """Return the directory of a repository that the caller may read."""
     try:
-        return str((await to_thread.run_sync(hub.to_read, repo_id, caller)).path)
+        repository = await to_thread.run_sync(hub.to_read, repo_id, caller)
+        if (url := repository.mirror_of) is not None:  # a clone would have packages that were not checked
+            raise mirrored(repo_id, url)
+        return str(repository.path)
     except Refusal as refusal:
         by_git = request.headers.get("user-agent", "").startswith("git/")
         if isinstance(refusal, Moved) or refusal.code != "RepoNotFound" or caller.name or not by_git:

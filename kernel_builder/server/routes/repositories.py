@@ -94,7 +94,7 @@ async def delete_repository(
 
     def write() -> None:
         try:
-            hub.to_write(repo_id, caller)
+            hub.to_manage(repo_id, caller)
         except Moved:
             hub.must_write(repo_id, caller)
             hub.repositories.end_redirect(repo_id)
