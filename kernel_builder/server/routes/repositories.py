@@ -179,10 +179,7 @@ def kernel_info(repo_id: RepoId, hub: TheHub, caller: TheCaller) -> dict[str, An
 
 @router.get("/api/kernels/{organization}/{name}/revision/{revision}")
 def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """Describe a kernel at a revision."""
+    """Describe a kernel at a revision, without its files: clients of some versions would take them for objects."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
-    entries = repository.trees.entries(commit, recursive=True)
-    files = [{"rfilename": entry.path} for entry in entries if not entry.is_folder]
-    described = _info(repo_id, commit, repository.history.last_modified(commit), repository.private)
-    return {**described, "siblings": files}
+    return _info(repo_id, commit, repository.history.last_modified(commit), repository.private)
