@@ -106,6 +106,7 @@ BODIES = {
     "/paths-info/{revision}": {"paths": ["x"]},
     "/preupload/{revision}": {"files": []},
     "/objects/batch": {"operation": "download", "objects": []},
+    "/lfs-files/batch": {"deletions": {"sha": []}},
     "/lfs-files/duplicate": {"target": {"type": "kernel", "name": "theirs/x"}, "files": []},
     "/settings": {"private": False},
 }
