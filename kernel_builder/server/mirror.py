@@ -23,7 +23,7 @@ from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.locks import patiently
 from kernel_builder.server.mirror_admission import Admission
 from kernel_builder.server.mirror_downloads import Downloads
-from kernel_builder.server.refusals import Refusal, not_mirrored
+from kernel_builder.server.refusals import Refusal, busy, not_mirrored
 from kernel_builder.server.settings import MirrorSettings
 from kernel_builder.server.upstream import Upstream, UpstreamError
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kernel_builder.server")
 
 FETCHES = 4  # repositories that are fetched at once
+WAITING = 32  # others that wait for it
 _AFTER_FAILURE = 30.0  # seconds until the other Hub is asked again
 _REMEMBERED = 10_000  # repositories
 
@@ -55,22 +56,29 @@ class Mirror:
         self.downloads = Downloads(hub, self._upstream)
         self._fresh: dict[str, _Until] = {}
         self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
+        self._asking = 0
         self._limiter = anyio.CapacityLimiter(FETCHES)
 
     async def ensure(self, repo_id: str) -> None:
         """Copy a repository, or bring its copy up to date, if it belongs to a mirrored organisation and this is due.
 
         Raises:
-            Refusal: If there is no copy, and the other Hub cannot be reached.
+            Refusal: If there is no copy, and the other Hub cannot be reached; or if too many wait for it.
         """
         if repo_id.partition("/")[0] not in self._settings.organizations or self._is_fresh(repo_id):
             return
+        if self._asking >= FETCHES + WAITING:
+            raise busy(f"{WAITING} requests wait for {self._upstream.url}; try again in a few seconds")
         turn = self._turns.get(repo_id)
         if turn is None:
             turn = self._turns[repo_id] = anyio.Lock()
-        async with turn:
-            if not self._is_fresh(repo_id):
-                await to_thread.run_sync(self._refresh, repo_id, limiter=self._limiter)
+        self._asking += 1
+        try:
+            async with turn:
+                if not self._is_fresh(repo_id):
+                    await to_thread.run_sync(self._refresh, repo_id, limiter=self._limiter)
+        finally:
+            self._asking -= 1
 
     def _is_fresh(self, repo_id: str) -> bool:
         return self._fresh.get(repo_id, 0.0) > time.monotonic()

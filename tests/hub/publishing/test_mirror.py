@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -224,6 +226,29 @@ def test_signatures_of_packages_are_checked(
     offline = start_mirror(upstream, "--mirror-signer", ours, "--mirror-require-signature", PYTHONPATH=broken)
     assert _refused(offline, by_others) == ""
     assert _refused(offline, signed).startswith("503 the signature of")
+
+
+def test_a_hub_that_does_not_answer_keeps_nobody_else_waiting(start_hub: Callable[..., RunningHub]) -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        mirror = start_hub("--mirror", url, "--mirror-organization", "a")
+        answers: list[int] = []
+
+        def ask(number: int) -> None:
+            with contextlib.suppress(requests.exceptions.RequestException):
+                answers.append(requests.get(f"{mirror.url}/api/kernels/a/x{number}").status_code)
+
+        threads = [threading.Thread(target=ask, args=[number], daemon=True) for number in range(50)]
+        for thread in threads:
+            thread.start()
+        until = time.monotonic() + 10
+        while len(answers) < 50 - 36 and time.monotonic() < until:  # 4 ask, and 32 wait for them
+            time.sleep(0.05)
+        assert answers == [503] * 14
+        mirror.api().create_repo("b/ours", repo_type="kernel")
+        for path in ("/health", "/api/kernels", "/api/kernels/b/ours"):
+            assert requests.get(mirror.url + path, timeout=5).ok
+        mirror.kill()
 
 
 def test_options_of_a_mirror(tmp_path: Path) -> None:
