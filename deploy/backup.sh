@@ -2,8 +2,8 @@
 # Copies a Hub while its servers run:  backup.sh ROOT TARGET
 #
 # TARGET is new. It has each acknowledged commit from before the start, and maybe later ones. What refers comes before
-# what it refers to: refs, then objects, then large files. Large files are only removed by `hub check`, which must not
-# run meanwhile. Not copied, since servers make them anew: the index, the secret, parts of uploads, locks.
+# what it refers to: refs, then objects, then large files. Large files are only removed by `hub check` and `hub gc`, which
+# must not run meanwhile. Not copied, since servers make them anew: the index, the secret, parts of uploads, locks.
 set -eu
 
 [ $# = 2 ] && [ -d "$1/repositories" ] || { echo "usage: backup.sh ROOT TARGET, where ROOT is a Hub's" >&2; exit 2; }
@@ -27,6 +27,7 @@ repository() {
     copy "$from/refs" "$to/" || return                         # before packed-refs, where git moves them to
     if [ -e "$from/packed-refs" ]; then copy "$from/packed-refs" "$to/" || return; fi
     copy "$from/HEAD" "$from/config" "$from/large" "$to/" || return
+    if [ -e "$from/removed" ]; then copy "$from/removed" "$to/" || return; fi
     for folder in "$from"/objects/??; do                       # before packs, where git moves them to
         [ ! -d "$folder" ] || copy "$folder" "$to/objects/" || [ ! -d "$folder" ] || return
     done

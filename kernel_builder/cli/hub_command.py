@@ -3,68 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
-from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from kernel_builder.cli.hub_root_command import LARGE_FILES, ROOT, check, gc, require_server_packages
+from kernel_builder.cli.hub_transfer_command import export, import_
 from kernel_builder.cli.json_option import json_option
-from kernel_builder.errors import ConfigError, HubError, KernelBuilderError
-from kernel_builder.progress import Lines
+from kernel_builder.errors import ConfigError
 
-if TYPE_CHECKING:
-    from kernel_builder.hub.transfer import Transferred
-
-PUBLIC_HUB = "https://huggingface.co"
-
-ROOT = click.option(
-    "--root",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=Path("hub"),
-    show_default=True,
-    help="The directory of the Hub.",
-)
-LARGE_FILES = click.option(
-    "--large-files",
-    metavar="URL",
-    help="The store of large files: a directory, or a URL that fsspec supports, e.g. s3://bucket/prefix.  "
-    "[default: ROOT/large]",
-)
 TOKEN_FILE = click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="The token file that `kernel-builder hub token add` writes.",
 )
-
-
-_SERVER_PACKAGES = (
-    "blake3",
-    "fastapi",
-    "fsspec",
-    "httptools",
-    "jinja2",
-    "lz4",
-    "markdown_it",
-    "nh3",
-    "prometheus_client",
-    "pygit2",
-    "structlog",
-    "uvicorn",
-)
-
-
-def _require_server_packages() -> None:
-    """Raise an error that names the extra of the server if one of its packages is not installed."""
-    missing = [name for name in _SERVER_PACKAGES if find_spec(name) is None]
-    if missing:
-        raise KernelBuilderError(
-            f"the Hub needs packages that are not installed: {', '.join(missing)}",
-            hint="pip install 'torch-kernel-builder[hub]'",
-        )
 
 
 def _bytes(megabytes: int | None) -> int | None:
@@ -82,6 +34,12 @@ def hub() -> None:
     HF_ENDPOINT=http://127.0.0.1:8000 HF_TOKEN=any kernel-builder upload my-kernel
     HF_ENDPOINT=http://127.0.0.1:8000 python -c '…get_kernel("my-org/my-kernel", version=1)'
     """
+
+
+hub.add_command(check)
+hub.add_command(gc)
+hub.add_command(export)
+hub.add_command(import_)
 
 
 @hub.command()
@@ -133,6 +91,31 @@ def hub() -> None:
     help="Append a line of JSON for every write and every denied access; '-' is stdout. SIGHUP opens FILE again.",
 )
 @click.option(
+    "--mirror", metavar="URL", help="Copy kernels from this Hub when they are asked for: https://huggingface.co"
+)
+@click.option(
+    "--mirror-organization",
+    "mirrored",
+    multiple=True,
+    metavar="ORG",
+    help="Copy the kernels of ORG. Names in other organisations are not sent to the other Hub.",
+)
+@click.option(
+    "--mirror-refresh",
+    default=300.0,
+    show_default=True,
+    type=click.FloatRange(min=0),
+    help="Seconds until the other Hub is asked again for new versions.",
+)
+@click.option(
+    "--mirror-signer",
+    "signers",
+    multiple=True,
+    metavar="URL",
+    help="The workflow that signs the copied packages.  [default: those that the public client trusts]",
+)
+@click.option("--mirror-require-signature", is_flag=True, help="Serve no copied packages without a signature.")
+@click.option(
     "--log-level", default="info", show_default=True, type=click.Choice(["debug", "info", "warning", "error"])
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
@@ -151,6 +134,11 @@ def serve(
     repository: int | None,
     connections_by_address: int,
     audit_log: str | None,
+    mirror: str | None,
+    mirrored: tuple[str, ...],
+    mirror_refresh: float,
+    signers: tuple[str, ...],
+    mirror_require_signature: bool,
     log_level: str,
     as_json: bool,
 ) -> None:
@@ -162,10 +150,15 @@ def serve(
     \b
     kernel-builder hub serve --port 8000 --trust my-org
     kernel-builder hub serve --host 0.0.0.0 --port 8000 --token-file tokens.json
+    kernel-builder hub serve --port 8000 --trust kernels-community \\
+        --mirror https://huggingface.co --mirror-organization kernels-community
     """
-    _require_server_packages()
+    require_server_packages()
     from kernel_builder.server.serve import serve as run
-    from kernel_builder.server.settings import ConnectionLimits, Limits, Quotas, Settings
+    from kernel_builder.server.settings import ConnectionLimits, Limits, MirrorSettings, Quotas, Settings
+
+    if mirror is not None or mirrored:
+        _check_mirror(mirror, mirrored, signers)
 
     def ready(url: str) -> None:
         click.echo(json.dumps({"url": url, "root": str(root.resolve())}) if as_json else f"serving {root} at {url}")
@@ -180,108 +173,27 @@ def serve(
         quotas=Quotas(_bytes(repository), _bytes(organization), _bytes(server)),
         connections=ConnectionLimits(connections_by_address=connections_by_address),
         audit_log=audit_log,
+        mirror=MirrorSettings(mirror, frozenset(mirrored), mirror_refresh, signers, mirror_require_signature)
+        if mirror
+        else None,
     )
     run(settings, host=host, port=port, log_level=log_level, ready=ready)
 
 
-@hub.command()
-@ROOT
-@LARGE_FILES
-@click.option("--digests", is_flag=True, help="Read every large file and compare its SHA-256 with its name.")
-@click.option("--dry-run", is_flag=True, help="Only print what would be mended.")
-@json_option
-def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
-    """Mend the traces of crashes, and report damage.
+def _check_mirror(url: str | None, organizations: tuple[str, ...], signers: tuple[str, ...]) -> None:
+    from kernel_builder.package.signatures import check_signers
 
-    Servers of ROOT may run meanwhile. The exit code is 0 if everything found was mended, else 9.
-
-    \b
-    kernel-builder hub check --root hub --dry-run
-    kernel-builder hub check --root hub --digests
-    """
-    _require_server_packages()
-    from kernel_builder.server.hub_service import Hub
-    from kernel_builder.server.mend import find_defects
-    from kernel_builder.server.settings import Settings
-
-    if not (root / "repositories").is_dir():
+    if url is None or not url.startswith(("https://", "http://")):
         raise ConfigError(
-            "this directory is not a Hub", where=str(root), hint="`kernel-builder hub serve --root ROOT` creates one"
+            "expected the address of a Hub", where=f"--mirror {url or ''}", hint="--mirror https://huggingface.co"
         )
-    found = []
-    for defect in find_defects(Hub(Settings(root.resolve(), large_files)), digests=digests, mend=not dry_run):
-        found.append(defect)
-        if not as_json:
-            click.echo(f"{defect.where}: {defect.what}", nl=False)
-            click.secho("  (mended)" if defect.mended else "", fg="green")
-    if as_json:
-        click.echo(json.dumps([asdict(defect) for defect in found], indent=2))
-    lost = sum(not defect.mended for defect in found)
-    if not as_json:
-        click.echo(f"{len(found)} found, {len(found) - lost} mended")
-    if lost:
-        sys.exit(HubError.exit_code)
-
-
-@hub.command("export")
-@click.argument("repo_id", metavar="REPO")
-@click.argument("archive", type=click.Path(path_type=Path, dir_okay=False))
-@click.option("--branch", "branches", multiple=True, help="Only this branch; may be given more than once.")
-@click.option("--endpoint", metavar="URL", help="The Hub to read from.  [default: $HF_ENDPOINT, or the public Hub]")
-@json_option
-def export(repo_id: str, archive: Path, branches: tuple[str, ...], endpoint: str | None, as_json: bool) -> None:
-    """Write a kernel of a Hub to one file.
-
-    Every file of REPO is compared with the Hub's listing, and every variant with its digest. `hub import` publishes
-    ARCHIVE to a Hub that cannot reach this one.
-
-    \b
-    kernel-builder hub export kernels-community/rmsnorm rmsnorm.tar
-    """
-    from kernel_builder.hub.transfer import export_kernel
-
-    done = export_kernel(repo_id, archive, endpoint=endpoint, branches=branches, progress=Lines(sys.stderr))
-    _print_transferred(done, f"{archive}: {repo_id}", as_json)
-
-
-@hub.command("import")
-@click.argument("source", metavar="ARCHIVE|REPO")
-@click.option("--from", "origin", metavar="URL", help="The Hub that has REPO.  [default: the public Hub]")
-@click.option("--endpoint", metavar="URL", help="The Hub to publish to.  [default: $HF_ENDPOINT]")
-@click.option("--repo-id", help="The repository to publish to.  [default: the exported one]")
-@click.option("--private", is_flag=True, help="Make the repository private, if it is created.")
-@json_option
-def import_(
-    source: str, origin: str | None, endpoint: str | None, repo_id: str | None, private: bool, as_json: bool
-) -> None:
-    """Publish an exported kernel, or one of another Hub.
-
-    It goes to the Hub at --endpoint. All digests are compared before anything is sent. Each branch that differs gets
-    one commit. REPO is downloaded without a token; if it needs one, export it first.
-
-    \b
-    kernel-builder hub import rmsnorm.tar --endpoint http://127.0.0.1:8000
-    kernel-builder hub import kernels-community/rmsnorm --endpoint http://127.0.0.1:8000
-    """
-    import tempfile
-
-    from kernel_builder.hub.transfer import export_kernel, import_kernel
-
-    endpoint = endpoint or os.environ.get("HF_ENDPOINT")
-    if not endpoint:
+    if not organizations:
         raise ConfigError(
-            "expected the address of the Hub to publish to",
-            where="--endpoint",
-            hint="--endpoint http://127.0.0.1:8000, or set HF_ENDPOINT",
+            "expected the organisations to copy from",
+            where="--mirror-organization",
+            hint="--mirror-organization kernels-community; names in other organisations stay on this Hub",
         )
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
-        archive = Path(source)
-        if not archive.is_file():
-            archive = Path(temporary) / "kernel.tar"
-            # The user's token is for the Hub that is published to, and must not be sent to another Hub.
-            export_kernel(source, archive, endpoint=origin or PUBLIC_HUB, anonymous=True, progress=Lines(sys.stderr))
-        done = import_kernel(archive, repo_id=repo_id, endpoint=endpoint, private=private, progress=Lines(sys.stderr))
-    _print_transferred(done, f"{endpoint}: {done.repo_id}", as_json)
+    check_signers(signers)
 
 
 @hub.command()
@@ -299,14 +211,6 @@ def merge(repo_id: str, number: int, endpoint: str | None, as_json: bool) -> Non
 
     commit = merge_pull_request(repo_id, number, endpoint=endpoint)
     click.echo(json.dumps({"commit": commit}) if as_json else f"{repo_id}: pull request {number} is merged ({commit})")
-
-
-def _print_transferred(done: Transferred, what: str, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps({**asdict(done), "branches": dict(done.branches)}, indent=2))
-    else:
-        branches = ", ".join(sorted(done.branches))
-        click.echo(f"{what}: {branches}; {done.files} distinct files, {done.size / 1e6:.1f} MB")
 
 
 def _token_file(path: Path | None) -> Path:
@@ -356,7 +260,7 @@ def add(
     kernel-builder hub token add ci --write my-org --token-file tokens.json
     kernel-builder hub token add ci --write my-org/my-kernel --expires 90d --token-file tokens.json
     """
-    _require_server_packages()
+    require_server_packages()
     from kernel_builder.server import tokens
 
     end = tokens.parse_end(expires) if expires else None
@@ -369,7 +273,7 @@ def add(
 @TOKEN_FILE
 def remove(name: str, token_file: Path | None) -> None:
     """Remove a token; running servers refuse it from then on."""
-    _require_server_packages()
+    require_server_packages()
     from kernel_builder.server import tokens
 
     tokens.remove(_token_file(token_file), name)
@@ -380,7 +284,7 @@ def remove(name: str, token_file: Path | None) -> None:
 @json_option
 def list_tokens(token_file: Path | None, as_json: bool) -> None:
     """List the tokens, their scopes and when they end."""
-    _require_server_packages()
+    require_server_packages()
     from kernel_builder.server import tokens
 
     found = tokens.TokenFile(_token_file(token_file)).tokens()

@@ -1,7 +1,7 @@
-"""Export of a repository to one file, and import of that file into a Hub behind an air gap.
+"""Export of repositories to one file, and import of that file into a Hub behind an air gap.
 
 The file is a tar archive: `manifest.json`, then each distinct content once, as `files/<sha256>`. The manifest maps the
-paths of each branch to contents. The newest commit of each branch is transferred, its history is not.
+paths of each repository's branches to contents. The newest commit of each branch is transferred, its history is not.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import shutil
 import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,20 +18,20 @@ from typing import Any
 
 from kernels_data import Digest, DigestValidationError, Metadata
 
-from kernel_builder.errors import HubError, VerificationError
+from kernel_builder.errors import ConfigError, HubError, VerificationError
 from kernel_builder.files import replacing
 from kernel_builder.hub.remote_repository import Content, RemoteRepository
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST_BYTES = 64 << 20
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Transferred:
-    """The result of an export or import.
+    """What was exported or imported of one repository.
 
     Attributes:
         repo_id: The repository.
@@ -47,8 +46,37 @@ class Transferred:
     size: int
 
 
-def export_kernel(
-    repo_id: str,
+def kernels_of(organization: str, *, endpoint: str | None = None, token: str | bool | None = None) -> list[str]:
+    """List the kernels of an organisation, as far as the token may see them.
+
+    Raises:
+        HubError: If the Hub does not list kernels, cannot be reached, or has none of this organisation.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import build_hf_headers, paginate
+
+    api = HfApi(endpoint=endpoint, token=token)
+    network: type[Exception] = HfHubHTTPError.__bases__[0]
+    try:
+        headers = build_hf_headers(token=token)
+        found = sorted(
+            str(item["id"]) for item in paginate(f"{api.endpoint}/api/kernels", {"author": organization}, headers)
+        )
+    except (network, ConnectionError, LookupError, TypeError) as error:
+        raise HubError(
+            f"cannot list the kernels of {organization}: {str(error).splitlines()[0]}",
+            where=api.endpoint,
+            hint="name one kernel, as ORG/NAME",
+        ) from error
+    mine = [repo_id for repo_id in found if repo_id.startswith(f"{organization}/")]
+    if not mine:
+        raise HubError(f"{organization} has no kernels, or none that the token may see", where=api.endpoint)
+    return mine
+
+
+def export_kernels(
+    repo_ids: Sequence[str],
     archive: Path,
     *,
     endpoint: str | None = None,
@@ -56,11 +84,11 @@ def export_kernel(
     anonymous: bool = False,
     branches: Sequence[str] = (),
     progress: Progress | None = None,
-) -> Transferred:
-    """Download and verify a repository's branches, and write them to one file, whole or not at all.
+) -> tuple[Transferred, ...]:
+    """Download and verify the branches of repositories, and write them to one file, whole or not at all.
 
     Args:
-        repo_id: The repository.
+        repo_ids: The repositories.
         archive: The file to write.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
         token: The token. None: the one that the Hub's own tools use.
@@ -73,46 +101,63 @@ def export_kernel(
         VerificationError: If a file does not match the Hub's listing, or a package does not match its digest.
     """
     progress = progress or Silent()
-    repository = RemoteRepository(repo_id, endpoint=endpoint, token=False if anonymous else token)
+    manifest: dict[str, Any] = {"format": _FORMAT, "repositories": {}}
+    done = []
+    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
+        contents = Path(temporary) / "contents"
+        contents.mkdir()
+        for repo_id in repo_ids:
+            repository = RemoteRepository(repo_id, endpoint=endpoint, token=False if anonymous else token)
+            described = _download(repository, branches, contents, progress)
+            manifest["from"] = repository.api.endpoint
+            manifest["repositories"][repo_id] = described
+            done.append(_transferred(repo_id, described, {n: b["commit"] for n, b in described["branches"].items()}))
+        _write(archive, manifest, contents)
+    return tuple(done)
+
+
+def _download(
+    repository: RemoteRepository, branches: Sequence[str], contents: Path, progress: Progress
+) -> dict[str, Any]:
+    """Download and verify branches; move each distinct content to `contents`, and return what the manifest says."""
     there = repository.branches()
     if not there:
         raise HubError("there is no such repository, or the token may not see it", where=repository.url)
     if missing := [name for name in branches if name not in there]:
         raise HubError(f"there is no branch {missing[0]!r}; expected one of {', '.join(there)}", where=repository.url)
-    wanted = {name: there[name] for name in branches or there}
-    manifest: dict[str, Any] = {
-        "format": _FORMAT,
-        "repository": repo_id,
-        "from": repository.api.endpoint,
-        "branches": {},
-    }
-    contents: dict[str, Content] = {}
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
-        for number, (name, commit) in enumerate(wanted.items()):
-            progress.say(f"{repo_id}@{name} ({commit[:12]})")
-            directory = repository.download(commit, ["*"], Path(temporary) / str(number))
+    described: dict[str, Any] = {"private": bool(repository.is_private()), "branches": {}}
+    for name in branches or there:
+        commit = there[name]
+        where = f"{repository.repo_id}@{name}"
+        progress.say(f"{where} ({commit[:12]})")
+        with tempfile.TemporaryDirectory(prefix="kernel-builder-", dir=contents.parent) as temporary:
+            directory = repository.download(commit, ["*"], Path(temporary))
             files = {}
             for path, remote in repository.files(commit).items():
                 content = Content(directory / path)
                 if not content.is_in(remote):
-                    raise VerificationError("does not match the Hub's listing", where=f"{repo_id}@{name}: {path}")
+                    raise VerificationError("does not match the Hub's listing", where=f"{where}: {path}")
                 files[path] = {"sha256": content.sha256, "size": content.size}
-                contents.setdefault(content.sha256, content)
-            _verify_variants(directory, files, f"{repo_id}@{name}")
-            manifest["branches"][name] = {"commit": commit, "files": dict(sorted(files.items()))}
-        _write(archive, manifest, contents)
-    return Transferred(repo_id, wanted, len(contents), sum(content.size for content in contents.values()))
+            _verify_variants(directory, files, where)
+            for path, file in files.items():
+                (directory / path).replace(contents / str(file["sha256"]))
+        described["branches"][name] = {"commit": commit, "files": dict(sorted(files.items()))}
+    return described
 
 
-def _write(archive: Path, manifest: Mapping[str, Any], contents: Mapping[str, Content]) -> None:
+def _transferred(repo_id: str, described: Mapping[str, Any], branches: Mapping[str, str]) -> Transferred:
+    sizes = {file["sha256"]: file["size"] for b in described["branches"].values() for file in b["files"].values()}
+    return Transferred(repo_id, branches, len(sizes), sum(sizes.values()))
+
+
+def _write(archive: Path, manifest: Mapping[str, Any], contents: Path) -> None:
     archive.parent.mkdir(parents=True, exist_ok=True)
     with replacing(archive) as staged, tarfile.open(fileobj=staged, mode="w", format=tarfile.PAX_FORMAT) as tar:
         described = json.dumps(manifest, indent=1, sort_keys=True).encode()
         _add(tar, "manifest.json", io.BytesIO(described), len(described))
-        for sha256, content in sorted(contents.items()):
-            assert isinstance(content.source, Path)
-            with content.source.open("rb") as file:
-                _add(tar, f"files/{sha256}", file, content.size)
+        for path in sorted(contents.iterdir()):
+            with path.open("rb") as file:
+                _add(tar, f"files/{path.name}", file, path.stat().st_size)
 
 
 def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
@@ -121,28 +166,31 @@ def _add(tar: tarfile.TarFile, name: str, file: Any, size: int) -> None:
     tar.addfile(member, file)
 
 
-def import_kernel(
+def import_kernels(
     archive: Path,
     *,
     repo_id: str | None = None,
+    organization: str | None = None,
     endpoint: str | None = None,
     token: str | None = None,
     private: bool = False,
     progress: Progress | None = None,
-) -> Transferred:
-    """Publish an exported repository to a Hub: one commit for each branch that differs.
+) -> tuple[Transferred, ...]:
+    """Publish exported repositories to a Hub: one commit for each branch that differs.
 
-    All contents are verified before anything is sent.
+    All contents are verified before anything is sent. A private repository is created as a private one.
 
     Args:
-        archive: A file that `export_kernel` wrote.
-        repo_id: The repository to publish to. None: that of the archive.
+        archive: A file that `export_kernels` wrote.
+        repo_id: The repository to publish to, if the archive has a single one. None: that of the archive.
+        organization: The organisation to publish all repositories to. None: those of the archive.
         endpoint: The address of the Hub. None: the one that the Hub's own tools use.
         token: The token. None: the one that the Hub's own tools use.
-        private: Make the repository private, if it is created.
+        private: Make repositories private, if they are created.
         progress: Receives a line for each branch.
 
     Raises:
+        ConfigError: If the archive has several repositories, and `repo_id` is given.
         VerificationError: If the file is not an export, is truncated, or was changed.
         HubError: If the Hub refuses.
     """
@@ -150,41 +198,60 @@ def import_kernel(
     with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
         contents = Path(temporary)
         manifest = _read(archive, contents)
-        target = RemoteRepository(repo_id or manifest["repository"], endpoint=endpoint, token=token)
-        for name, branch in manifest["branches"].items():
-            with tempfile.TemporaryDirectory(prefix="kernel-builder-") as tree:
-                for path, file in branch["files"].items():
-                    if path.startswith("build/"):
-                        (Path(tree) / path).parent.mkdir(parents=True, exist_ok=True)
-                        shutil.copyfile(contents / file["sha256"], Path(tree) / path)
-                _verify_variants(Path(tree), branch["files"], f"{archive}: {name}")
-        target.require_write()
-        target.create(private=private)
-        done = {}
-        for name in sorted(manifest["branches"], key=lambda name: (name != "main", name)):
-            progress.say(f"{target.repo_id}@{name}")
-            done[name] = _publish_branch(target, name, manifest, contents)
-        sizes = {file["sha256"]: file["size"] for b in manifest["branches"].values() for file in b["files"].values()}
-    return Transferred(target.repo_id, done, len(sizes), sum(sizes.values()))
+        repositories: Mapping[str, Mapping[str, Any]] = manifest["repositories"]
+        if repo_id is not None and len(repositories) != 1:
+            raise ConfigError(
+                f"the archive has {counted(len(repositories), 'repository')}, which cannot have one name",
+                where="--repo-id",
+                hint="--organization publishes all of them to one organisation",
+            )
+        for source, described in repositories.items():
+            for name, branch in described["branches"].items():
+                _verify_branch(branch, contents, f"{archive}: {source}@{name}")
+        done = []
+        for source, described in repositories.items():
+            name = repo_id or (f"{organization}/{source.partition('/')[2]}" if organization else source)
+            target = RemoteRepository(name, endpoint=endpoint, token=token)
+            target.require_write()
+            target.create(private=private or bool(described.get("private")))
+            published = {}
+            for branch in sorted(described["branches"], key=lambda name: (name != "main", name)):
+                progress.say(f"{target.repo_id}@{branch}")
+                origin = f"{source}@{branch} at {described['branches'][branch]['commit'][:12]}, from {manifest['from']}"
+                published[branch] = _publish_branch(target, branch, described["branches"][branch], contents, origin)
+            done.append(_transferred(target.repo_id, described, published))
+    return tuple(done)
 
 
-def _publish_branch(target: RemoteRepository, name: str, manifest: Mapping[str, Any], contents: Path) -> str:
+def _verify_branch(branch: Mapping[str, Any], contents: Path, where: str) -> None:
+    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as tree:
+        for path, file in branch["files"].items():
+            if path.startswith("build/"):
+                (Path(tree) / path).parent.mkdir(parents=True, exist_ok=True)
+                (Path(tree) / path).hardlink_to(contents / file["sha256"])
+        _verify_variants(Path(tree), branch["files"], where)
+
+
+def _publish_branch(
+    target: RemoteRepository, name: str, branch: Mapping[str, Any], contents: Path, message: str
+) -> str:
     if name not in target.branches():
         target.create_branch(name)
     head = target.branches()[name]
     there = target.files(head)
-    wanted = {path: Content(contents / file["sha256"]) for path, file in manifest["branches"][name]["files"].items()}
+    wanted = {path: Content(contents / file["sha256"]) for path, file in branch["files"].items()}
     add = {path: content for path, content in wanted.items() if not content.is_in(there.get(path))}
     delete = [path for path in there if path not in wanted]
     if not add and not delete:
         return head
-    commit = manifest["branches"][name]["commit"]
-    message = f"{manifest['repository']}@{name} at {commit[:12]}, from {manifest['from']}"
     return target.commit(name, head, add=add, delete=delete, message=message).revision
 
 
 def _read(archive: Path, contents: Path) -> dict[str, Any]:
-    """Extract and verify all contents of an archive into the directory `contents`, and return the manifest."""
+    """Extract and verify all contents of an archive into the directory `contents`, and return the manifest.
+
+    A manifest of format 1, which is of a single repository, is returned in the form of format 2.
+    """
     where = str(archive)
     hint = "copy the file again, or export it again"
     try:
@@ -195,6 +262,9 @@ def _read(archive: Path, contents: Path) -> dict[str, Any]:
             described = tar.extractfile(first)
             assert described is not None
             manifest: dict[str, Any] = json.loads(described.read())
+            if manifest["format"] == 1:
+                repositories = {manifest["repository"]: {"branches": manifest["branches"]}}
+                manifest = {"format": _FORMAT, "from": manifest["from"], "repositories": repositories}
             sizes = _sizes(manifest)
             while (member := tar.next()) is not None:
                 sha256 = PurePosixPath(member.name).name
@@ -220,12 +290,15 @@ def _read(archive: Path, contents: Path) -> dict[str, Any]:
 def _sizes(manifest: dict[str, Any]) -> dict[str, int]:
     """Validate a manifest, and return the size of each content by SHA-256."""
     if manifest["format"] != _FORMAT:
-        raise ValueError(f"format {manifest['format']!r}; this version reads {_FORMAT}")
-    texts = [manifest["repository"], manifest["from"], *(branch["commit"] for branch in manifest["branches"].values())]
+        raise ValueError(f"format {manifest['format']!r}; this version reads 1 and {_FORMAT}")
+    if not manifest["repositories"]:
+        raise ValueError("there is no repository in it")
+    branches = [branch for described in manifest["repositories"].values() for branch in described["branches"].values()]
+    texts = [*manifest["repositories"], manifest["from"], *(branch["commit"] for branch in branches)]
     if wrong := [value for value in texts if not isinstance(value, str)]:
         raise ValueError(f"expected text, found {wrong[0]!r}")
     sizes = {}
-    for branch in manifest["branches"].values():
+    for branch in branches:
         for path, file in branch["files"].items():
             parts = PurePosixPath(path).parts
             if path.startswith("/") or ".." in parts or "\0" in path or not parts:

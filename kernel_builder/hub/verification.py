@@ -20,7 +20,8 @@ from kernel_builder.config.variant import Variant
 from kernel_builder.errors import HubError, KernelBuilderError, VerificationError
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.package.metadata import PackageMetadata
-from kernel_builder.package.tree_digest import SIGNATURE, hash_tree
+from kernel_builder.package.signatures import signature_verdict
+from kernel_builder.package.tree_digest import hash_tree
 
 if TYPE_CHECKING:
     from kernel_builder.progress import Progress
@@ -142,37 +143,10 @@ def _verdict(package: Path, signers: Sequence[str], require_signature: bool) -> 
     wrong = tuple(f"{f.path} {f.message}" for f in report.findings) or tuple(report.skipped.values())
     metadata = PackageMetadata.read(package) or PackageMetadata()
     recorded = {part: metadata.origin(part) for part in ("kernel", "kernel-builder")}
-    signature = _signature(package, signers)
+    signature = signature_verdict(package, signers)
     if signature == "none" and require_signature:
         signature = "missing, but required"
     return VariantVerdict(package.name, wrong, signature, recorded)
-
-
-_SIGNER = re.compile(r"https://github\.com/(?P<repository>[^/]+/[^/]+)/\.github/workflows/[^@]+@.+")
-
-
-def _signature(package: Path, signers: Sequence[str]) -> str:
-    """Return the public client's verdict on a package's signature."""
-    if not (package / SIGNATURE).is_file():
-        return "none"
-    from kernels.verify import DEFAULT_POLICIES, GitHubWorkflowPolicy, VerificationResult, verify_variant
-
-    policies = []
-    for signer in signers:
-        match = _SIGNER.fullmatch(signer)
-        if not match:
-            raise VerificationError(
-                "not the address of a workflow; expected https://github.com/ORG/REPO/.github/workflows/FILE@REF",
-                where=f"--signer {signer}",
-            )
-        policies.append(GitHubWorkflowPolicy(repo_id=match["repository"], signer_uris=[signer]))
-    try:
-        result = verify_variant(package, policies or DEFAULT_POLICIES)
-    except Exception as error:  # the client raises any exception of its dependencies if Sigstore cannot be reached
-        return f"cannot be checked: {str(error) or type(error).__name__}"
-    if isinstance(result, (VerificationResult.Success, VerificationResult.DigestVerificationFailure)):
-        return "valid"  # the signature is of the metadata only; the digest is checked on its own
-    return str(getattr(result, "reason", type(result).__name__))
 
 
 def _rebuild(

@@ -19,10 +19,15 @@ git_trees.py         files and folders of a revision
 git_history.py       commits of a revision
 git_commits.py       writing commits, merging pull requests
 git_large_files.py   the large files that a repository owns
+git_rewriting.py     a history without some large files
 git_repository.py    one repository: all of the git_ modules together
 repository_store.py  all repositories
 repository_reader.py reading one repository for the index
 repository_index.py  what lists need of all repositories, in SQLite
+upstream.py          the other Hub of a mirror
+mirror.py            copies of the other Hub's repositories
+mirror_admission.py  which of its packages are served
+mirror_downloads.py  large files that are being copied
 hub_service.py       the state behind the routes
 receive.py           request bodies, within limits of size and time
 content.py           answers that carry a file
@@ -35,4 +40,5 @@ app.py               the web application
 serve.py             the server process
 connections.py       connections, within limits
 mend.py              `hub check`
+retention.py         `hub gc`
 """

@@ -27,7 +27,7 @@ from kernel_builder.server.audit_log import Audit, AuditFile
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.metrics import Metrics
 from kernel_builder.server.receive import BodyLimits, Slots
-from kernel_builder.server.refusals import Refusal, bad_request, busy, no_space
+from kernel_builder.server.refusals import Moved, Refusal, bad_request, busy, no_space
 from kernel_builder.server.routes import ROUTERS, pages
 from kernel_builder.server.routes.absent import absent
 from kernel_builder.server.settings import Settings
@@ -116,6 +116,8 @@ def _answer(refusal: Refusal) -> Response:
 async def _refuse(request: Request, error: Exception) -> Response:
     if type(error) is HTTPException and error.status_code in {404, 405}:  # no route, or none for this method
         error = absent(request.method, request.url.path)
+    if isinstance(error, Moved) and (location := _new_address(request, error)):
+        return Response(status_code=307, headers={"Location": location})
     if isinstance(error, Refusal):
         request.state.reason = error.message
         request.state.hidden = error.hidden
@@ -125,6 +127,17 @@ async def _refuse(request: Request, error: Exception) -> Response:
         return pages.refusal_page(request, error) if read_by_people else _answer(error)
     assert isinstance(error, HTTPException)
     return _answer(Refusal(error.status_code, str(error.detail), code="Http", headers=dict(error.headers or {})))
+
+
+def _new_address(request: Request, moved: Moved) -> str | None:
+    """Return the address of a request with the new name of its repository, or None if it has the name elsewhere."""
+    address = request.scope["raw_path"].decode("ascii", "replace")
+    for kind in ("/api/kernels/", "/kernels/"):
+        rest = address.removeprefix(f"{kind}{moved.repo_id}")
+        if rest != address and (not rest or rest.startswith(("/", ".git/"))):
+            query = request.url.query
+            return f"{kind}{moved.target}{rest}" + (f"?{query}" if query else "")
+    return None
 
 
 async def _refuse_invalid(request: Request, error: Exception) -> Response:

@@ -60,13 +60,18 @@ def content_response(request: Request, hub: Hub, repository: GitRepository, entr
         status = 206
         headers["Content-Range"] = f"bytes {start}-{end - 1}/{size}"
     headers["Content-Length"] = str(end - start)
+    absent = False
     if entry.large is not None:
         stored = hub.large_files.size(entry.large.sha256) if entry.large.sha256 in repository.owned else None
-        if stored != size:
+        absent = stored != size
+        if absent and (hub.mirror is None or repository.mirror_of is None or not commit):
             raise no_entry(entry.path, commit)
     if request.method == "HEAD":
         return Response(status_code=status, headers=headers)
     request.app.state.metrics.sent(end - start)
+    if absent and hub.mirror is not None and entry.large is not None:
+        download, arriving = hub.mirror.downloads.open(repository.repo_id, commit, entry.path, entry.large)
+        return StreamingResponse(download.blocks(arriving, start, end), status_code=status, headers=headers)
     if entry.large is not None:
         file = hub.large_files.open(entry.large.sha256)
     elif entry.size > IN_MEMORY:

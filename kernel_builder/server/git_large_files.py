@@ -29,10 +29,14 @@ class LocatedFile:
 
 
 class OwnedFiles:
-    """The large files that were uploaded to one repository: `markers` holds an empty file for each."""
+    """The large files that were uploaded to one repository: `markers` holds an empty file for each.
+
+    The directory `removed` beside it holds one for each that was permanently deleted. Commits may still point to it.
+    """
 
     def __init__(self, markers: Path, git: pygit2.Repository, refs: GitRefs) -> None:
         self.markers = markers
+        self._removed = markers.with_name("removed")
         self._git = git
         self._refs = refs
 
@@ -43,11 +47,28 @@ class OwnedFiles:
         """Record, durably, that large files were uploaded to this repository."""
         for sha256 in sha256s:
             (self.markers / names.sha256(sha256)).touch()
+            (self._removed / sha256).unlink(missing_ok=True)
         sync_directory(self.markers)
 
+    def remove(self, sha256s: Iterable[str]) -> None:
+        """Record, durably, that large files were permanently deleted. They are no longer served."""
+        self._removed.mkdir(exist_ok=True)
+        removed = [names.sha256(sha256) for sha256 in sha256s]
+        for sha256 in removed:
+            (self._removed / sha256).touch()
+        sync_directory(self._removed)
+        for sha256 in removed:
+            (self.markers / sha256).unlink(missing_ok=True)
+        sync_directory(self.markers)
+
+    def removed(self) -> set[str]:
+        """Return the digests of the large files that were permanently deleted."""
+        return {path.name for path in self._removed.iterdir()} if self._removed.is_dir() else set()
+
     def referenced(self) -> Iterator[LargeFile]:
-        """Find the large files that any commit of any ref points to."""
-        return (found.large for found in self.located())
+        """Find the large files that any commit of any ref points to, without those that were permanently deleted."""
+        removed = self.removed()
+        return (found.large for found in self.located() if found.large.sha256 not in removed)
 
     def located(self) -> Iterator[LocatedFile]:
         """Find the large files that any commit of any ref points to, each at one of its places.

@@ -54,6 +54,10 @@ class GitRefs:
         found = self._git.references.get(full)
         return None if found is None else str(found.peel(pygit2.Commit).id)
 
+    def has_commit(self, oid: str) -> bool:
+        """Return whether the repository has a commit, reached by a ref or not."""
+        return isinstance(self._git.get(oid), pygit2.Commit)
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the repository's lock, which every move of a ref needs. At its end, the index reads the repository."""

@@ -20,7 +20,16 @@ from kernel_builder.server.blobs import Blobs, sync_directory
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.large_files import IncomingFile, LargeFiles
 from kernel_builder.server.locks import StoreLock
-from kernel_builder.server.refusals import Refusal, no_repository, read_only, wrong_token
+from kernel_builder.server.mirror import Mirror
+from kernel_builder.server.refusals import (
+    Moved,
+    Refusal,
+    mirrored,
+    no_repository,
+    not_mirrored,
+    read_only,
+    wrong_token,
+)
 from kernel_builder.server.repository_index import IndexedRepository, RepositoryIndex
 from kernel_builder.server.repository_reader import read_repository
 from kernel_builder.server.repository_store import RepositoryStore
@@ -56,6 +65,7 @@ class Hub:
         self.store_lock = StoreLock(self.root / "lock")
         self._secret = _secret(self.root / "secret")
         self.allowances = Allowances(settings.quotas, self.index, incoming)
+        self.mirror = Mirror(self, settings.mirror) if settings.mirror else None
         self.index.prepare(lambda: self.repositories, self.xorbs.sizes)
 
     def _indexed(self, repo_id: str, known: IndexedRepository | None) -> IndexedRepository | None:
@@ -93,15 +103,42 @@ class Hub:
         """Open a repository that this caller may see.
 
         Raises:
+            Moved: If it has another name now.
             Refusal: If there is none.
         """
-        repository = self.repositories.open(repo_id)
+        try:
+            repository = self.repositories.open(repo_id)
+        except Refusal:
+            if (target := self.moved_to(repo_id, caller)) is not None:
+                raise Moved(repo_id, target) from None
+            raise
         if repository.private and not caller.may_see(repo_id):
             raise no_repository(repo_id, hidden=True)
+        if self.mirror is None and (url := repository.mirror_of) is not None:
+            raise not_mirrored(f"{repo_id} is a copy from {url}, and this Hub was started without --mirror")
         return repository
+
+    def moved_to(self, repo_id: str, caller: Caller) -> str | None:
+        """Return the new name of a repository that this caller may see, and that had this name before."""
+        target = self.index.moved_to(repo_id)
+        if target is None or repo_id in self.repositories or target not in self.repositories:
+            return None
+        repository = self.repositories.open(target)
+        return None if repository.private and not caller.may_see(target) else target
 
     def to_write(self, repo_id: str, caller: Caller) -> GitRepository:
         """Open a repository that this caller may change.
+
+        Raises:
+            Refusal: If there is none, or the caller may not.
+        """
+        repository = self.to_manage(repo_id, caller)
+        if (url := repository.mirror_of) is not None:
+            raise mirrored(repo_id, url)
+        return repository
+
+    def to_manage(self, repo_id: str, caller: Caller) -> GitRepository:
+        """Open a repository that this caller may delete. It may be a copy of another Hub's.
 
         Raises:
             Refusal: If there is none, or the caller may not.

@@ -21,10 +21,14 @@ from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.locks import patiently, repository_lock
 from kernel_builder.server.refusals import Refusal
+from kernel_builder.server.retention import (
+    UNCOMMITTED_SECONDS,
+    release_uncommitted,
+    unowned_large_files,
+    unused_xorbs,
+)
 
 LEFT_OVER_SECONDS = 600.0
-UNCOMMITTED_SECONDS = 7 * 86400.0
-XORB_SECONDS = 28 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -69,33 +73,16 @@ def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: flo
             with suppress(sqlite3.OperationalError):  # the disk is full; the next check tries again
                 hub.index.refresh(repo_id, afresh=True)
     try:
-        yield from patiently(lambda: _unowned(hub, referenced, mend, now))
+        for freed in patiently(lambda: unowned_large_files(hub, referenced, (), now, not mend)):
+            yield Defect(freed.where, freed.what, mend)
     except Refusal:
         yield Defect(
             "large files", "uploads hold the store's lock, so unowned files were not checked; run this again", False
         )
     if digests:
         yield from _damaged(hub, mend)
-    for name, used in list(hub.xorbs):
-        if now - used > XORB_SECONDS:
-            if mend:
-                size = hub.xorbs.size(name) or 0
-                hub.xorbs.remove(name)
-                hub.index.grow_xorbs(name.partition("/")[0], -size)
-            yield Defect(f"xorb {name}", "unused by uploads for four weeks", mend)
-
-
-def _unowned(hub: Hub, referenced: set[str], mend: bool, now: float) -> list[Defect]:
-    """Find large files that no repository owns or refers to. No upload can finish meanwhile."""
-    found = []
-    with hub.store_lock.collecting():
-        wanted = referenced | {path.name for path in hub.repositories.root.glob("*/*.git/large/*")}
-        for sha256, changed in list(hub.large_files):
-            if sha256 not in wanted and now - changed > LEFT_OVER_SECONDS:
-                if mend:
-                    hub.large_files.remove(sha256)
-                found.append(Defect(f"large file {sha256}", "no repository owns it", mend))
-    return found
+    for freed in unused_xorbs(hub, now, not mend):
+        yield Defect(freed.where, freed.what, mend)
 
 
 def _damaged(hub: Hub, mend: bool) -> Iterator[Defect]:
@@ -145,6 +132,8 @@ def _repository(hub: Hub, repository: GitRepository, mend: bool, now: float) -> 
         referenced = {large.sha256: large for large in repository.owned.referenced()}
         for sha256, large in referenced.items():
             stored = hub.large_files.size(sha256)
+            if stored is None and repository.mirror_of is not None:  # nobody has read it yet
+                continue
             if stored != large.size:
                 state = "is missing" if stored is None else f"has {stored} bytes instead of {large.size}"
                 found.append(
@@ -154,13 +143,9 @@ def _repository(hub: Hub, repository: GitRepository, mend: bool, now: float) -> 
                 if mend:
                     repository.owned.add([sha256])
                 found.append(Defect(f"{repository.repo_id}: large file {sha256}", "was not recorded as its own", mend))
-        for marker in list(repository.owned.markers.iterdir()):
-            if marker.name not in referenced and now - marker.stat().st_mtime > UNCOMMITTED_SECONDS:
-                if mend:
-                    marker.unlink()
-                found.append(
-                    Defect(f"{repository.repo_id}: large file {marker.name}", "was uploaded, but never committed", mend)
-                )
+        for marker in release_uncommitted(repository, referenced, now - UNCOMMITTED_SECONDS, not mend):
+            where = f"{repository.repo_id}: large file {marker.name}"
+            found.append(Defect(where, "was uploaded, but no branch, tag or pull request has it", mend))
     return found, set(referenced)
 
 

@@ -75,6 +75,18 @@ def no_repository(repo_id: str, *, hidden: bool = False) -> Refusal:
     return Refusal(404, message, code="RepoNotFound", hidden=hidden)
 
 
+class Moved(Refusal):
+    """A repository has another name now. A request that has the name in its address is redirected.
+
+    To others, such as the deletion of the old name, there is no such repository.
+    """
+
+    def __init__(self, repo_id: str, target: str) -> None:
+        super().__init__(404, f"{repo_id} is now {target}: use that name", code="RepoNotFound")
+        self.repo_id = repo_id
+        self.target = target
+
+
 def no_organization(name: str) -> Refusal:
     """Report that there is no such organisation, or none that the caller may see."""
     return Refusal(404, f"no organisation {name!r}, or none that this token may see", code="NotFound")
@@ -147,6 +159,21 @@ class NotFree(Refusal):
 def read_only() -> Refusal:
     """Refuse a change, since the Hub was started with --read-only."""
     return Refusal(403, "this Hub is read-only", code="ReadOnly")
+
+
+def mirrored(repo_id: str, url: str) -> Refusal:
+    """Refuse to change or clone a copy of another Hub's repository."""
+    return Refusal(403, f"{repo_id} is a copy from {url}: go there for this, or use another name", code="Mirrored")
+
+
+def not_mirrored(message: str) -> Refusal:
+    """Report that something could not be copied from the other Hub."""
+    return Refusal(502, message, code="BadGateway")
+
+
+def not_admitted(message: str) -> Refusal:
+    """Refuse to serve a package of another Hub whose signature or digest is wrong."""
+    return Refusal(403, message, code="NotVerified")
 
 
 def no_space(status: int = 507) -> Refusal:

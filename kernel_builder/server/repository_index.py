@@ -3,11 +3,16 @@
 The repositories are the truth, and the index follows from them. A change leaves a mark before it begins, and
 removes it after it has read the repository again. The mark of a killed process stays, and the next reader reads that
 repository again. The file can be deleted while no server runs; the next one builds it anew.
+
+Every process that uses the index holds `index.lock` shared, and the one that builds it holds it alone. So servers that
+start at the same time build one index, and none replaces the file that another one has open.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import random
 import sqlite3
 import threading
 import time
@@ -16,12 +21,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from kernel_builder.errors import HubError
+
 log = logging.getLogger("kernel_builder.server")  # of the standard library, since commands use the index as well
 
-SCHEMA = 1
+SCHEMA = 2
 _BUSY_SECONDS = 30
 _ABANDONED_SECONDS = 2.0  # a mark as old as this may be a killed process's, and its repository is read again
 _FORGOTTEN_SECONDS = 600.0  # no change takes as long
+_ALONE_SECONDS = 5.0  # the longest wait for others that leave an index which cannot be used
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,7 @@ class IndexedRepository:
     card: str  # the blob of the card, or ""
     summary: str  # the card's first paragraph
     bytes: int  # large files that were uploaded to it, and files in git
+    former: str  # its former names, each with the time when it was given up: "a/one@1700000000", separated by spaces
 
 
 _COLUMNS = ", ".join(f'"{field.name}"' for field in fields(IndexedRepository))
@@ -56,6 +65,7 @@ class RepositoryIndex:
         self._path = path
         self._read = read
         self._threads = threading.local()
+        self._users = path.with_suffix(".lock").open("a+b")  # closed, and so freed, with this object
 
     @property
     def _database(self) -> sqlite3.Connection:
@@ -71,14 +81,46 @@ class RepositoryIndex:
     def prepare(
         self, repo_ids: Callable[[], Iterable[str]], xorb_sizes: Callable[[], Iterable[tuple[str, int]]]
     ) -> None:
-        """Build the index from all repositories and xorbs, unless there is one that can be used."""
+        """Build the index from all repositories and xorbs, unless there is one that can be used.
+
+        Raises:
+            HubError: If the index is damaged, and other processes use it.
+        """
+        until = time.monotonic() + _ALONE_SECONDS
+        while True:
+            alone = self._lock(fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not alone:
+                self._lock(fcntl.LOCK_SH)  # waits for a process that builds the index
+            if self._usable():
+                break
+            if alone:
+                self._build(repo_ids(), xorb_sizes())
+                break
+            self._lock(fcntl.LOCK_UN)
+            if time.monotonic() > until:
+                raise HubError(
+                    "the index is damaged or of another version, and other servers use it",
+                    where=str(self._path),
+                    hint="stop all servers of this root; the next one to start builds the index anew",
+                )
+            time.sleep(random.uniform(0, 0.1))  # several that wait must not find each other forever
+        self._lock(fcntl.LOCK_SH)
+
+    def _lock(self, kind: int) -> bool:
+        """Lock `index.lock`, or change the kind of the lock; return whether it could be had."""
         try:
-            usable = self._database.execute("PRAGMA user_version").fetchone()[0] == SCHEMA
-            usable = usable and self._database.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok"
+            fcntl.flock(self._users, kind)
+        except BlockingIOError:
+            return False
+        return True
+
+    def _usable(self) -> bool:
+        try:
+            if self._database.execute("PRAGMA user_version").fetchone()[0] != SCHEMA:
+                return False
+            return bool(self._database.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
         except sqlite3.DatabaseError:
-            usable = False
-        if not usable:
-            self._build(repo_ids(), xorb_sizes())
+            return False
 
     def _build(self, repo_ids: Iterable[str], xorb_sizes: Iterable[tuple[str, int]]) -> None:
         began = time.monotonic()
@@ -91,6 +133,7 @@ class RepositoryIndex:
             CREATE TABLE repositories ({columns});
             CREATE INDEX by_organization ON repositories (organization, repo_id);
             CREATE TABLE marks (id INTEGER PRIMARY KEY, repo_id TEXT, began REAL, since REAL);
+            CREATE TABLE former_names (name TEXT PRIMARY KEY, repo_id TEXT, since INTEGER);
             CREATE TABLE xorbs (organization TEXT PRIMARY KEY, bytes INTEGER);
             """
         )
@@ -131,13 +174,36 @@ class RepositoryIndex:
     def refresh(self, repo_id: str, mark: int | None = None, *, afresh: bool = False) -> None:
         """Read a repository again, and remove a mark; `afresh` also measures its size again."""
         with self._writing() as database:
-            row = self._read(repo_id, None if afresh else self.find(repo_id))
+            known = self.find(repo_id)
+            row = self._read(repo_id, None if afresh else known)
             if row is None:
                 database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))
             else:
                 database.execute(f"INSERT OR REPLACE INTO repositories VALUES ({_PLACES})", tuple(vars(row).values()))
+            self._name_formers(
+                database, repo_id, "" if known is None else known.former, "" if row is None else row.former
+            )
             if mark is not None:
                 database.execute("DELETE FROM marks WHERE id = ?", (mark,))
+
+    def _name_formers(self, database: sqlite3.Connection, repo_id: str, before: str, after: str) -> None:
+        """Record former names of a repository. Of several repositories, the last that had a name is found by it."""
+        if before == after:
+            return
+        database.execute("DELETE FROM former_names WHERE repo_id = ?", (repo_id,))
+        for item in after.split():
+            name, _, since = item.rpartition("@")
+            database.execute(
+                "INSERT INTO former_names VALUES (?, ?, ?) ON CONFLICT (name) DO UPDATE SET "
+                "repo_id = excluded.repo_id, since = excluded.since WHERE excluded.since >= since",
+                (name, repo_id, int(since)),
+            )
+
+    def moved_to(self, former: str) -> str | None:
+        """Return the repository that had this name before, or None if none had it."""
+        statement = "SELECT repo_id FROM former_names WHERE name = ?"
+        found = self._database.execute(statement, (former,)).fetchone()
+        return str(found[0]) if found else None
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

@@ -48,6 +48,7 @@ def read_repository(
         card=card,
         summary=summary,
         bytes=stored_bytes(repository, large_files) if known is None else known.bytes,
+        former=" ".join(f"{name}@{since}" for name, since in repository.former_names().items()),
     )
 
 

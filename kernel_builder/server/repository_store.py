@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shutil
+import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pygit2
@@ -63,12 +64,16 @@ class RepositoryStore:
 
     def create(self, repo_id: str, *, private: bool, author: str) -> None:
         """Create a repository, whole or not at all."""
+        self.add(repo_id, lambda staging: GitRepository.create(repo_id, staging, private=private, author=author))
+
+    def add(self, repo_id: str, make: Callable[[Path], object]) -> None:
+        """Add a repository that a function makes at a staging path, whole or not at all."""
         path = self._path(repo_id)
         path.parent.mkdir(exist_ok=True)
         sync_directory(self.root)
         staging = path.parent / f".new-{uuid.uuid4().hex}"
         try:
-            GitRepository.create(repo_id, staging, private=private, author=author)
+            make(staging)
             with self._index.changing(repo_id):
                 try:
                     staging.rename(path)
@@ -79,6 +84,17 @@ class RepositoryStore:
                 sync_directory(path.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+    def end_redirect(self, former: str) -> None:
+        """Let a former name of a repository redirect no more."""
+        target = self._index.moved_to(former)
+        if target is None:
+            raise no_repository(former)
+        repository = self.open(target)
+        with repository.refs.locked():
+            names_left = repository.former_names()
+            names_left.pop(former, None)
+            repository.set_former_names(names_left)
 
     def delete(self, repo_id: str) -> None:
         """Delete a repository. `hub check` deletes the large files that only this repository owned."""
@@ -93,12 +109,16 @@ class RepositoryStore:
             shutil.rmtree(trash, ignore_errors=True)
 
     def move(self, source: str, target: str) -> None:
-        """Rename a repository."""
+        """Rename a repository. Its old name redirects to it from then on, until a repository has that name."""
         new = self._path(target)
         new.parent.mkdir(exist_ok=True)
-        with self.open(source).refs.locked(), self._index.changing(target):
+        repository = self.open(source)
+        with repository.refs.locked(), self._index.changing(target):
             if new.exists():
                 raise conflict(f"{target} exists")
+            former = {**repository.former_names(), source: int(time.time())}
+            former.pop(target, None)
+            repository.set_former_names(former)
             old = self._path(source)
             old.rename(new)
             sync_directory(new.parent)

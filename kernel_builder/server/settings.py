@@ -72,6 +72,25 @@ class Quotas:
 
 
 @dataclass(frozen=True)
+class MirrorSettings:
+    """What a Hub copies from another one, when it is asked for.
+
+    Args:
+        url: The address of the other Hub.
+        organizations: The organisations whose kernels are copied. Names of no others are sent to the other Hub.
+        refresh_seconds: How long branches and tags are served before the other Hub is asked again.
+        signers: The workflows that may sign, as `verify --signer` takes them. Empty: those the public client trusts.
+        require_signatures: Whether packages without a signature are refused.
+    """
+
+    url: str
+    organizations: frozenset[str]
+    refresh_seconds: float = 300.0
+    signers: tuple[str, ...] = ()
+    require_signatures: bool = False
+
+
+@dataclass(frozen=True)
 class Settings:
     """What a Hub serves, and to whom.
 
@@ -85,6 +104,7 @@ class Settings:
         connections: Limits of connections.
         quotas: Limits of what is stored.
         audit_log: The file of the audit log; `-` is stdout. None: there is none.
+        mirror: What is copied from another Hub. None: nothing.
     """
 
     root: Path
@@ -96,3 +116,4 @@ class Settings:
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     quotas: Quotas = field(default_factory=Quotas)
     audit_log: str | None = None
+    mirror: MirrorSettings | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import os
 import sqlite3
@@ -18,7 +19,8 @@ from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
 
-from kernel_builder.server import mend, tokens
+from kernel_builder.errors import HubError
+from kernel_builder.server import mend, repository_index, tokens
 from kernel_builder.server.git_ignore import ignored
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.settings import Settings
@@ -212,7 +214,7 @@ def test_lists_have_pages(hub: RunningHub) -> None:
     assert overview["numKernels"] == 29
 
 
-def test_the_index_follows_every_change(hub: RunningHub, tmp_path: Path) -> None:
+def test_the_index_follows_every_change(hub: RunningHub, monkeypatch: pytest.MonkeyPatch) -> None:
     api = hub.api()
     api.create_repo("a/one", repo_type="kernel")
     commit(hub, "a/one", "README.md", b"---\ntags: [kernel]\n---\n# One\n\nThe first paragraph.\n")
@@ -238,10 +240,17 @@ def test_the_index_follows_every_change(hub: RunningHub, tmp_path: Path) -> None
     again = str(git.create_commit("refs/heads/main", who, who, "m", parent.tree_id, [moved]))
     assert not list(mend.find_defects(opened))
     assert [item.commit for item in opened.index.page(None, count=9)] == [again]
-    # A damaged or missing index is built anew.
+    # A damaged or missing index is built anew, but not while another server has it open.
     before = opened.index.page(None, count=9)
-    for content in (b"damaged" * 1000, None):
-        (hub.root / "index.sqlite").unlink()
-        if content:
-            (hub.root / "index.sqlite").write_bytes(content)
+    monkeypatch.setattr(repository_index, "_ALONE_SECONDS", 0.1)
+    index = hub.root / "index.sqlite"
+    index.unlink()
+    index.write_bytes(b"damaged" * 1000)
+    with pytest.raises(HubError, match="other servers use it"):
+        Hub(Settings(hub.root))
+    del opened
+    for damaged in (True, False):
+        gc.collect()  # a Hub uses the index until it is freed
+        if not damaged:
+            index.unlink()
         assert Hub(Settings(hub.root)).index.page(None, count=9) == before

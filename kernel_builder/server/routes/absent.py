@@ -19,11 +19,6 @@ _REASONS = tuple(
         (r"/api/collections(/|$)", "this Hub has no collections: list its kernels at /api/kernels"),
         (r"/api/kernels/[^/]+/[^/]+/like$", "this Hub counts no likes"),
         (
-            r"/api/kernels/[^/]+/[^/]+/lfs-files/batch$",
-            "this Hub does not rewrite history: delete the branches and tags that have the large file, or the "
-            "repository. `kernel-builder hub check` then frees the file, after seven days or at once",
-        ),
-        (
             r"/api/kernels/[^/]+/[^/]+/discussions(/\d+)?(/(comment|title|status|pin))?$",
             "this Hub has pull requests, but no discussions: open one with create_commit(create_pr=True), and merge it "
             "with `kernel-builder hub merge`",
@@ -34,7 +29,7 @@ _REASONS = tuple(
         ),
         (
             r"/api/kernels/[^/]+/[^/]+/super-squash/",
-            "this Hub does not rewrite history: publish to a new branch, and delete the old one",
+            "this Hub does not squash a history: publish to a new branch, and delete the old one",
         ),
         (
             r"/api/kernels/[^/]+/[^/]+/duplicate$",

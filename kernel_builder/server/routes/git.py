@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import Slots
-from kernel_builder.server.refusals import Refusal, bad_request, forbidden, no_token, too_large
+from kernel_builder.server.refusals import Moved, Refusal, bad_request, forbidden, mirrored, no_token, too_large
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub
 from kernel_builder.server.tokens import Caller
 
@@ -63,10 +63,13 @@ def _environment(request: Request) -> dict[str, str]:
 async def _path(request: Request, hub: Hub, repo_id: str, caller: Caller) -> str:
     """Return the directory of a repository that the caller may read."""
     try:
-        return str((await to_thread.run_sync(hub.to_read, repo_id, caller)).path)
+        repository = await to_thread.run_sync(hub.to_read, repo_id, caller)
+        if (url := repository.mirror_of) is not None:  # a clone would have packages that were not checked
+            raise mirrored(repo_id, url)
+        return str(repository.path)
     except Refusal as refusal:
         by_git = request.headers.get("user-agent", "").startswith("git/")
-        if refusal.code != "RepoNotFound" or caller.name or not by_git:
+        if isinstance(refusal, Moved) or refusal.code != "RepoNotFound" or caller.name or not by_git:
             raise
         # git asks for a password after a 401. A private repository answers as one that does not exist.
         missing = no_token(f"no public kernel repository {repo_id!r}; a private one needs a token as the password")

@@ -57,6 +57,7 @@ def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub
         raise bad_request(f"hash_algo {body.hash_algo!r} is not known; expected 'sha256'")
     limit = hub.settings.limits.file_bytes
     objects: list[dict[str, Any]] = []
+    present: list[str] = []
     new = 0
     for wanted in body.objects:
         sha256 = names.sha256(wanted.oid)
@@ -66,7 +67,9 @@ def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub
             item["error"] = {"code": 422, "message": f"{wanted.size} bytes; this Hub takes files up to {limit}"}
         elif not uploading and not here:
             item["error"] = {"code": 404, "message": f"{repo_id} has no large file {sha256}"}
-        elif not (uploading and here):
+        elif uploading and here:
+            present.append(sha256)
+        else:
             new += wanted.size if uploading else 0
             query = hub.sign(body.operation, repo_id, sha256, wanted.size, caller)
             href = f"{base_url(request)}/api/kernels/{repo_id}/large/{sha256}?{query}"
@@ -74,6 +77,8 @@ def large_file_batch(repo_id: RepoId, body: Batch, request: Request, hub: TheHub
             item["authenticated"] = True
         objects.append(item)
     hub.allowances.check(repo_id, new)
+    if present:  # a commit follows: `hub gc` must not take what was uploaded long ago for abandoned
+        repository.owned.add(present)
     return JSONResponse(
         {"transfer": "basic", "objects": objects, "hash_algo": "sha256"}, media_type="application/vnd.git-lfs+json"
     )
@@ -162,6 +167,41 @@ def list_large_files(
             }
         )
     return answer
+
+
+class Deletions(Body):
+    """The large files to delete permanently, by their SHA-256."""
+
+    sha: Annotated[list[str], Field(max_length=1000)]
+    rewrite_history: Annotated[bool, Field(alias="rewriteHistory")] = True
+
+
+class LargeFileChanges(Body):
+    """The body of `permanently_delete_lfs_files`."""
+
+    deletions: Deletions
+
+
+@router.post("/api/kernels/{organization}/{name}/lfs-files/batch")
+async def delete_large_files(
+    repo_id: RepoId, body: LargeFileChanges, hub: TheHub, caller: TheCaller, turns: TheTurns
+) -> dict[str, bool]:
+    """Delete large files permanently, and if asked for, from every commit that has them.
+
+    Nobody can read them in this repository afterwards. `hub gc` frees their space, if no other repository has them.
+    """
+    wanted = [names.sha256(sha256) for sha256 in body.deletions.sha]
+
+    def write() -> None:
+        repository = hub.to_write(repo_id, caller)
+        known = repository.owned.removed()
+        if missing := [sha256 for sha256 in wanted if sha256 not in repository.owned and sha256 not in known]:
+            raise bad_request(f"{repo_id} has no large file {missing[0]}; list_lfs_files lists those that it has")
+        repository.delete_large_files(wanted, rewrite_history=body.deletions.rewrite_history)
+        hub.index.refresh(repo_id, afresh=True)
+
+    await turns.change(repo_id, write)
+    return {"success": True}
 
 
 class DuplicateFile(Body):

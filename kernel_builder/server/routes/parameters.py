@@ -45,9 +45,12 @@ def caller_of(request: Request) -> Caller:
     return caller
 
 
-def repo_of(organization: str, name: str) -> str:
-    """Return the id of the repository in the address."""
-    return names.repo_id(segment(organization), segment(name))
+async def repo_of(organization: str, name: str, request: Request) -> str:
+    """Return the id of the repository in the address. If it is to be copied from another Hub, that is done first."""
+    repo_id = names.repo_id(segment(organization), segment(name))
+    if (mirror := hub_of(request).mirror) is not None:
+        await mirror.ensure(repo_id)
+    return repo_id
 
 
 def revision_of(revision: str) -> str:

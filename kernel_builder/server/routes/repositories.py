@@ -9,7 +9,7 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 
 from kernel_builder.server import names
-from kernel_builder.server.refusals import Refusal, bad_request, conflict, no_token
+from kernel_builder.server.refusals import Moved, Refusal, bad_request, conflict, no_token
 from kernel_builder.server.routes.parameters import (
     Body,
     RepoId,
@@ -72,6 +72,9 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
     url = f"{base_url(request)}/kernels/{repo_id}"
     if repo_id in hub.repositories:
         raise conflict(f"You already created this kernel repo: {repo_id} exists", url=url)
+    if (target := hub.moved_to(repo_id, caller)) is not None:  # with exist_ok=True, clients go on with that one
+        message = f"{repo_id} redirects to {target}, which had this name: delete {repo_id} to end that, and try again"
+        raise conflict(message, url=f"{base_url(request)}/kernels/{target}")
     private = body.visibility == "private" if body.visibility else bool(body.private)
     try:
         hub.repositories.create(repo_id, private=private, author=caller.name)
@@ -85,13 +88,18 @@ def create_repository(body: NewRepository, request: Request, hub: TheHub, caller
 async def delete_repository(
     body: OldRepository, request: Request, hub: TheHub, caller: TheCaller, turns: TheTurns
 ) -> dict[str, bool]:
-    """Delete a repository."""
+    """Delete a repository, or the redirect of a name that one had before."""
     kernels_only(body.type)
     repo_id = request.state.repository = names.repo_id(body.organization or caller.name, body.name)
 
     def write() -> None:
-        hub.to_write(repo_id, caller)
-        hub.repositories.delete(repo_id)
+        try:
+            hub.to_manage(repo_id, caller)
+        except Moved:
+            hub.must_write(repo_id, caller)
+            hub.repositories.end_redirect(repo_id)
+        else:
+            hub.repositories.delete(repo_id)
 
     await turns.change(repo_id, write)
     return {"success": True}
@@ -101,7 +109,7 @@ async def delete_repository(
 async def move_repository(
     body: MovedRepository, request: Request, hub: TheHub, caller: TheCaller, turns: TheTurns
 ) -> dict[str, bool]:
-    """Rename a repository."""
+    """Rename a repository. Requests to its old name are redirected."""
     kernels_only(body.type)
     source, target = checked_repo_id(body.from_repo), checked_repo_id(body.to_repo)
     request.state.repository = f"{source} to {target}"
@@ -171,10 +179,7 @@ def kernel_info(repo_id: RepoId, hub: TheHub, caller: TheCaller) -> dict[str, An
 
 @router.get("/api/kernels/{organization}/{name}/revision/{revision}")
 def kernel_info_at(repo_id: RepoId, revision: Revision, hub: TheHub, caller: TheCaller) -> dict[str, Any]:
-    """Describe a kernel at a revision."""
+    """Describe a kernel at a revision, without its files: clients of some versions would take them for objects."""
     repository = hub.to_read(repo_id, caller)
     commit = repository.refs.resolve(revision)
-    entries = repository.trees.entries(commit, recursive=True)
-    files = [{"rfilename": entry.path} for entry in entries if not entry.is_folder]
-    described = _info(repo_id, commit, repository.history.last_modified(commit), repository.private)
-    return {**described, "siblings": files}
+    return _info(repo_id, commit, repository.history.last_modified(commit), repository.private)

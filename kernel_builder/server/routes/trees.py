@@ -174,4 +174,6 @@ def resolve(
     entry = repository.trees.entry(commit, path)
     if entry.is_folder:
         raise no_entry(path, commit)
+    if hub.mirror is not None and repository.mirror_of is not None:
+        hub.mirror.admission.check(repository, commit, path)
     return content_response(request, hub, repository, entry, commit)

@@ -225,12 +225,17 @@ def _assemble(hub: Hub, upload: XetUpload, path: Path, staged: ExitStack) -> lis
         shard = _mapped(path, opened)
         xorbs = opened.enter_context(_OpenXorbs(hub, upload))
         new: dict[str, XetFile] = {}
+        present: list[str] = []
         for file in read_shard(shard):
             if file.size > limit:
                 raise too_large(f"{file.size} bytes; this Hub takes files up to {limit}")
             stored = hub.large_files.size(file.sha256) if file.sha256 in repository.owned else None
-            if stored != file.size:
+            if stored == file.size:
+                present.append(file.sha256)
+            else:
                 new[file.sha256] = file
+        if present:  # a commit follows: `hub gc` must not take what was uploaded long ago for abandoned
+            repository.owned.add(present)
         # A small shard can describe any number of bytes, by ranges of chunks that repeat.
         staged.enter_context(hub.allowances.claim(upload.repo_id, sum(file.size for file in new.values())))
         made: list[IncomingFile] = []
