@@ -1,4 +1,4 @@
-"""Command lines of g++, nvcc and the linker.
+"""Command lines of g++, nvcc, clang and the linker.
 
 A command must give the same bytes in every directory and on every machine. Paths are relative to the step's directory,
 or tokens for directories that the compiler maps out of `__FILE__`.
@@ -6,11 +6,12 @@ or tokens for directories that the compiler maps out of `__FILE__`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.build.graph import CUDA, SYSROOT
+from kernel_builder.build.graph import CLANG, CUDA, SYSROOT
 from kernel_builder.config.variant import Release
 from kernel_builder.toolchain.tools import CudaToolkit, HostCompiler
 
@@ -30,6 +31,24 @@ _NVCC_FLAGS = (
     "--expt-extended-lambda",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
 )
+_CLANG_FLAGS = (
+    "-O3",
+    "-DNDEBUG",
+    "-DENABLE_FP8",
+    "-fPIC",
+    "-fvisibility=hidden",
+    "-fvisibility-inlines-hidden",
+    # Neither files of the user or the system, nor the directory of the step, may change what it makes.
+    "--no-default-config",
+    "-ffile-compilation-dir=.",
+    # Every driver for CUDA 12 can read this compression. Smaller ones need a driver for 12.4.
+    "-Xcuda-fatbinary",
+    "--compress-all",
+    "-Xcuda-fatbinary",
+    "--compress-mode=speed",
+)
+# The triple of the host code, by the platform that variant names write.
+_CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
 LINK_FLAGS = (
     "-shared",
     "-nodefaultlibs",
@@ -91,6 +110,7 @@ def nvcc(
     cuda_flags: Sequence[str],
 ) -> tuple[str, ...]:
     """Return the nvcc command for a CUDA source."""
+    assert cuda.nvcc
     return (
         str(cuda.nvcc),
         "-c",
@@ -112,9 +132,44 @@ def nvcc(
     )
 
 
+def clang(
+    host: HostCompiler,
+    options: CompileOptions,
+    capabilities: Sequence[str],
+    cuda_flags: Sequence[str],
+    platform: str,
+) -> tuple[str, ...]:
+    """Return the clang command for a CUDA source. Its host code uses the C++ library of g++.
+
+    Args:
+        cuda_flags: The project's flags, as clang spells them.
+    """
+    return (
+        f"{CLANG}/zig",
+        "clang",
+        f"--target={_CLANG_TARGETS[platform]}",
+        "-x",
+        "cuda",
+        "-c",
+        f"src/{options.source}",
+        f"-std=c++{options.standard}",
+        *_CLANG_FLAGS,
+        _gcc_install(host),
+        f"-resource-dir={CLANG}",
+        f"--cuda-path={CUDA}",
+        *_offload(capabilities),
+        *options.defines,
+        *options.includes,
+        *cuda_flags,
+        *_path_maps(options.roots),
+        # Names of internal symbols contain it. By default it is a digest of the command and the source's path.
+        f"-cuid={hashlib.sha256(options.alias.encode()).hexdigest()[:16]}",
+    )
+
+
 def without_programs(argv: Sequence[str], host: HostCompiler) -> list[str]:
     """Return a command without the paths of its compilers, which are the machine's own business."""
-    return [part for part in argv[1:] if part != _ccbin(host)]
+    return [part for part in argv[1:] if part not in (_ccbin(host), _gcc_install(host))]
 
 
 def torch_libraries(*, stable: bool, cuda: bool) -> tuple[str, ...]:
@@ -134,6 +189,10 @@ def _ccbin(host: HostCompiler) -> str:
     return f"-ccbin={host.path}"
 
 
+def _gcc_install(host: HostCompiler) -> str:
+    return f"--gcc-install-dir={host.install}"
+
+
 def _path_maps(roots: Mapping[str, Path]) -> list[str]:
     """Return options that remove directories of this machine from `__FILE__`."""
     names = {token: token.strip("\0") for token in roots}
@@ -148,6 +207,12 @@ def _gencode(capabilities: Sequence[str]) -> list[str]:
         codes = f"sm_{number}" + (f",compute_{number}" if base != capability else "")
         arguments.append(f"-gencode=arch=compute_{number},code=[{codes}]")
     return arguments
+
+
+def _offload(capabilities: Sequence[str]) -> list[str]:
+    names = {capability: f"sm_{capability.removesuffix('+PTX').replace('.', '')}" for capability in capabilities}
+    ptx = [f"--cuda-include-ptx={name}" for capability, name in names.items() if capability.endswith("+PTX")]
+    return [*(f"--offload-arch={name}" for name in dict.fromkeys(names.values())), "--no-cuda-include-ptx=all", *ptx]
 
 
 def _compression(cuda: Release) -> list[str]:

@@ -13,8 +13,8 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from kernel_builder.build import commands, include_scan
-from kernel_builder.build.graph import CUDA, PYTHON, TORCH, CompileStep, digest
+from kernel_builder.build import clang_flags, commands, include_scan
+from kernel_builder.build.graph import CLANG, CUDA, PYTHON, TORCH, CompileStep, digest
 from kernel_builder.config import compiler_flags, kernel_sources, matrix, offered
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.variant import Noarch, Release, Variant
@@ -181,6 +181,11 @@ def _draft(
     if cuda := tools.cuda:
         identities.append(cuda.identity)
         roots[CUDA] = cuda.root
+    is_cuda = PurePosixPath(source).suffix in include_scan.CUDA_SUFFIXES
+    by_clang = is_cuda and cuda is not None and cuda.clang is not None
+    if by_clang:
+        assert cuda and cuda.clang
+        roots[CLANG] = cuda.clang.root
     options = commands.CompileOptions(
         source=source,
         alias=_alias(project, kernel, source),
@@ -190,13 +195,16 @@ def _draft(
         cxx_flags=kernel.cxx_flags,
         roots=roots,
     )
-    is_cuda = PurePosixPath(source).suffix in include_scan.CUDA_SUFFIXES
-    argv = _nvcc(kernel, variant, tools, options) if is_cuda else commands.gxx(tools.host, tools.cuda, options)
+    argv = (
+        _cuda_command(project, kernel, variant, tools, options)
+        if is_cuda
+        else commands.gxx(tools.host, tools.cuda, options)
+    )
     return CompileStep(
         key=_key(argv, tools, identities, scanned, generated),
         project=project.root,
         source=source,
-        tool="cuda" if is_cuda else "cxx",
+        tool="clang" if by_clang else "cuda" if is_cuda else "cxx",
         argv=argv,
         roots=roots,
         files=scanned.files,
@@ -230,11 +238,16 @@ def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
     )
 
 
-def _nvcc(kernel: Kernel, variant: Variant, tools: _Tools, options: commands.CompileOptions) -> tuple[str, ...]:
+def _cuda_command(
+    project: Project, kernel: Kernel, variant: Variant, tools: _Tools, options: commands.CompileOptions
+) -> tuple[str, ...]:
     assert tools.cuda is not None
-    assert variant.cuda is not None
-    capabilities = offered.capabilities(kernel, variant.cuda, variant.platform or "")
-    return commands.nvcc(tools.host, tools.cuda, options, capabilities, kernel.cuda_flags)
+    platform = variant.platform or ""
+    capabilities = offered.capabilities(kernel, tools.cuda.release, platform)
+    if tools.cuda.clang is None:
+        return commands.nvcc(tools.host, tools.cuda, options, capabilities, kernel.cuda_flags)
+    flags = clang_flags.of_clang(kernel.cuda_flags, f"{project.root / 'build.toml'}: [{_table(kernel)}] cuda-flags")
+    return commands.clang(tools.host, options, capabilities, flags, platform)
 
 
 def _key(

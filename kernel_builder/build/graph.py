@@ -13,7 +13,8 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 
 # Commands contain these tokens instead of directories outside a step's own. `step_scripts` replaces them.
-TORCH, CUDA, PYTHON, SYSROOT = "\0torch\0", "\0cuda\0", "\0python\0", "\0sysroot\0"
+TORCH, CUDA, CLANG = "\0torch\0", "\0cuda\0", "\0clang\0"
+PYTHON, SYSROOT = "\0python\0", "\0sysroot\0"
 
 
 def digest(*parts: object) -> str:
@@ -31,7 +32,7 @@ class CompileStep:
         key: Names the object in the cache.
         project: The project's root, from which `files` are copied.
         source: The source, relative to the project.
-        tool: The compiler; `cuda` steps may use several threads.
+        tool: The compiler: nvcc for `cuda`, which may use several threads, clang, or g++ for `cxx`.
         argv: The command without its output, with tokens.
         roots: Token -> the directory it stands for.
         files: Project-relative path -> SHA-256 of every file that the step can read.
@@ -45,7 +46,7 @@ class CompileStep:
     key: str
     project: Path
     source: str
-    tool: Literal["cuda", "cxx"]
+    tool: Literal["cuda", "clang", "cxx"]
     argv: tuple[str, ...]
     roots: Mapping[str, Path]
     files: tuple[tuple[str, str], ...]

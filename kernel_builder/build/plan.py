@@ -54,18 +54,20 @@ def plan(
             else:
                 binary = _binary(project, variant, python, toolchains)
                 module = binary.module
-            archs = _archs(project, variant)
+            archs = _archs(project, variant, toolchains)
             sources = recorded_sources.record(project, variant, binary.objects if binary else ())
             planned.append(PlannedVariant(project, variant, module, archs, python, {}, sources, binary))
     return Graph(tuple(planned))
 
 
-def _archs(project: Project, variant: Variant) -> tuple[str, ...]:
+def _archs(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[str, ...]:
     if isinstance(variant.framework, Noarch):
         declared = project.framework.cuda_capabilities if isinstance(project.framework, TorchNoarch) else None
         return (declared or ()) if variant.backend == "cuda" else ()
     kernels = kernel_sources.of_backend(project, variant.backend, variant.cuda)
-    return offered.archs(kernels, variant.cuda, variant.platform or "") if variant.cuda else ()
+    if not variant.cuda:
+        return ()
+    return offered.archs(kernels, toolchains.cuda(variant.cuda).release, variant.platform or "")
 
 
 def _module_name(project: Project, backend: str, python: Mapping[str, str], *inputs: object) -> str:

@@ -85,7 +85,9 @@ def stage_compile(
     _write(directory, _COMMAND, os.fsencode(shlex.join(command)))
     _write(directory, _READABLE, "\n".join(_readable(step, directory)).encode(errors="surrogateescape"))
     command += ["-MD", "-MF", _HEADERS_READ]
-    if compiler_cache is None:
+    if step.tool == "clang":
+        compiler_cache = None  # sccache does not know this clang
+    elif compiler_cache is None:
         # The files of .incbin and .include, which the preprocessor does not see.
         of_assembler = f"-Wa,--MD,{_ASSEMBLED}"
         command.append(of_assembler if step.tool == "cxx" else "-Xcompiler=" + of_assembler.replace(",", "\\,"))

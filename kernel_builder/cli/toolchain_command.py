@@ -99,7 +99,7 @@ def fetch(
 ) -> None:
     """Download what the options name into the store; without --cuda, --torch and --dependency, everything.
 
-    --cuda fetches a compiler and the headers of CUDA's libraries, such as cuBLAS.
+    --cuda fetches a compiler and the headers of CUDA's libraries, such as cuBLAS. That of CUDA 12 is clang.
 
     \b
     kernel-builder toolchain fetch
@@ -133,7 +133,7 @@ def _select(
     pinned = {tree.kind: tree for tree in toolchains.pinned()}
     if not cuda and not torch and not dependencies:
         return [tree for kind, tree in pinned.items() if tree.role != "torch" or kind.endswith(f"-{headers}")]
-    wanted = [kind for release in cuda for kind in (f"cuda-{release}", f"cuda-libraries-{release}")]
+    wanted = [kind for release in cuda for kind in toolchains.cuda_kinds(release)]
     wanted += [f"torch-{release}-{headers}" for release in torch]
     wanted += dependencies
     for kind in wanted:
@@ -143,7 +143,7 @@ def _select(
                 where=kind,
                 hint="`kernel-builder toolchain list` lists what is pinned",
             )
-    return [pinned[kind] for kind in wanted]
+    return [pinned[kind] for kind in dict.fromkeys(wanted)]
 
 
 @toolchain.command("list")
@@ -274,6 +274,7 @@ def lock(
             platforms or PLATFORMS,
             progress,
             known().values(),
+            matrix.load().clang,
         )
     text = locks.dumps(pinned)
     if output is None:

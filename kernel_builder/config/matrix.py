@@ -16,6 +16,23 @@ else:
 
 
 @dataclass(frozen=True)
+class ClangReleases:
+    """The releases of the wheels that clang and its CUDA are taken from.
+
+    Attributes:
+        ziglang: The wheel that has the program.
+        headers: The wheel that has its headers.
+        cuda: The CUDA release that it compiles with.
+        fatbinary: The CUDA release whose `fatbinary` it runs.
+    """
+
+    ziglang: Release
+    headers: Release
+    cuda: Release
+    fatbinary: Release
+
+
+@dataclass(frozen=True)
 class Matrix:
     """The support matrix.
 
@@ -27,6 +44,7 @@ class Matrix:
         capabilities: CUDA release -> the capabilities that its compiler knows, ascending.
         cxx: Torch release -> the C++ standard that its headers need.
         tegra: Capabilities of GPUs that exist only in machines of `tegra_platforms`.
+        clang: What clang is made of.
     """
 
     hub_releases: int
@@ -37,6 +55,7 @@ class Matrix:
     cxx: dict[Release, int]
     tegra: frozenset[str]
     tegra_platforms: frozenset[str]
+    clang: ClangReleases
 
 
 @lru_cache(maxsize=1)
@@ -60,6 +79,7 @@ def load() -> Matrix:
         cxx={Release.parse(release): entry.get("cxx", 17) for release, entry in data["torch"].items()},
         tegra=frozenset(data["tegra"]["capabilities"]),
         tegra_platforms=frozenset(data["tegra"]["platforms"]),
+        clang=ClangReleases(**{name: Release.parse(release) for name, release in data["clang"].items()}),
     )
 
 

@@ -37,7 +37,7 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
         include += cuda.include
         if libraries := toolchains.cuda_libraries(cuda):
             include += libraries.include
-        path.append(cuda.nvcc.parent)
+        path.append(cuda.root / "bin")
         changed |= {"CUDA_HOME": str(cuda.root), "CUDA_PATH": str(cuda.root), "NVCC_CCBIN": str(host.path)}
     kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
     for name in dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch"):

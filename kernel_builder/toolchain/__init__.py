@@ -1,9 +1,18 @@
 """Compilers, headers and libraries for a variant, from pinned wheels or from the user's system."""
 
 from kernel_builder.toolchain.toolchains import Toolchains
-from kernel_builder.toolchain.tools import CudaToolkit, HeaderLibrary, HostCompiler, Obstacle, Subset, TorchHeaders
+from kernel_builder.toolchain.tools import (
+    Clang,
+    CudaToolkit,
+    HeaderLibrary,
+    HostCompiler,
+    Obstacle,
+    Subset,
+    TorchHeaders,
+)
 
 __all__ = [
+    "Clang",
     "CudaToolkit",
     "HeaderLibrary",
     "HostCompiler",

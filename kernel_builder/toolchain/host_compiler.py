@@ -67,7 +67,7 @@ def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
             hint="reinstall g++ and binutils",
         ) from error
     headers = own_headers.patterns(about["search"], about["install"], version)
-    return HostCompiler(path, version, identity, headers)
+    return HostCompiler(path, version, identity, headers, Path(about["install"]))
 
 
 def _inspect(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain.tools import Subset
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,21 @@ class CudaPin:
 
 
 @dataclass(frozen=True)
+class ClangPin:
+    """clang, and the CUDA release that it compiles with.
+
+    Attributes:
+        version: The version of its headers, for example `22.1.7`.
+        platforms: Platform -> the program with its headers.
+        cuda: Headers, `ptxas`, `fatbinary` and `libdevice`; no nvcc.
+    """
+
+    version: str
+    platforms: Mapping[str, tuple[PinnedFile, ...]]
+    cuda: CudaPin
+
+
+@dataclass(frozen=True)
 class TorchPin:
     """One Torch release. Each platform has one wheel, of which each subset of the headers takes a part."""
 
@@ -100,11 +115,12 @@ class DependencyPin:
 
 @dataclass(frozen=True)
 class Lock:
-    """Everything that is pinned, releases ascending."""
+    """Everything that is pinned, releases ascending. A CUDA release in `cuda` has an nvcc."""
 
     cuda: Mapping[Release, CudaPin]
     torch: Mapping[Release, TorchPin]
     dependencies: Mapping[str, DependencyPin]
+    clang: ClangPin | None = None
 
 
 def load_file(entry: Mapping[str, Any]) -> PinnedFile:
@@ -126,6 +142,32 @@ def _dump_platforms(platforms: Mapping[str, tuple[PinnedFile, ...]]) -> dict[str
     return {name: [_dump_file(file) for file in files] for name, files in platforms.items()}
 
 
+def _load_cuda(release: str, entry: Mapping[str, Any]) -> CudaPin:
+    platforms, libraries = _load_platforms(entry["platforms"]), _load_platforms(entry["libraries"])
+    return CudaPin(Release.parse(release), entry["version"], platforms, libraries)
+
+
+def _dump_cuda(cuda: CudaPin) -> dict[str, Any]:
+    return {
+        "version": cuda.version,
+        "platforms": _dump_platforms(cuda.platforms),
+        "libraries": _dump_platforms(cuda.libraries),
+    }
+
+
+def _load_clang(entry: Mapping[str, Any]) -> ClangPin:
+    cuda = _load_cuda(entry["cuda"]["release"], entry["cuda"])
+    return ClangPin(entry["version"], _load_platforms(entry["platforms"]), cuda)
+
+
+def _dump_clang(clang: ClangPin) -> dict[str, Any]:
+    return {
+        "version": clang.version,
+        "platforms": _dump_platforms(clang.platforms),
+        "cuda": {"release": str(clang.cuda.release), **_dump_cuda(clang.cuda)},
+    }
+
+
 def loads(text: str, where: str) -> Lock:
     """Parse the text of a lock.
 
@@ -139,15 +181,7 @@ def loads(text: str, where: str) -> Lock:
         data = json.loads(text)
         if data["schema"] != SCHEMA:
             raise ValueError(f"schema {data['schema']}, expected {SCHEMA}")
-        cuda = {
-            Release.parse(name): CudaPin(
-                Release.parse(name),
-                entry["version"],
-                _load_platforms(entry["platforms"]),
-                _load_platforms(entry["libraries"]),
-            )
-            for name, entry in data["cuda"].items()
-        }
+        cuda = {Release.parse(name): _load_cuda(name, entry) for name, entry in data["cuda"].items()}
         torch = {
             Release.parse(name): TorchPin(
                 Release.parse(name),
@@ -163,27 +197,21 @@ def loads(text: str, where: str) -> Lock:
             name: DependencyPin(name, entry["version"], entry["license"], tuple(map(load_file, entry["files"])))
             for name, entry in data["dependencies"].items()
         }
+        clang = _load_clang(data["clang"]) if data.get("clang") else None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ToolchainError(
             f"is not a toolchain lock: {error!r}",
             where=where,
             hint="`kernel-builder toolchain lock --output FILE` writes one",
         ) from error
-    return Lock(dict(sorted(cuda.items())), dict(sorted(torch.items())), dependencies)
+    return Lock(dict(sorted(cuda.items())), dict(sorted(torch.items())), dependencies, clang)
 
 
 def dumps(lock: Lock) -> str:
     """Return the text of a lock: JSON with one value a line, so that changes are easy to review."""
     data = {
         "schema": SCHEMA,
-        "cuda": {
-            str(release): {
-                "version": cuda.version,
-                "platforms": _dump_platforms(cuda.platforms),
-                "libraries": _dump_platforms(cuda.libraries),
-            }
-            for release, cuda in sorted(lock.cuda.items())
-        },
+        "cuda": {str(release): _dump_cuda(cuda) for release, cuda in sorted(lock.cuda.items())},
         "torch": {
             str(release): {
                 "version": torch.version,
@@ -202,6 +230,7 @@ def dumps(lock: Lock) -> str:
             }
             for name, pin in lock.dependencies.items()
         },
+        **({"clang": _dump_clang(lock.clang)} if lock.clang else {}),
     }
     return json.dumps(data, indent=2) + "\n"
 

@@ -5,6 +5,7 @@
 - CUDA: the newest patch of each release of `cuda-toolkit`, whose metadata pins the versions of the parts. cuDNN is not
   among them: of the versions that the Torch releases require, the oldest, so that a kernel does not take for granted
   what the others lack.
+- clang: the newest patch of each release that the matrix names for it.
 - Header libraries: the files that `dependencies.toml` names.
 
 Only the byte ranges that a build would fetch are downloaded, and each wheel's zip directory.
@@ -12,29 +13,22 @@ Only the byte ranges that a build would fetch are downloaded, and each wheel's z
 
 from __future__ import annotations
 
-import hashlib
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from packaging.metadata import Metadata
-from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
-from packaging.utils import canonicalize_name, parse_wheel_filename
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
+from kernel_builder.config.matrix import ClangReleases
 from kernel_builder.config.variant import Release
-from kernel_builder.errors import FetchError, ToolchainError
+from kernel_builder.errors import ToolchainError
 from kernel_builder.progress import Progress
-from kernel_builder.toolchain import dependencies, sdists, trees, wheels
-from kernel_builder.toolchain.dependencies import Dependency, DependencyFile
+from kernel_builder.toolchain import dependencies, pins, trees
+from kernel_builder.toolchain.dependencies import Dependency
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import CudaPin, DependencyPin, Lock, PinnedFile, TorchPin
+from kernel_builder.toolchain.lock import ClangPin, CudaPin, DependencyPin, Lock, PinnedFile, TorchPin
 from kernel_builder.toolchain.tools import Subset
-
-if TYPE_CHECKING:
-    from pypi_simple import DistributionPackage
 
 CUDA_SET = "cuda-toolkit"
 CUDA_PARTS = ("nvidia-cuda-cccl", "nvidia-cuda-crt", "nvidia-cuda-nvcc", "nvidia-cuda-runtime", "nvidia-nvvm")
@@ -53,6 +47,11 @@ CUDA_LIBRARIES = (
     "nvidia-nvtx",
 )
 
+# clang's own headers include one of cuRAND, which includes the others.
+_OF_CURAND = ("include/curand.h", "include/curand_mtgp32.h", "include/curand_mtgp32_kernel.h")
+
+ZIGLANG, CLANG_HEADERS = "ziglang", "clang-include-cleaner"
+
 TORCH_PREFIX = "torch/include/"
 # Everything, and the headers of the stable ABI with every header that they include.
 TORCH_SUBSETS: Mapping[Subset, tuple[str, ...]] = {
@@ -66,9 +65,6 @@ TORCH_SUBSETS: Mapping[Subset, tuple[str, ...]] = {
     "full": ("",),
 }
 
-# Two ranges closer than this many bytes are fetched as one: a request costs more than the bytes between.
-_NEAR = 32_768
-
 
 def resolve(
     index: Index,
@@ -77,8 +73,9 @@ def resolve(
     platforms: Sequence[str],
     progress: Progress,
     libraries: Iterable[Dependency] = (),
+    clang: ClangReleases | None = None,
 ) -> Lock:
-    """Return the lock for these releases and header libraries.
+    """Return the lock for these releases and header libraries, and for clang if its releases are given.
 
     A CUDA release whose compiler the index lacks is reported and left out. So is a header library without files.
 
@@ -97,49 +94,92 @@ def resolve(
             continue
         progress.say(f"CUDA {release}: {pinned.version}")
         cudas[release] = pinned
-    pins = {}
+    headers = {}
     for library in libraries:
         if not library.files:
             progress.say(f"{library.title}: left out, no index has it")
             continue
-        pins[library.name] = _pin_dependency(index, library)
+        headers[library.name] = _pin_dependency(index, library)
         progress.say(library.title)
-    return Lock(cudas, torches, pins)
+    pinned_clang = _pin_clang(index, clang, platforms, torches.values()) if clang else None
+    if pinned_clang:
+        progress.say(f"clang: {pinned_clang.version}, with CUDA {pinned_clang.cuda.version}")
+    return Lock(cudas, torches, headers, pinned_clang)
 
 
 def _pin_cuda(index: Index, release: Release, platforms: Sequence[str], torches: Iterable[TorchPin]) -> CudaPin | None:
-    sets = _of_release(index.packages(CUDA_SET), release)
-    if not sets:
-        return None
-    chosen = max(sets, key=_version)
-    wanted: dict[str, SpecifierSet] = {}
-    for requirement in _requirements(index, chosen):
-        if requirement.name in (*CUDA_PARTS, *CUDA_LIBRARIES):
-            wanted[requirement.name] = wanted.get(requirement.name, SpecifierSet()) & requirement.specifier
+    version, wanted = _parts(index, release)
     if not wanted.keys() >= set(CUDA_PARTS):
         return None
     pinned, libraries = {}, {}
     prefix = f"nvidia/cu{release.major}/"
     for platform in platforms:
         pinned[platform] = tuple(
-            _pin_part(index, project, wanted[project], platform, prefix, _NVVM if project == "nvidia-nvvm" else ("",))
+            pins.pin_part(
+                index, project, wanted[project], platform, prefix, _NVVM if project == "nvidia-nvvm" else ("",)
+            )
             for project in CUDA_PARTS
         )
         libraries[platform] = tuple(
-            _pin_part(index, project, wanted[project], platform, prefix, ("include/",))
+            pins.pin_part(index, project, wanted[project], platform, prefix, ("include/",))
             for project in CUDA_LIBRARIES
             if project in wanted
         ) + _pin_cudnn(index, release, platform, torches)
-    return CudaPin(release, str(_version(chosen)), pinned, libraries)
+    return CudaPin(release, version, pinned, libraries)
 
 
-def _pin_part(
-    index: Index, project: str, versions: SpecifierSet, platform: str, prefix: str, take: tuple[str, ...]
-) -> PinnedFile:
-    offered = [package for package in _for_platform(index.packages(project), platform) if _version(package) in versions]
-    if not offered:
-        raise _lacks(f"{project}{versions} for {platform}", index)
-    return _pin_wheel(index, max(offered, key=_preference), prefix, [take])[0]
+def _parts(index: Index, release: Release) -> tuple[str, dict[str, SpecifierSet]]:
+    """Return the newest version of a CUDA release, and the versions of its parts; no parts if the index has none."""
+    sets = pins.of_release(index.packages(CUDA_SET), release)
+    if not sets:
+        return "", {}
+    chosen = max(sets, key=pins.version_of)
+    wanted: dict[str, SpecifierSet] = {}
+    for requirement in pins.requirements_of(index, chosen):
+        wanted[requirement.name] = wanted.get(requirement.name, SpecifierSet()) & requirement.specifier
+    return str(pins.version_of(chosen)), wanted
+
+
+def _pin_clang(
+    index: Index, releases: ClangReleases, platforms: Sequence[str], torches: Iterable[TorchPin]
+) -> ClangPin:
+    """Pin clang and the parts of its CUDA release. Each wheel of CUDA 12 has a directory of its own."""
+    programs = {
+        project: max(map(pins.version_of, pins.of_release(index.packages(project), release)), default=Version("0"))
+        for project, release in ((ZIGLANG, releases.ziglang), (CLANG_HEADERS, releases.headers))
+    }
+    resources = f"clang_include_cleaner/data/lib/clang/{releases.headers.major}/"
+    version, wanted = _parts(index, releases.cuda)
+    _, of_fatbinary = _parts(index, releases.fatbinary)
+    compilers, toolkit, libraries = {}, {}, {}
+    for platform in platforms:
+
+        def part(project: str, *take: str, platform: str = platform) -> PinnedFile:
+            suffix = f"-cu{releases.cuda.major}"
+            prefix = f"nvidia/{project.removeprefix('nvidia-').replace('-', '_')}/"
+            return pins.pin_part(index, project + suffix, wanted[project + suffix], platform, prefix, take)
+
+        compilers[platform] = tuple(
+            pins.pin_part(index, project, SpecifierSet(f"=={programs[project]}"), platform, prefix, take)
+            for project, prefix, take in (
+                (ZIGLANG, "ziglang/", (trees.ZIG,)),
+                (CLANG_HEADERS, resources, ("include/",)),
+            )
+        )
+        nvcc = "nvidia-cuda-nvcc"
+        toolkit[platform] = (
+            part("nvidia-cuda-cccl", "include/"),
+            part(nvcc, "bin/", "include/", "nvvm/libdevice/"),
+            part("nvidia-cuda-runtime", "include/"),
+            part("nvidia-curand", *_OF_CURAND),
+            pins.pin_part(
+                index, nvcc, of_fatbinary[nvcc], platform, f"nvidia/cu{releases.fatbinary.major}/", ("bin/fatbinary",)
+            ),
+        )
+        libraries[platform] = tuple(
+            part(project, "include/") for project in CUDA_LIBRARIES if f"{project}-cu{releases.cuda.major}" in wanted
+        ) + _pin_cudnn(index, releases.cuda, platform, torches)
+    return ClangPin(str(programs[CLANG_HEADERS]), compilers, CudaPin(releases.cuda, version, toolkit, libraries))
 
 
 def _pin_cudnn(index: Index, release: Release, platform: str, torches: Iterable[TorchPin]) -> tuple[PinnedFile, ...]:
@@ -152,30 +192,26 @@ def _pin_cudnn(index: Index, release: Release, platform: str, torches: Iterable[
             wheel = next(package for package in index.packages("torch") if package.filename == file)
             required += [
                 Version(specifier.version)
-                for requirement in _requirements(index, wheel)
+                for requirement in pins.requirements_of(index, wheel)
                 if requirement.name == project
                 for specifier in requirement.specifier
                 if specifier.operator == "=="
             ]
     if not required:
         return ()
-    return (_pin_part(index, project, SpecifierSet(f"=={min(required)}"), platform, "nvidia/cudnn/", ("include/",)),)
-
-
-def _requirements(index: Index, wheel: DistributionPackage) -> list[Requirement]:
-    with index.open(wheel) as archive:
-        name = next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return Metadata.from_email(archive.read(name), validate=False).requires_dist or []
+    return (
+        pins.pin_part(index, project, SpecifierSet(f"=={min(required)}"), platform, "nvidia/cudnn/", ("include/",)),
+    )
 
 
 def _pin_torch(index: Index, release: Release, platforms: Sequence[str]) -> TorchPin:
-    newest = max(map(_version, _of_release(index.packages("torch"), release)), default=None)
+    newest = max(map(pins.version_of, pins.of_release(index.packages("torch"), release)), default=None)
     pinned = {}
     for platform in platforms:
-        offered = [p for p in _for_platform(index.packages("torch"), platform) if _version(p) == newest]
+        offered = [p for p in pins.for_platform(index.packages("torch"), platform) if pins.version_of(p) == newest]
         if not offered:
-            raise _lacks(f"torch {release} for {platform}", index)
-        parts = _pin_wheel(index, max(offered, key=_preference), TORCH_PREFIX, TORCH_SUBSETS.values())
+            raise pins.lacks(f"torch {release} for {platform}", index)
+        parts = pins.pin_wheel(index, max(offered, key=pins.preference), TORCH_PREFIX, TORCH_SUBSETS.values())
         pinned[platform] = dict(zip(TORCH_SUBSETS, parts, strict=True))
     return TorchPin(release, str(newest), pinned)
 
@@ -186,11 +222,11 @@ def _pin_dependency(index: Index, library: Dependency) -> DependencyPin:
     for wanted in library.files:
         package = next((one for one in index.packages(wanted.project) if one.filename == wanted.file), None)
         if package is None:
-            raise _lacks(wanted.file, index)
+            raise pins.lacks(wanted.file, index)
         if package.package_type == "sdist":
-            pinned.append(_pin_sdist(index, package, wanted))
+            pinned.append(pins.pin_sdist(index, package, wanted))
         else:
-            pinned += _pin_wheel(index, package, wanted.prefix, [wanted.take])
+            pinned += pins.pin_wheel(index, package, wanted.prefix, [wanted.take])
     with tempfile.TemporaryDirectory() as directory:
         for pin in pinned:
             package = next(one for one in index.packages(pin.project) if one.filename == pin.file)
@@ -202,135 +238,3 @@ def _pin_dependency(index: Index, library: Dependency) -> DependencyPin:
             f"states version {stated}, expected {library.version}", where=f"{library.name} in dependencies.toml"
         )
     return DependencyPin(library.name, library.version, library.license, tuple(pinned))
-
-
-def _pin_sdist(index: Index, package: DistributionPackage, wanted: DependencyFile) -> PinnedFile:
-    """Pin a source distribution, of which the whole is fetched."""
-    data = index.read(package)
-    sha256 = hashlib.sha256(data).hexdigest()
-    files = sdists.checked(
-        memoryview(data),
-        package.digests.get("sha256", ""),
-        wanted.prefix,
-        lambda name: name.startswith(wanted.take),
-    )
-    return PinnedFile(
-        project=canonicalize_name(package.project or ""),
-        version=str(_version(package)),
-        file=package.filename,
-        size=len(data),
-        sha256=sha256,
-        record=None,
-        ranges=((0, len(data)),),
-        fetched=sha256,
-        prefix=wanted.prefix,
-        take=wanted.take,
-        unpacked=sum(len(content) for _, content in files),
-    )
-
-
-def _version(package: DistributionPackage) -> Version:
-    try:
-        return Version(package.version or "")
-    except InvalidVersion:
-        return Version("0")
-
-
-def _of_release(packages: Iterable[DistributionPackage], release: Release) -> list[DistributionPackage]:
-    """Return the wheels of a release, without pre-releases and yanked files."""
-    return [
-        package
-        for package in packages
-        if package.package_type == "wheel"
-        and not package.is_yanked
-        and _version(package).release[:2] == release
-        and not _version(package).is_prerelease
-    ]
-
-
-def _for_platform(packages: Iterable[DistributionPackage], platform: str) -> list[DistributionPackage]:
-    machine = platform.partition("-")[0]
-    return [
-        package
-        for package in packages
-        if package.package_type == "wheel"
-        and not package.is_yanked
-        and any(
-            tag.platform.startswith("manylinux") and tag.platform.endswith(f"_{machine}")
-            for tag in parse_wheel_filename(package.filename)[3]
-        )
-    ]
-
-
-def _preference(package: DistributionPackage) -> tuple[Version, bool, int, tuple[int, str] | tuple[()]]:
-    """Sort key of wheels: version, then the oldest CPython without free threading, then build number."""
-    _, version, build, tags = parse_wheel_filename(package.filename)
-    tag = min(tags, key=str)
-    digits = tag.interpreter.removeprefix("cp")
-    minor = int(digits[1:]) if tag.interpreter.startswith("cp") and digits[1:].isdigit() else 0
-    return version, not tag.abi.endswith("t"), -minor, build
-
-
-def _pin_wheel(
-    index: Index, package: DistributionPackage, prefix: str, parts: Iterable[tuple[str, ...]]
-) -> list[PinnedFile]:
-    """Pin parts of one wheel: for each, the files under `prefix` whose names begin with one of it, and `RECORD`."""
-    name = package.filename
-    with index.open(package) as archive:
-        size = archive.size()
-        infos = sorted(archive.infolist(), key=lambda info: info.header_offset)
-        ends = [*(info.header_offset for info in infos[1:]), archive.start_dir]
-        record_name = next((i.filename for i in infos if i.filename.endswith(".dist-info/RECORD")), None)
-        if record_name is None or "sha256" not in package.digests:
-            raise ToolchainError("has no RECORD, or the index states no SHA-256 of it", where=name)
-        record = archive.read(record_name)
-    hashes = wheels.parse_record(record.decode("utf-8"))
-    pinned = []
-    for take in parts:
-        ranges: list[tuple[int, int]] = []
-        unpacked = 0
-        for info, end in zip(infos, ends, strict=True):
-            inside = info.filename.removeprefix(prefix)
-            kept = info.filename.startswith(prefix) and not info.is_dir() and inside.startswith(take)
-            if not kept and info.filename != record_name:
-                continue
-            if info.flag_bits & 0x8 or (kept and info.filename not in hashes):
-                raise ToolchainError(
-                    f"{info.filename}: has no sizes before its content, or no hash in RECORD", where=name
-                )
-            unpacked += info.file_size if kept else 0
-            start = info.header_offset
-            if ranges and start - ranges[-1][1] < _NEAR:
-                start = ranges.pop()[0]
-            ranges.append((start, end))
-        if not unpacked:
-            raise ToolchainError(f"has none of the files expected under {prefix}", where=name)
-        pinned.append(
-            PinnedFile(
-                project=canonicalize_name(package.project or ""),
-                version=str(_version(package)),
-                file=name,
-                size=size,
-                sha256=package.digests["sha256"],
-                record=hashlib.sha256(record).hexdigest(),
-                ranges=tuple(ranges),
-                fetched=_hash_ranges(index, package, ranges),
-                prefix=prefix,
-                take=take,
-                unpacked=unpacked,
-            )
-        )
-    return pinned
-
-
-def _hash_ranges(index: Index, package: DistributionPackage, ranges: Iterable[tuple[int, int]]) -> str:
-    digest = hashlib.sha256()
-    for start, stop in ranges:
-        digest.update(index.read(package, start, stop))
-    return digest.hexdigest()
-
-
-def _lacks(wanted: str, index: Index) -> FetchError:
-    return FetchError(
-        "the index does not have it", where=f"{wanted} at {index.url}", hint="use another index (`--index-url`)"
-    )

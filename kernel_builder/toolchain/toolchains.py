@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_builder.config.variant import Release, this_platform
+from kernel_builder.config import matrix
+from kernel_builder.config.variant import PLATFORMS, Release, this_platform
 from kernel_builder.errors import FetchError, StoreError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import dependencies as header_libraries
 from kernel_builder.toolchain import host_compiler, lock, sysroot, system_cuda, trees
+from kernel_builder.toolchain.lock import ClangPin
 from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.store import Store
-from kernel_builder.toolchain.tools import CudaToolkit, HeaderLibrary, HostCompiler, Obstacle, Subset, TorchHeaders
+from kernel_builder.toolchain.tools import (
+    Clang,
+    CudaCompiler,
+    CudaToolkit,
+    HeaderLibrary,
+    HostCompiler,
+    Obstacle,
+    Subset,
+    TorchHeaders,
+)
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain.index import Index
@@ -64,6 +76,8 @@ class Toolchains:
         pinned: The lock. Defaults to the one that comes with the builder.
         given: Kind of a pinned tree, such as `cuda-13.0` -> its directory, for a caller with its own store such as
             Nix. Defaults to the entries of the directory KERNEL_BUILDER_TREES.
+        cuda_compiler: The compiler of all CUDA variants. By default nvcc, and clang for a CUDA release that it can
+            compile for and of which there is no nvcc.
         dependencies: Header library, such as `cutlass_3_9` -> a directory to use instead of the pinned one, in addition
             to those that KERNEL_BUILDER_DEPENDENCIES names.
     """
@@ -79,6 +93,7 @@ class Toolchains:
         index_url: str | None = None,
         pinned: lock.Lock | None = None,
         given: Mapping[str, Path] | None = None,
+        cuda_compiler: CudaCompiler | None = None,
         dependencies: Mapping[str, Path] | None = None,
     ) -> None:
         self.cache = cache or default_cache()
@@ -89,6 +104,7 @@ class Toolchains:
         self._cuda_home, self._cxx = cuda_home, cxx
         self._offline, self._index_url = offline, index_url
         self._pinned = pinned
+        self._cuda_compiler = cuda_compiler
         self._given = _given() if given is None else given
         self.given_dependencies = {**header_libraries.given_by_environment(), **(dependencies or {})}
         self._in_directories: dict[str, HeaderLibrary] = {}
@@ -123,18 +139,20 @@ class Toolchains:
         return None if found and found.root.is_relative_to(self.store.root) else found
 
     def cuda(self, release: Release) -> CudaToolkit:
-        """Return the toolkit of a CUDA release: the user's if it is of this release, or else the pinned one.
+        """Return what compiles for a CUDA release: the user's nvcc if it is of this release, the pinned one, or clang.
 
         Raises:
             ToolchainError: If there is none. `cuda_obstacle` finds this out without fetching anything.
             FetchError: If it cannot be fetched.
             StoreError: If it cannot be stored.
         """
+        if obstacle := self.cuda_obstacle(release, this_platform()):
+            raise ToolchainError(obstacle.reason, where=f"CUDA {release}", hint=obstacle.hint)
+        if pinned := self._clang_for(release, this_platform()):
+            return self._clang_toolkit(pinned)
         found = self.system_cuda()
         if found and found.release == release:
             return found
-        if obstacle := self.cuda_obstacle(release, this_platform()):
-            raise ToolchainError(obstacle.reason, where=f"CUDA {release}", hint=obstacle.hint)
         tree = trees.cuda_tree(self.lock.cuda[release], this_platform())
         root = self.fetch(tree)
         nvcc = root / "bin/nvcc"
@@ -149,6 +167,52 @@ class Toolchains:
             identity=tree.identity,
             origin="index",
             capabilities=capabilities,
+        )
+
+    def _clang_for(self, release: Release, platform: str) -> ClangPin | None:
+        """Return clang if it is what compiles for a CUDA release, or would be if there were no other obstacle."""
+        pinned = self.lock.clang
+        if pinned is None or platform not in pinned.platforms or self._cuda_compiler == "nvcc":
+            return None
+        if self._cuda_compiler == "clang":
+            return pinned if release.major >= pinned.cuda.release.major else None
+        found = self.system_cuda()
+        has_nvcc = release in self.lock.cuda or (found and found.release == release)
+        return pinned if release.major == pinned.cuda.release.major and not has_nvcc else None
+
+    def clang(self) -> Clang:
+        """Return the pinned clang, which compiles for all platforms.
+
+        Raises:
+            ToolchainError: If it is not pinned for this platform.
+            FetchError: If it cannot be fetched.
+            StoreError: If it cannot be stored.
+        """
+        pinned = self.lock.clang
+        if pinned is None or this_platform() not in pinned.platforms:
+            raise ToolchainError(
+                f"it is not pinned for {this_platform()}",
+                where="clang",
+                hint="update kernel-builder, or use the lock that comes with it",
+            )
+        tree = trees.clang_tree(pinned, this_platform())
+        return Clang(self.fetch(tree), pinned.version, tree.identity)
+
+    def _clang_toolkit(self, pinned: ClangPin) -> CudaToolkit:
+        clang = self.clang()
+        tree = trees.cuda_tree(pinned.cuda, this_platform())
+        root = self.fetch(tree)
+        return CudaToolkit(
+            root=root,
+            release=pinned.cuda.release,
+            version=pinned.cuda.version,
+            nvcc=None,
+            include=system_cuda.include_directories(root),
+            lib=root / "lib",
+            identity=hashlib.sha256(f"{clang.identity} {tree.identity}".encode()).hexdigest(),
+            origin="index",
+            capabilities=matrix.load().capabilities[pinned.cuda.release],
+            clang=clang,
         )
 
     def torch(self, release: Release, subset: Subset) -> TorchHeaders:
@@ -186,7 +250,8 @@ class Toolchains:
         """
         if toolkit.origin == "system":
             return None
-        tree = trees.libraries_tree(self.lock.cuda[toolkit.release], this_platform())
+        of_clang = self.lock.clang.cuda if toolkit.clang and self.lock.clang else None
+        tree = trees.libraries_tree(of_clang or self.lock.cuda[toolkit.release], this_platform())
         root = self.fetch(tree)
         return HeaderLibrary(tree.kind, root, (root / "include",), tree.identity)
 
@@ -257,7 +322,14 @@ class Toolchains:
                 f"this machine is {here}, and binaries are built on the platform that they run on",
                 f"run the same command on a machine or CI runner that is {platform}",
             )
+        if self._clang_for(release, platform):
+            return None
         found = self.system_cuda()
+        if self._cuda_compiler == "clang":
+            return Obstacle(
+                f"clang compiles for CUDA {matrix.load().clang.cuda.major} and later, on {' and '.join(PLATFORMS)}",
+                "leave out `--cuda-compiler clang`",
+            )
         if found and found.release == release:
             return None
         pinned = self.lock.cuda.get(release)
@@ -270,11 +342,22 @@ class Toolchains:
             f"install the CUDA toolkit {release} and name its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
         )
 
+    def cuda_kinds(self, release: Release) -> list[str]:
+        """Return the kinds of the pinned trees that variants of a CUDA release are compiled with."""
+        clang = self._clang_for(release, this_platform())
+        used = clang.cuda.release if clang else release
+        kinds = [f"cuda-{used}", f"cuda-libraries-{used}"]
+        return [trees.clang_tree(clang, this_platform()).kind, *kinds] if clang else kinds
+
     def pinned(self) -> list[trees.Tree]:
         """Return every tree that the lock has for this platform."""
         here = this_platform()
+        clang = self.lock.clang if self.lock.clang and here in self.lock.clang.platforms else None
         cudas = [cuda for cuda in self.lock.cuda.values() if here in cuda.platforms]
         found = [trees.cuda_tree(cuda, here) for cuda in cudas]
+        if clang:
+            found += [trees.clang_tree(clang, here), trees.cuda_tree(clang.cuda, here)]
+            cudas.append(clang.cuda)
         found += [trees.libraries_tree(cuda, here) for cuda in cudas]
         subsets: tuple[Subset, ...] = ("stable", "full")
         found += [

@@ -13,6 +13,7 @@ from typing import Literal
 from kernel_builder.config.variant import Release
 
 Subset = Literal["stable", "full"]
+CudaCompiler = Literal["nvcc", "clang"]
 
 
 @dataclass(frozen=True)
@@ -24,37 +25,56 @@ class HostCompiler:
         version: For example `12.2.0`.
         identity: Digest of its version output and of the programs that it runs.
         headers: Extended regular expressions for the paths of its own headers and of the C library's.
+        install: The directory of its own headers and start files, by which clang finds its C++ library.
     """
 
     path: Path
     version: str
     identity: str
     headers: tuple[str, ...]
+    install: Path
+
+
+@dataclass(frozen=True)
+class Clang:
+    """A clang with its headers.
+
+    Attributes:
+        root: The directory with the program `zig`, whose first argument `clang` makes it a clang, and `include/`.
+        version: The version of its headers, for example `22.1.7`.
+    """
+
+    root: Path
+    version: str
+    identity: str
 
 
 @dataclass(frozen=True)
 class CudaToolkit:
-    """An nvcc with its headers and libraries.
+    """A CUDA compiler with its headers and libraries.
 
     Attributes:
         root: The directory with `bin/`, `nvvm/` and `include/`.
-        release: For example 13.0.
-        version: The version of nvcc, for example `13.0.88`.
-        include: Include directories for a host compiler; nvcc knows them itself.
-        lib: The directory of the CUDA runtime libraries.
+        release: For example 13.0. clang compiles with a newer one than that of the variants that it makes.
+        version: The version of nvcc, for example `13.0.88`, or of the toolkit that clang compiles with.
+        nvcc: None if clang compiles.
+        include: Include directories for a host compiler; nvcc and clang know them themselves.
+        lib: The directory of the CUDA runtime libraries. Wheels for clang have none.
         origin: `index` for pinned wheels, `system` for an installed toolkit.
-        capabilities: The capabilities that nvcc compiles for, ascending, such as `9.0`; no suffixed ones.
+        capabilities: The capabilities that it compiles for, ascending, such as `9.0`; no suffixed ones.
+        clang: The compiler of a toolkit without nvcc.
     """
 
     root: Path
     release: Release
     version: str
-    nvcc: Path
+    nvcc: Path | None
     include: tuple[Path, ...]
     lib: Path
     identity: str
     origin: Literal["index", "system"]
     capabilities: tuple[str, ...]
+    clang: Clang | None = None
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,14 @@ from kernel_builder.errors import FetchError
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain import sdists, wheels
 from kernel_builder.toolchain.index import Index
-from kernel_builder.toolchain.lock import CudaPin, DependencyPin, PinnedFile, TorchPin
+from kernel_builder.toolchain.lock import ClangPin, CudaPin, DependencyPin, PinnedFile, TorchPin
 from kernel_builder.toolchain.tools import Subset
 
 # Increase when equal pinned files are unpacked to different trees: trees of older builders are then not used.
 RECIPE = 1
+
+# The program of the ziglang wheel, which is clang too.
+ZIG = "zig"
 
 TreeRole = Literal["compiler", "libraries", "torch", "dependency"]
 
@@ -64,6 +67,12 @@ class Tree:
 def cuda_tree(cuda: CudaPin, platform: str) -> Tree:
     """Return the toolkit of a CUDA release. The lock must have the platform."""
     return Tree("compiler", f"cuda-{cuda.release}", f"CUDA {cuda.release}", platform, cuda.platforms[platform])
+
+
+def clang_tree(clang: ClangPin, platform: str) -> Tree:
+    """Return clang with its headers. The lock must have the platform."""
+    major = clang.version.partition(".")[0]
+    return Tree("compiler", f"clang-{major}", f"clang {major}", platform, clang.platforms[platform])
 
 
 def libraries_tree(cuda: CudaPin, platform: str) -> Tree:
@@ -152,5 +161,5 @@ def unpack(pin: PinnedFile, slices: Sequence[memoryview], directory: Path) -> No
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         # Only the zip directory has the executable bit, and it is not downloaded.
-        if path.parent.name == "bin" and content.startswith((b"\x7fELF", b"#!")):
+        if (path.parent.name == "bin" or name == ZIG) and content.startswith((b"\x7fELF", b"#!")):
             path.chmod(0o755)
