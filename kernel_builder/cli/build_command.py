@@ -14,6 +14,7 @@ import click
 from kernel_builder.checks import CheckReport
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
+from kernel_builder.cli.cuda_options import cuda_compiler_option, cuda_home_option
 from kernel_builder.cli.dependency_option import dependency_option
 from kernel_builder.cli.json_option import json_option
 from kernel_builder.errors import BuildError, KernelBuilderError
@@ -24,6 +25,7 @@ from kernel_builder.progress import shown
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Toolchains
+    from kernel_builder.toolchain.tools import CudaCompiler
 
 _ERRORS = 5  # so many are printed in full
 _NAMED = 3  # so many variants that are not built here are named
@@ -162,7 +164,8 @@ def _cut(text: str) -> str:
     metavar="auto|off|PROGRAM",
     help="An sccache to use, with the back ends it is configured for.",
 )
-@click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to use for its version of CUDA.")
+@cuda_home_option
+@cuda_compiler_option
 @click.option("--cxx", metavar="PROGRAM", help="The g++ to use (default: $CXX, then g++).")
 @dependency_option
 @click.option("--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]")
@@ -182,6 +185,7 @@ def build(
     jobs: int | None,
     sccache: str,
     cuda_home: Path | None,
+    cuda_compiler: CudaCompiler | None,
     cxx: str | None,
     dependencies: Mapping[str, Path],
     index_url: str | None,
@@ -194,6 +198,7 @@ def build(
 
     Every variant that the Hub asks for and this machine can build goes to DIR/build/<variant>/. What is missing of
     compilers and headers is downloaded once, pinned and verified; no Nix, GPU or CUDA installation is needed.
+    nvcc compiles for CUDA 13, and clang for CUDA 12.
     What fails does not stop the rest; a table at the end tells what was built, and the exit status whether all was.
 
     \b
@@ -220,6 +225,7 @@ def build(
         partial(
             Toolchains,
             cuda_home=cuda_home,
+            cuda_compiler=cuda_compiler,
             cxx=cxx,
             offline=offline,
             index_url=index_url,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from kernel_builder.cli.cuda_options import cuda_compiler_option, cuda_home_option
 from kernel_builder.config.project_files import read_project
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 _DIRECTORY = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 _TOOLCHAIN = (
-    click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to use for its version of CUDA."),
+    cuda_home_option,
+    cuda_compiler_option,
     click.option("--cxx", metavar="PROGRAM", help="The g++ to use. [default: $CXX, or else g++]"),
     click.option("--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"),
     click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing."),

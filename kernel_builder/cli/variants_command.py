@@ -12,6 +12,7 @@ import click
 
 from kernel_builder.build.buildable import obstacle
 from kernel_builder.cli import print_notices, report_error
+from kernel_builder.cli.cuda_options import cuda_compiler_option, cuda_home_option
 from kernel_builder.cli.dependency_option import dependency_option
 from kernel_builder.config import changed, offered
 from kernel_builder.config.notices import listed
@@ -22,13 +23,15 @@ from kernel_builder.errors import ConfigError
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Toolchains
+    from kernel_builder.toolchain.tools import CudaCompiler
 
 
 @click.command()
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--arch", is_flag=True, help="Only variants for this machine's platform, and Python-only ones.")
 @click.option("--all", "whole", is_flag=True, help="The whole matrix, not only what the Hub asks for.")
-@click.option("--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to count with.")
+@cuda_home_option
+@cuda_compiler_option
 @dependency_option
 @click.option("--json", "as_json", is_flag=True, help="Print as JSON, with what stands in the way of each.")
 @click.option("--runners", is_flag=True, help="Print as JSON, on one line, what each of several runners is to build.")
@@ -47,6 +50,7 @@ def list_variants(
     arch: bool,
     whole: bool,
     cuda_home: Path | None,
+    cuda_compiler: CudaCompiler | None,
     dependencies: Mapping[str, Path],
     as_json: bool,
     runners: bool,
@@ -82,7 +86,7 @@ def list_variants(
         ]
         click.echo(json.dumps({"include": [asdict(part) for part in parts]}))
     else:
-        toolchains = Toolchains(cuda_home=cuda_home, dependencies=dependencies)
+        toolchains = Toolchains(cuda_home=cuda_home, cuda_compiler=cuda_compiler, dependencies=dependencies)
         rows = [row for project in found.values() for row in _rows(project, toolchains, arch=arch, whole=whole)]
         if as_json:
             click.echo(json.dumps(rows, indent=2))
