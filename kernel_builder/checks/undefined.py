@@ -1,7 +1,8 @@
 """Check that every undefined symbol of a binary will be found when it is loaded.
 
 A symbol with a version comes from a library that the linker saw. One without a version must come from the interpreter,
-or from a needed library that is known to define such names. `torch_libraries.toml` lists the CUDA libraries.
+or from a needed library that is known to define such names. `torch_libraries.toml` lists the CUDA libraries,
+`cuda_runtimes.toml` the functions of each CUDA runtime.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.checks import cuda_runtimes
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi
@@ -131,6 +133,21 @@ def _symbol(package: CheckedPackage, binary: SharedObject, name: str, readable: 
             binary.name,
             f"{readable} is a symbol of {family.what}, and no library that the binary needs defines it",
             family.hint,
+        )
+    else:
+        yield from _lacking(package, binary, name)
+
+
+def _lacking(package: CheckedPackage, binary: SharedObject, name: str) -> Iterator[Finding]:
+    """Yield a finding if a CUDA runtime that the variant is loaded with does not have a function."""
+    cuda = package.variant.cuda if package.variant else None
+    lacking = cuda_runtimes.lacking(name, cuda_runtimes.loading(cuda)) if cuda else ()
+    if lacking:
+        yield Finding(
+            NAME,
+            binary.name,
+            f"{name} is not in the runtime of CUDA {' and '.join(map(str, lacking))}, which loads this variant too",
+            "call a function that every release has, or get this one with cudaGetDriverEntryPoint or dlsym",
         )
 
 
