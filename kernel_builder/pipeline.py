@@ -132,7 +132,7 @@ def _plan(request: BuildRequest, selections: Sequence[Selection], toolchains: To
         recorded = dict(request.provenance or provenance.provenance(selection.project, sources))
         if request.allow:
             recorded["allowed-checks"] = sorted(set(request.allow))
-        planned += [replace(one, provenance=recorded) for one in found]
+        planned += [replace(one, provenance={**recorded, **one.provenance}) for one in found]
     return Graph(tuple(planned))
 
 

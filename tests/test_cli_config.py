@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
+from kernel_builder.config.variant import this_platform
 
 BUILD_TOML = """\
 [general]
@@ -107,7 +108,7 @@ def test_nothing_has_to_be_buildable(tmp_path: Path, framework: str, backends: s
 
 
 def test_list_variants_goes_on_and_says_each_obstacle_once(several: list[Path]) -> None:
-    done = invoke("list-variants", *several)
+    done = invoke("list-variants", "--cuda-compiler", "nvcc", *several)
     assert done.exit_code == 2
     lines = done.stdout.splitlines()
     assert "demo-kernel/torch215-cxx11-cpu-x86_64-linux" in lines
@@ -117,6 +118,7 @@ def test_list_variants_goes_on_and_says_each_obstacle_once(several: list[Path]) 
     assert "[general] licence: unknown key" in done.stderr
     rows = json.loads(invoke("list-variants", "--json", *several).stdout)
     assert {row["buildable"] for row in rows} == {True, False}
+    assert all(row["buildable"] for row in rows if row["platform"] == this_platform()), "clang compiles for CUDA 12"
 
 
 def test_update_build_shows_the_difference_and_writes_it(tmp_path: Path) -> None:

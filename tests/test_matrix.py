@@ -122,7 +122,10 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
 def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
     old = replace(full, backends=("cuda",), cuda_maxver=Release(12, 9))
     with pytest.raises(VariantError, match=r"torch214-cxx11-cu126-x86_64-linux: needs CUDA 12\.6; this builder has 13"):
-        buildable.available(old, Toolchains())
+        buildable.available(old, Toolchains(cuda_compiler="nvcc"))
+    assert [variant.name for variant in buildable.available(old, Toolchains())[0]] == [
+        "torch214-cxx11-cu126-x86_64-linux"
+    ]
 
 
 def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:

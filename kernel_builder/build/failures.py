@@ -30,6 +30,12 @@ _MOST_FILES = 3  # that an error names
 # What nvcc and g++ print when the kernel ends a compiler because memory is short.
 _KILLED = re.compile(r"died due to signal 9|Killed signal terminated program")
 
+# For a source that nvcc accepts.
+_CLANG_HINT = {
+    "clang": "clang compiles the variants of CUDA 12: guard what it does not take with #ifndef __clang__; or compile "
+    'with an nvcc of CUDA 12 (`--cuda-home DIR`); or leave CUDA 12 out by [general.cuda] minver = "13.0"'
+}
+
 # What programs print at a resource limit.
 _TOO_LARGE = re.compile(r"File size limit exceeded|File too large|signal 25")
 _NO_MEMORY = re.compile(
@@ -96,7 +102,7 @@ def failure(
         command=command,
         output=words,
         log=str(kept) if kept else None,
-        hint=_hint(words) if compiled else None,
+        hint=(_hint(words) or _CLANG_HINT.get(step.tool)) if isinstance(step, CompileStep) else None,
     )
 
 
@@ -128,11 +134,12 @@ def _hint(words: str) -> str | None:
             "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, without "
             "PYBIND11_MODULE and torch/extension.h: one binary serves every Python"
         )
-    missing = re.search(r"fatal error: ([^:\n]+): No such file or directory", words)
+    missing = re.search(r"fatal error: (?:([^:\n]+): No such file or directory|'([^'\n]+)' file not found)", words)
     if missing:
         return (
-            f"{missing[1]} is neither in the project nor in the headers of this variant; list the file in `src` and "
-            "its directory in `include`, or with the stable ABI include only torch/csrc/stable and torch/headeronly"
+            f"{missing[1] or missing[2]} is neither in the project nor in the headers of this variant; list the file "
+            "in `src` and its directory in `include`, or with the stable ABI include only torch/csrc/stable and "
+            "torch/headeronly"
         )
     return None
 

@@ -89,7 +89,7 @@ class PlannedVariant:
         module: The op namespace, a digest of the binary's inputs and the Python files.
         archs: The capabilities that its binary has code for.
         python: Path inside the package -> SHA-256 of the project's Python files.
-        provenance: The builder and the commit of the sources, as `metadata.json` records them.
+        provenance: What `metadata.json` records of builder, compiler and sources; `plan` adds the compiler only.
         sources: What `recorded_sources` keeps of the sources, to tell later whether they have changed.
         binary: None for Python-only variants.
     """

@@ -56,7 +56,8 @@ def plan(
                 module = binary.module
             archs = _archs(project, variant, toolchains)
             sources = recorded_sources.record(project, variant, binary.objects if binary else ())
-            planned.append(PlannedVariant(project, variant, module, archs, python, {}, sources, binary))
+            compiler = _compiler(variant, toolchains)
+            planned.append(PlannedVariant(project, variant, module, archs, python, compiler, sources, binary))
     return Graph(tuple(planned))
 
 
@@ -68,6 +69,14 @@ def _archs(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     if not variant.cuda:
         return ()
     return offered.archs(kernels, toolchains.cuda(variant.cuda).release, variant.platform or "")
+
+
+def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, str]:
+    """Return what provenance says of the CUDA compiler: nothing for nvcc, whose release is in the variant's name."""
+    toolkit = toolchains.cuda(variant.cuda) if variant.cuda else None
+    if toolkit is None or toolkit.clang is None:
+        return {}
+    return {"cuda-compiler": f"clang {toolkit.clang.version}, CUDA {toolkit.version}"}
 
 
 def _module_name(project: Project, backend: str, python: Mapping[str, str], *inputs: object) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel_builder.config import matrix
-from kernel_builder.config.variant import PLATFORMS, Release, this_platform
+from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, StoreError, ToolchainError
 from kernel_builder.progress import Progress, Silent
+from kernel_builder.toolchain import cuda_choice, host_compiler, lock, sysroot, system_cuda, trees
 from kernel_builder.toolchain import dependencies as header_libraries
-from kernel_builder.toolchain import host_compiler, lock, sysroot, system_cuda, trees
 from kernel_builder.toolchain.lock import ClangPin
 from kernel_builder.toolchain.probe_cache import ProbeCache
 from kernel_builder.toolchain.store import Store
@@ -148,7 +148,7 @@ class Toolchains:
         """
         if obstacle := self.cuda_obstacle(release, this_platform()):
             raise ToolchainError(obstacle.reason, where=f"CUDA {release}", hint=obstacle.hint)
-        if pinned := self._clang_for(release, this_platform()):
+        if pinned := self._clang_for(release):
             return self._clang_toolkit(pinned)
         found = self.system_cuda()
         if found and found.release == release:
@@ -169,16 +169,9 @@ class Toolchains:
             capabilities=capabilities,
         )
 
-    def _clang_for(self, release: Release, platform: str) -> ClangPin | None:
-        """Return clang if it is what compiles for a CUDA release, or would be if there were no other obstacle."""
-        pinned = self.lock.clang
-        if pinned is None or platform not in pinned.platforms or self._cuda_compiler == "nvcc":
-            return None
-        if self._cuda_compiler == "clang":
-            return pinned if release.major >= pinned.cuda.release.major else None
-        found = self.system_cuda()
-        has_nvcc = release in self.lock.cuda or (found and found.release == release)
-        return pinned if release.major == pinned.cuda.release.major and not has_nvcc else None
+    def _clang_for(self, release: Release) -> ClangPin | None:
+        """Return clang if it is what compiles for a CUDA release."""
+        return cuda_choice.clang_for(self.lock, self.system_cuda(), release, this_platform(), self._cuda_compiler)
 
     def clang(self) -> Clang:
         """Return the pinned clang, which compiles for all platforms.
@@ -316,35 +309,11 @@ class Toolchains:
         Raises:
             ToolchainError: If the directory that the user named is not a toolkit.
         """
-        here = this_platform()
-        if platform != here:
-            return Obstacle(
-                f"this machine is {here}, and binaries are built on the platform that they run on",
-                f"run the same command on a machine or CI runner that is {platform}",
-            )
-        if self._clang_for(release, platform):
-            return None
-        found = self.system_cuda()
-        if self._cuda_compiler == "clang":
-            return Obstacle(
-                f"clang compiles for CUDA {matrix.load().clang.cuda.major} and later, on {' and '.join(PLATFORMS)}",
-                "leave out `--cuda-compiler clang`",
-            )
-        if found and found.release == release:
-            return None
-        pinned = self.lock.cuda.get(release)
-        if pinned and platform in pinned.platforms:
-            return None
-        pinned_here = [str(one) for one, cuda in self.lock.cuda.items() if platform in cuda.platforms]
-        has = f", and {found.root} is CUDA {found.release}" if found else ""
-        return Obstacle(
-            f"needs CUDA {release}; this builder has {' and '.join(pinned_here) or 'none'}{has}",
-            f"install the CUDA toolkit {release} and name its directory, e.g. `--cuda-home /usr/local/cuda-{release}`",
-        )
+        return cuda_choice.obstacle(self.lock, self.system_cuda(), release, platform, self._cuda_compiler)
 
     def cuda_kinds(self, release: Release) -> list[str]:
         """Return the kinds of the pinned trees that variants of a CUDA release are compiled with."""
-        clang = self._clang_for(release, this_platform())
+        clang = self._clang_for(release)
         used = clang.cuda.release if clang else release
         kinds = [f"cuda-{used}", f"cuda-libraries-{used}"]
         return [trees.clang_tree(clang, this_platform()).kind, *kinds] if clang else kinds

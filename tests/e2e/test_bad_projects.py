@@ -160,8 +160,8 @@ def test_version_ranges_that_leave_no_variant_are_refused(
         ("torch-stable-abi210-cpo-x86_64-linux", "is not a variant's name; expected for example", "list-variants"),
         ("torch-stable-abi211-cpu-x86_64-linux", "the project's stable ABI for cpu is 2.10", CPU),
         (
-            "torch-stable-abi210-cu126-x86_64-linux",
-            "cannot be built here: needs CUDA 12.6; this builder has 13.0 and 13.2",
+            "torch-stable-abi210-cu118-x86_64-linux",
+            "cannot be built here: needs CUDA 11.8; this builder has 12.8 and 13.0 and 13.2",
             "--cuda-home",
         ),
         ("torch-stable-abi210-cpu-aarch64-linux", "cannot be built here: this machine is x86_64", "with aarch64-linux"),
