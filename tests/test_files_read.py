@@ -17,7 +17,8 @@ from kernel_builder.config.variant import Variant
 from kernel_builder.toolchain import Toolchains, own_headers
 from tests.conftest import CPU, CUDA
 
-SOURCE = {CPU: "scale/scale_cpu.cpp", CUDA: "scale/scale_cuda.cu"}
+CUDA12 = CUDA.replace("cu130", "cu126")
+SOURCE = {CPU: "scale/scale_cpu.cpp", CUDA: "scale/scale_cuda.cu", CUDA12: "scale/scale_cuda.cu"}
 
 
 def planned(directory: Path, variant: str) -> Graph:
@@ -41,6 +42,8 @@ def refusals(graph: Graph, cache: Path, compiler_cache: Path | None = None) -> l
         (CPU, 'asm(".inc" "lude \\"{other}\\"");\n'),
         (CUDA, '#define OTHER "{other}"\n#ifdef __CUDA_ARCH__\n#include OTHER\n#endif\n'),
         (CUDA, 'asm(".inc" "bin \\"{other}\\"");\n'),
+        (CUDA12, '#define OTHER "{other}"\n#ifdef __CUDA_ARCH__\n#include OTHER\n#endif\n'),
+        (CUDA12, 'asm(".inc" "bin \\"{other}\\"");\n'),
     ],
 )
 def test_a_file_that_no_key_covers_is_an_error(

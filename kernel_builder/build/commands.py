@@ -40,6 +40,8 @@ _CLANG_FLAGS = (
     "-fvisibility-inlines-hidden",
     # Neither files of the user or the system, nor the directory of the step, may change what it makes.
     "--no-default-config",
+    # GNU's assembler lists the files of .incbin, and is that of g++.
+    "-fno-integrated-as",
     "-ffile-compilation-dir=.",
     # Every driver for CUDA 12 can read this compression. Smaller ones need a driver for 12.4.
     "-Xcuda-fatbinary",

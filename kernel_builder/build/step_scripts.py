@@ -32,6 +32,8 @@ _COMMAND = "command"
 
 # Lists that the compiler and the assembler make of the files that they read, and expressions for those that they may.
 _HEADERS_READ, _ASSEMBLED, _READABLE = "headers-read", "assembled", "readable"
+# clang lists the headers of the host code by `-MD`, and those of all capabilities here, one name a line.
+_PRINTED = "headers-printed"
 # Of the files that were read, those that they may not.
 FOREIGN = "foreign"
 # From the syntax of make to one file a line, without `x/../`. Relative names begin with `./` then.
@@ -42,6 +44,7 @@ _ONE_A_LINE = (
 )
 _CHECK_READ = (
     f"[ -s {_HEADERS_READ} ]",
+    f"[ ! -e {_PRINTED} ] || LC_ALL=C sed 's/[ #]/\\\\&/g; s/[$]/$$/g' {_PRINTED} >> {_HEADERS_READ}",
     f"[ ! -e {_ASSEMBLED} ] || cat {_ASSEMBLED} >> {_HEADERS_READ}",
     # Names of files are bytes, in whatever encoding.
     "LC_ALL=C "
@@ -87,11 +90,13 @@ def stage_compile(
     command += ["-MD", "-MF", _HEADERS_READ]
     if step.tool == "clang":
         compiler_cache = None  # sccache does not know this clang
-    elif compiler_cache is None:
+    if compiler_cache is None:
         # The files of .incbin and .include, which the preprocessor does not see.
         of_assembler = f"-Wa,--MD,{_ASSEMBLED}"
-        command.append(of_assembler if step.tool == "cxx" else "-Xcompiler=" + of_assembler.replace(",", "\\,"))
+        command.append(of_assembler if step.tool != "cuda" else "-Xcompiler=" + of_assembler.replace(",", "\\,"))
     compile_it = shlex.join(command)
+    if step.tool == "clang":
+        compile_it = f"CC_PRINT_HEADERS=1 CC_PRINT_HEADERS_FILE={_PRINTED} {compile_it}"
     if compiler_cache is not None:
         # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
         # From some of its modes the list of the files that were read does not come either.
@@ -126,7 +131,7 @@ def _readable(step: CompileStep, directory: Path) -> list[str]:
         *(f"{escaped(root)}/.*" for root in sorted(roots)),
         *step.headers,
         # The assembler's input, and the names, of no files here, that this has for where it is from.
-        rf"{escaped(str(directory.parent / 'tmp'))}/cc\w+\.s",
+        rf"{escaped(str(directory.parent / 'tmp'))}/(cc\w+|[^/]+-[0-9a-f]+)\.s",
         r"\./[^/]+\.(c|cc|cpp|cu|cxx|ii)",
     ]
 
