@@ -1,7 +1,8 @@
 """A build plan -> `compile_commands.json`, from which clangd and other editors' tools know how each file is compiled.
 
 Commands of g++ keep their options. Tools for editors use clang, which compiles CUDA itself and knows few options of
-nvcc, so an nvcc command becomes the command of clang with the same headers, definitions and standard.
+nvcc, so an nvcc command becomes the command of clang with the same headers, definitions and standard. So does a command
+of the builder's clang: the editor's own may be an older one.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ _KEPT = re.compile(r"-D|-U|-I|-isystem|-include|-?-std=")
 # Options of a step that serve the reproducibility of its output, and would make an editor's tool name other files.
 _DROPPED = re.compile(r"-c$|-frandom-seed=|-fmacro-prefix-map=")
 
+# As nvcc and clang have it.
+_CAPABILITY = re.compile(r"(?:arch=compute_|--offload-arch=sm_)(\w+)")
+
 
 def write(project: Project, variants: Sequence[Variant], toolchains: Toolchains, output: Path) -> int:
     """Write the compile commands of a project's sources, and return how many there are.
@@ -60,7 +64,7 @@ def entry(step: CompileStep) -> dict[str, Any]:
     """Return the entry of a step, with absolute paths."""
     argv = [_located(argument, step.project) for argument in with_paths(step.argv, step.roots)]
     source = str(step.project / step.source)
-    command = _clang(argv, step.roots[CUDA], source) if step.tool == "cuda" else _gxx(argv)
+    command = _gxx(argv) if step.tool == "cxx" else _clang(argv, step.roots[CUDA], source)
     return {"directory": str(step.project), "file": source, "arguments": command}
 
 
@@ -75,7 +79,7 @@ def _gxx(argv: Sequence[str]) -> list[str]:
 
 
 def _clang(argv: Sequence[str], cuda: Path, source: str) -> list[str]:
-    capabilities = [found[1] for argument in argv if (found := re.search(r"arch=compute_(\w+)", argument))]
+    capabilities = [found[1] for argument in argv if (found := _CAPABILITY.search(argument))]
     cccl = [part for path in include_directories(cuda)[1:] for part in ("-isystem", str(path))]
     return [
         "clang++",
