@@ -3,8 +3,8 @@
 # make lint          format, lint, types, import contract, declared dependencies; what pre-commit runs
 # make docs          build the documentation in site/ and check every link
 # make packages      build the CPU packages of kernels/, which the tests load
-# make gpu-test      the kernels' tests, on a machine with a GPU
-# make device-code   compile all device code with nvcc and clang, warnings as errors (minutes; needs clang-22)
+# make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
+# make device-code   compile all device code with nvcc and clang, warnings as errors (minutes)
 #
 # All set themselves up in .venv. TORCH selects the Torch to test with (make test TORCH=torch==2.14.1), JOBS the number of
 # tests that run at a time, and PYTEST more options for pytest.
@@ -38,7 +38,7 @@ packages: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
 
 gpu-test: .venv/ready
-	.venv/bin/kernel-builder build $(KERNELS) --backend cuda
+	.venv/bin/kernel-builder build $(KERNELS) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
 	.venv/bin/python -m pytest -p tests.skips tests/measure tests/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
 
 device-code: .venv/ready
