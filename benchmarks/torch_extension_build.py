@@ -90,7 +90,8 @@ def compare_with_torch_extension(workspace: Workspace) -> Measured:
     root = workspace.project("beside")
 
     def build(name: str) -> CompletedRun:
-        return workspace.build(workspace.cache(name), root, "--backend", "cuda", "--no-load", "--out", str(root / name))
+        chosen = ("--backend", "cuda", "--cuda-compiler", "nvcc", "--no-load")
+        return workspace.build(workspace.cache(name), root, *chosen, "--out", str(root / name))
 
     # Other load on the machine slows compilers down, so the other builds run between two of ours.
     before = build("beside")
@@ -114,7 +115,7 @@ def _build_torch_extensions(workspace: Workspace, root: Path) -> tuple[dict[str,
         workspace.root / "caches" / "beside",
         *("toolchain", "fetch", "--cuda", str(CUDA), "--torch", str(newest), "--headers", "full", "--json"),
     )
-    toolkit, headers = (entry["path"] for entry in fetched.result)
+    toolkit, *_, headers = (entry["path"] for entry in fetched.result)
     # A kernel of another backend has no capabilities, which `archs` takes for all.
     kernels = [kernel for kernel in project.kernels if kernel.backend == "cuda"]
     newest_include = [headers, f"{headers}/torch/csrc/api/include"]
