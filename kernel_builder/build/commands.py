@@ -49,6 +49,8 @@ _CLANG_FLAGS = (
     "-Xcuda-fatbinary",
     "--compress-mode=speed",
 )
+# Where a step has templates/clang/ptxas, which corrects the PTX.
+PTXAS = "builder/ptxas"
 # The triple of the host code, by the platform that variant names write.
 _CLANG_TARGETS = {"x86_64-linux": "x86_64-linux-gnu", "aarch64-linux": "aarch64-linux-gnu"}
 LINK_FLAGS = (
@@ -159,6 +161,7 @@ def clang(
         _gcc_install(host),
         f"-resource-dir={CLANG}",
         f"--cuda-path={CUDA}",
+        f"--ptxas-path={PTXAS}",
         *_offload(capabilities),
         *options.defines,
         *options.includes,

@@ -186,6 +186,7 @@ def _draft(
     if by_clang:
         assert cuda and cuda.clang
         roots[CLANG] = cuda.clang.root
+        generated[commands.PTXAS] = (resources.files("kernel_builder") / "templates/clang/ptxas").read_text()
     options = commands.CompileOptions(
         source=source,
         alias=_alias(project, kernel, source),

@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernel_builder.build.cache import FAILED, digest_path, object_path
-from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
+from kernel_builder.build.graph import CUDA, SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
 from kernel_builder.toolchain.own_headers import escaped
 from kernel_builder.toolchain.sysroot import CUDA_DRIVER, Sysroot
@@ -78,6 +78,8 @@ def stage_compile(
         _write(directory, f"src/{name}", read_unchanged(step.project / name, expected))
     for name, text in step.generated.items():
         _write(directory, name, text.encode())
+        if text.startswith("#!"):
+            (directory / name).chmod(0o755)
     output.parent.mkdir(parents=True, exist_ok=True)
     command = with_paths(step.argv, step.roots)
     if step.tool == "cuda":
@@ -96,7 +98,8 @@ def stage_compile(
         command.append(of_assembler if step.tool != "cuda" else "-Xcompiler=" + of_assembler.replace(",", "\\,"))
     compile_it = shlex.join(command)
     if step.tool == "clang":
-        compile_it = f"CC_PRINT_HEADERS=1 CC_PRINT_HEADERS_FILE={_PRINTED} {compile_it}"
+        ptxas = shlex.quote(str(step.roots[CUDA] / "bin/ptxas"))
+        compile_it = f"PTXAS={ptxas} CC_PRINT_HEADERS=1 CC_PRINT_HEADERS_FILE={_PRINTED} {compile_it}"
     if compiler_cache is not None:
         # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
         # From some of its modes the list of the files that were read does not come either.
