@@ -155,7 +155,8 @@ def _read_records(report: Mapping[str, Any]) -> dict[str, Record]:
 
 def describe_commit() -> str:
     """Return the commit of the builder that is measured, or its version outside a git checkout."""
-    state = git_state(ROOT)
+    sources = (path for path in (ROOT / "kernel_builder").rglob("*") if path.is_file() and path.suffix != ".pyc")
+    state = git_state(ROOT, sources)
     return f"{state.commit}{' with changes' if state.dirty else ''}" if state else kernel_builder.__version__
 
 
