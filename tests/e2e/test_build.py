@@ -131,7 +131,7 @@ def test_a_directory_of_other_files_is_not_taken(
 ) -> None:
     project, out = copy_project("python-only"), tmp_path / "home"
     (out / "work").mkdir(parents=True)
-    done = kernel_builder(new_cache("cache"), "build", project, "--no-load", "--out", out)
+    done = kernel_builder(new_cache("cache"), "build", project, "--cuda-compiler", "nvcc", "--no-load", "--out", out)
     assert_refused(done, 6, "PackageError", where=str(out), message="other files, such as work", hint="--out")
     assert [path.name for path in out.iterdir()] == ["work"]
 
@@ -143,7 +143,7 @@ def test_other_files_in_build_are_the_same_files_after(
     (project / "build" / "lib").mkdir(parents=True)
     (project / "build").chmod(0o750)
     before = [(project / "build" / name).stat() for name in (".", "lib")]
-    assert kernel_builder(cache, "build", project, "--no-load").code == 0
+    assert kernel_builder(cache, "build", project, "--cuda-compiler", "nvcc", "--no-load").code == 0
     after = [(project / "build" / name).stat() for name in (".", "lib")]
     assert [(one.st_ino, one.st_mode) for one in before] == [(one.st_ino, one.st_mode) for one in after]
 
@@ -158,7 +158,7 @@ def test_other_files_in_build_are_kept(copy_project: Copy, new_cache: NewCache, 
     (old / "metadata.json").write_text("{}")
     assert kernel_builder(cache, "build", project, "--variant", CPU, "--no-load").code == 0
     assert old.exists()
-    assert kernel_builder(cache, "build", project, "--no-load").code == 0
+    assert kernel_builder(cache, "build", project, "--cuda-compiler", "nvcc", "--no-load").code == 0
     assert (build / "notes" / "mine.txt").read_text() == "mine"
     # The project no longer offers this variant, so a full build removes it.
     assert not old.exists()
