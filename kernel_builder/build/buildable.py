@@ -41,15 +41,12 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
             f"{oldest}",
             f'set [torch] stable-abi = "{oldest}" in build.toml',
         )
-    if variant.platform != this_platform():
-        return Obstacle(
-            f"this machine is {this_platform()}, and binaries are built on the platform that they run on",
-            f"build it on a machine or CI runner with {variant.platform}, with the same command",
-        )
     # A missing header library comes first: another CUDA toolkit does not help.
     if found := missing_dependency(project, variant.backend, toolchains):
         return found
-    return toolchains.cuda_obstacle(variant.cuda, variant.platform) if variant.cuda else None
+    if found := toolchains.host_obstacle(variant.platform):
+        return found
+    return toolchains.cuda_obstacle(variant.cuda) if variant.cuda else None
 
 
 def missing_dependency(project: Project, backend: str, toolchains: Toolchains) -> Obstacle | None:

@@ -65,9 +65,9 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     release = stable or variant.framework.release
     cuda = toolchains.cuda(variant.cuda) if variant.cuda else None
     tools = _Tools(
-        toolchains.host(),
+        toolchains.host(variant.platform),
         cuda,
-        cache(lambda: toolchains.torch(release, "stable" if stable else "full")),
+        cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
         cache(lambda: toolchains.cuda_libraries(cuda) if cuda else None),
         cache(toolchains.dependency),
     )

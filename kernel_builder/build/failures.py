@@ -150,7 +150,7 @@ def check_symbols(binary: Binary, path: Path, graph: Graph, cache: Path) -> None
     The libraries that it was linked against leave such symbols out, so they are undefined and have no version.
     """
     undefined = {symbol.name for symbol in elf.read(path).undefined}
-    too_new = Sysroot(binary.roots[SYSROOT]).too_new()
+    too_new = Sysroot(binary.roots[SYSROOT], binary.platform).too_new()
     late = sorted(undefined & too_new.keys())
     if late:
         raise BuildError(

@@ -63,6 +63,7 @@ class Binary:
     Attributes:
         key: Names the file in the cache.
         module: Its module name and op namespace, `_<python name>_<backend>_<unique>`.
+        platform: The platform that it is for.
         objects: The compile steps whose objects are linked, in order.
         argv: The link command without objects and output, with tokens.
         roots: Token -> the directory it stands for.
@@ -72,6 +73,7 @@ class Binary:
 
     key: str
     module: str
+    platform: str
     objects: tuple[CompileStep, ...]
     cxx: Path
     argv: tuple[str, ...]

@@ -101,8 +101,8 @@ def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolc
     assert isinstance(project.framework, TorchFramework)
     stable = variant.backend in project.framework.stable_abi
     libraries = commands.torch_libraries(stable=stable, cuda=variant.cuda is not None)
-    sysroot = toolchains.sysroot().root
-    host = toolchains.host()
+    host = toolchains.host(variant.platform)
+    sysroot = toolchains.sysroot(variant.platform).root
     # The store names a sysroot by its recipe and the host compiler.
     tools = [host.identity, sysroot.name, sysroot.parent.name]
     inputs = [tools, [draft.key for draft in drafts], commands.LINK_FLAGS, libraries]
@@ -111,6 +111,7 @@ def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolc
     return Binary(
         key=digest("link", commands.RECIPE, module, [step.key for step in objects], inputs),
         module=module,
+        platform=host.platform,
         objects=objects,
         cxx=host.path,
         argv=commands.LINK_FLAGS,

@@ -162,7 +162,7 @@ def _link(binary: Binary, cache: Path, libraries: Sequence[str]) -> str:
         *(str(object_path(cache, step)) for step in binary.objects),
         "-Wl,--no-as-needed",
         *(f"-l:{name}" for name in libraries),
-        *Sysroot(binary.roots[SYSROOT]).runtime_arguments,
+        *Sysroot(binary.roots[SYSROOT], binary.platform).runtime_arguments,
         "-o",
         "out.so",
     ]

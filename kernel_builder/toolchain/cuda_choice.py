@@ -28,16 +28,9 @@ def clang_for(
     return pinned if release.major == major and not has_nvcc else None
 
 
-def obstacle(
-    lock: Lock, system: CudaToolkit | None, release: Release, platform: str, choice: CudaCompiler | None
-) -> Obstacle | None:
-    """Return why a CUDA release cannot be had for a platform on this machine, or None if it can."""
-    here = this_platform()
-    if platform != here:
-        return Obstacle(
-            f"this machine is {here}, and binaries are built on the platform that they run on",
-            f"run the same command on a machine or CI runner that is {platform}",
-        )
+def obstacle(lock: Lock, system: CudaToolkit | None, release: Release, choice: CudaCompiler | None) -> Obstacle | None:
+    """Return why a CUDA release cannot be had on this machine, or None if it can."""
+    platform = this_platform()
     if clang_for(lock, system, release, platform, choice):
         return None
     if choice == "clang":

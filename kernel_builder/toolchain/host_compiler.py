@@ -1,15 +1,16 @@
-"""Finds the user's g++, checks that it can be used, and identifies it by its content."""
+"""Finds the user's g++ for a platform, checks that it can be used, and identifies it by its content."""
 
 from __future__ import annotations
 
 import hashlib
 import os
-import platform
+import platform as _platform
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.config.variant import this_platform
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import own_headers
 from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
@@ -33,30 +34,48 @@ _HINT = (
     "install g++ 11 or newer (Debian, Ubuntu: `apt-get install g++`; Fedora, RHEL: `dnf install gcc-c++`, or "
     "`dnf install gcc-toolset-14` and `scl enable gcc-toolset-14 bash`), or name one with `--cxx` or CXX"
 )
+_CROSS_HINT = (
+    "install g++ 11 or newer for {platform} (Debian, Ubuntu: `apt-get install g++-{gnu}`), or name one with "
+    "`--cross-cxx`, or build these variants on a machine that is {platform}"
+)
 
 
-def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
-    """Return the host compiler: `cxx`, or else CXX, or else the g++ on the PATH.
+def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCompiler:
+    """Return the compiler for a platform.
+
+    Args:
+        named: The program. Defaults to CXX, or else g++, for this machine's platform, and to GNU's name of the cross
+            compiler, such as aarch64-linux-gnu-g++, for another one.
 
     Raises:
-        ToolchainError: If there is none, it is not GCC's, or it is too old.
+        ToolchainError: If there is none, it is not GCC's, it is too old, or it compiles for another platform.
     """
-    named = cxx or os.environ.get("CXX") or "g++"
-    found = shutil.which(named)
+    if platform == this_platform():
+        program, hint = named or os.environ.get("CXX") or "g++", _HINT
+    else:
+        program = named or f"{platform}-gnu-g++"
+        hint = _CROSS_HINT.format(platform=platform, gnu=f"{platform}-gnu".replace("_", "-"))
+    found = shutil.which(program)
     if found is None:
-        raise ToolchainError("no such program; expected the C++ compiler g++ 11 or newer", where=named, hint=_HINT)
+        raise ToolchainError(
+            f"no such program; expected the C++ compiler g++ {OLDEST} or newer for {platform}",
+            where=program,
+            hint=hint,
+        )
     path = Path(found).absolute()
     # A g++ without its own assembler and linker takes those on the PATH.
-    about = probes.recall(f"host compiler and headers {os.environ.get('PATH')}", [path], lambda: _inspect(path))
+    about = probes.recall(f"host compiler, target and headers {os.environ.get('PATH')}", [path], lambda: _inspect(path))
     if not about["gcc"]:
         raise ToolchainError(
             f"is not g++, which nvcc and the checks of binaries need; it says: {about['words']}",
             where=str(path),
-            hint=_HINT,
+            hint=hint,
         )
     version = about["version"]
+    if about["machine"] != platform.partition("-")[0]:
+        raise ToolchainError(f"compiles for {about['machine']}, expected {platform}", where=str(path), hint=hint)
     if int(version.split(".")[0]) < OLDEST:
-        raise ToolchainError(f"is g++ {version}, expected {OLDEST} or newer", where=str(path), hint=_HINT)
+        raise ToolchainError(f"is g++ {version}, expected {OLDEST} or newer", where=str(path), hint=hint)
     programs = [Path(program) for program in about["programs"]]
     try:
         identity = probes.recall("host identity", [path, *programs], lambda: _identify(about["words"], programs))
@@ -67,7 +86,7 @@ def find(probes: ProbeCache, cxx: str | None = None) -> HostCompiler:
             hint="reinstall g++ and binutils",
         ) from error
     headers = own_headers.patterns(about["search"], about["install"], version)
-    return HostCompiler(path, version, identity, headers, Path(about["install"]))
+    return HostCompiler(path, platform, version, identity, headers, Path(about["install"]))
 
 
 def _inspect(path: Path) -> dict[str, Any]:
@@ -82,10 +101,12 @@ def _inspect(path: Path) -> dict[str, Any]:
     programs = [output_of(path, f"-print-prog-name={name}", hint=_HINT) for name in ("cc1plus", "as", "ld")]
     verbose = ("-E", "-v", "-x", "c++", os.devnull, "-o", os.devnull)
     told = output_of(path, *verbose, hint=_HINT, stderr=True, environment=environment())
+    target = output_of(path, "-dumpmachine", hint=_HINT)
     searched = re.search(r"^#include <\.\.\.> .*\n((?: .*\n)*)", told, re.MULTILINE)
     return {
         "gcc": True,
-        "words": f"{words} {output_of(path, '-dumpmachine', hint=_HINT)}",
+        "words": f"{words} {target}",
+        "machine": target.partition("-")[0],
         "version": version,
         "programs": [shutil.which(program) or program for program in programs],
         "search": [line.strip() for line in searched[1].splitlines()] if searched else [],
@@ -105,6 +126,6 @@ def environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if re.fullmatch("|".join(_KEPT), name)}
     kept.update(LC_ALL="C.UTF-8", TZ="UTC", SOURCE_DATE_EPOCH="0")
     # Nix's linker wrapper adds a run path otherwise. It reads the first name in a Nix shell, the second elsewhere.
-    for name in ("NIX_DONT_SET_RPATH", f"NIX_DONT_SET_RPATH_{platform.machine()}_unknown_linux_gnu"):
+    for name in ("NIX_DONT_SET_RPATH", f"NIX_DONT_SET_RPATH_{_platform.machine()}_unknown_linux_gnu"):
         kept[name] = "1"
     return kept

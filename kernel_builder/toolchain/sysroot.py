@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from kernel_builder.config.variant import this_platform
 from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import host_compiler
+from kernel_builder.toolchain.tools import HostCompiler
 
 # The newest symbol versions of manylinux_2_28, which the Hub requires. GOMP and OMP: the newest of the libgomp.so.1 in
 # Torch's wheels, 2.10 to 2.15.
@@ -41,7 +41,7 @@ CEILINGS: Mapping[str, tuple[int, ...]] = {
     "OMP": (5, 0),
 }
 
-RUNTIME_LIBRARIES = (
+_EVERYWHERE = (
     "libstdc++.so.6",
     "libm.so.6",
     "libgcc_s.so.1",
@@ -49,9 +49,12 @@ RUNTIME_LIBRARIES = (
     "libpthread.so.0",
     "libdl.so.2",
     "librt.so.1",
-    # Vector functions, which are newer than glibc 2.28 on aarch64, and the dynamic linker, for thread-local variables.
-    *(("libmvec.so.1", "ld-linux-x86-64.so.2") if this_platform() == "x86_64-linux" else ("ld-linux-aarch64.so.1",)),
 )
+# Vector functions, which are newer than glibc 2.28 on aarch64, and the dynamic linker, for thread-local variables.
+RUNTIME_LIBRARIES: Mapping[str, tuple[str, ...]] = {
+    "x86_64-linux": (*_EVERYWHERE, "libmvec.so.1", "ld-linux-x86-64.so.2"),
+    "aarch64-linux": (*_EVERYWHERE, "ld-linux-aarch64.so.1"),
+}
 
 OPENMP_LIBRARY = "libgomp.so.1"
 
@@ -89,9 +92,11 @@ class Sysroot:
 
     Attributes:
         root: The directory with `lib/` (the stand-ins) and `too-new.json`.
+        platform: The platform of the libraries.
     """
 
     root: Path
+    platform: str
 
     @property
     def lib(self) -> Path:
@@ -100,7 +105,7 @@ class Sysroot:
     @property
     def runtime_arguments(self) -> list[str]:
         """The arguments that replace the compiler's default libraries at the end of a link command."""
-        dynamic = [f"-l:{name}" for name in RUNTIME_LIBRARIES]
+        dynamic = [f"-l:{name}" for name in RUNTIME_LIBRARIES[self.platform]]
         return ["-l:libcompat.a", "-Wl,--as-needed", *dynamic, "-lgcc", "-Wl,--no-as-needed"]
 
     def too_new(self) -> Mapping[str, str]:
@@ -184,6 +189,13 @@ def _find(cxx: Path, name: str) -> Path | None:
     return path.resolve() if path.is_absolute() else None
 
 
+def _program(cxx: Path, name: str) -> str:
+    """Return the path or name of a program of binutils for the compiler's platform."""
+    return subprocess.run(
+        [str(cxx), f"-print-prog-name={name}"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
 def locate(cxx: Path, name: str) -> Path:
     """Return the path of a runtime library or object that the compiler links.
 
@@ -201,17 +213,17 @@ def locate(cxx: Path, name: str) -> Path:
     return path
 
 
-def make(cxx: Path, directory: Path) -> None:
+def make(host: HostCompiler, directory: Path) -> None:
     """Make the stand-in libraries of one host compiler in an empty directory.
 
     Raises:
         ToolchainError: If a runtime library is missing or the compiler fails.
     """
-    lib = directory / "lib"
+    cxx, lib = host.path, directory / "lib"
     lib.mkdir(parents=True)
     late: dict[str, str] = {}
     present: set[str] = set()
-    for soname in RUNTIME_LIBRARIES:
+    for soname in RUNTIME_LIBRARIES[host.platform]:
         kept, too_new = split_by_ceiling(defined_symbols(locate(cxx, soname)))
         present.update(symbol.name for symbol in kept)
         late.update(too_new)
@@ -239,19 +251,19 @@ def _make_compat(cxx: Path, directory: Path, dropped: set[str]) -> set[str]:
         flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden", f"-D{member}"]
         _run([str(cxx), *flags, "-c", "compat.cpp", "-o", f"{member}.o"], directory)
         members.append(f"{member}.o")
-    own = _defined(directory, *members)
+    own = _defined(cxx, directory, *members)
     # The compilers of RHEL use the system's libstdc++.so.6 and have what is newer in a library of their own.
     archive = _find(cxx, "libstdc++_nonshared.a") or locate(cxx, "libstdc++.a")
     (directory / COMPAT).write_bytes(without_definitions(archive.read_bytes(), dropped | own))
-    _run(["ar", "rcD", COMPAT, *members], directory)
+    _run([_program(cxx, "ar"), "rcD", COMPAT, *members], directory)
     for name in [*members, "compat.cpp"]:
         (directory / name).unlink()
-    return _defined(directory, COMPAT)
+    return _defined(cxx, directory, COMPAT)
 
 
-def _defined(directory: Path, *files: str) -> set[str]:
+def _defined(cxx: Path, directory: Path, *files: str) -> set[str]:
     """Return the names of the global symbols that objects or static libraries define."""
-    lines = _run(["nm", "--defined-only", "--extern-only", "-P", *files], directory).splitlines()
+    lines = _run([_program(cxx, "nm"), "--defined-only", "--extern-only", "-P", *files], directory).splitlines()
     return {line.split()[0] for line in lines if len(line.split()) > 1}
 
 

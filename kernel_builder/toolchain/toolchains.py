@@ -71,6 +71,7 @@ class Toolchains:
         cache: The cache directory, which holds the store.
         cuda_home: An installed CUDA toolkit, used in place of the pinned one of its release. Defaults to CUDA_HOME.
         cxx: The host compiler. Defaults to CXX, or else g++.
+        cross_cxx: The compiler for the other platform. Defaults to GNU's name, such as aarch64-linux-gnu-g++.
         offline: Whether to fail instead of using the network.
         progress: Receives reports of downloads.
         index_url: The package index. Defaults to the one that pip or uv is set to use, or else PyPI.
@@ -89,6 +90,7 @@ class Toolchains:
         cache: Path | None = None,
         cuda_home: Path | None = None,
         cxx: str | None = None,
+        cross_cxx: str | None = None,
         offline: bool = False,
         progress: Progress | None = None,
         index_url: str | None = None,
@@ -102,7 +104,7 @@ class Toolchains:
         # Symbolic links are resolved because compiler caches identify a compiler by its path.
         self.store = Store((self.cache / "toolchains").resolve(), self._progress)
         self._probes = ProbeCache(self.store.root / "probes")
-        self._cuda_home, self._cxx = cuda_home, cxx
+        self._cuda_home, self._cxx, self._cross_cxx = cuda_home, cxx, cross_cxx
         self._offline, self._index_url = offline, index_url
         self._pinned = pinned
         self._cuda_compiler = cuda_compiler
@@ -126,13 +128,24 @@ class Toolchains:
 
         return Index(self._index_url)
 
-    def host(self) -> HostCompiler:
-        """Return the user's g++.
+    def host(self, platform: str | None = None) -> HostCompiler:
+        """Return the user's g++ for a platform, by default this machine's.
 
         Raises:
             ToolchainError: If there is none, or it cannot be used.
         """
-        return host_compiler.find(self._probes, self._cxx)
+        target = platform or this_platform()
+        return host_compiler.find(self._probes, target, self._cxx if target == this_platform() else self._cross_cxx)
+
+    def host_obstacle(self, platform: str) -> Obstacle | None:
+        """Return why another platform's host code cannot be compiled on this machine, or None if it can. No network."""
+        if platform == this_platform():
+            return None  # an error of the build, not a reason to leave variants out
+        try:
+            self.host(platform)
+        except ToolchainError as error:
+            return Obstacle(f"this machine has no compiler for {platform}: {error}", error.hint or "")
+        return None
 
     def system_cuda(self) -> CudaToolkit | None:
         """Return the toolkit that the user named, if any.
@@ -152,7 +165,7 @@ class Toolchains:
             FetchError: If it cannot be fetched.
             StoreError: If it cannot be stored.
         """
-        if obstacle := self.cuda_obstacle(release, this_platform()):
+        if obstacle := self.cuda_obstacle(release):
             raise ToolchainError(obstacle.reason, where=f"CUDA {release}", hint=obstacle.hint)
         if pinned := self._clang_for(release):
             return self._clang_toolkit(pinned)
@@ -214,28 +227,28 @@ class Toolchains:
             clang=clang,
         )
 
-    def torch(self, release: Release, subset: Subset) -> TorchHeaders:
-        """Return the headers of a Torch release.
+    def torch(self, release: Release, subset: Subset, platform: str | None = None) -> TorchHeaders:
+        """Return the headers of a Torch release for a platform, by default this machine's.
 
         The stable ABI of a release before the first pinned one is targeted with the headers of the first: with
         TORCH_TARGET_VERSION they hide what later releases have added.
 
         Raises:
-            ToolchainError: If they are not pinned for this platform.
+            ToolchainError: If they are not pinned for the platform.
             FetchError: If they cannot be fetched.
             StoreError: If they cannot be stored.
         """
         if subset == "stable" and self.lock.torch:
             release = max(release, min(self.lock.torch))
         pinned = self.lock.torch.get(release)
-        if pinned is None or this_platform() not in pinned.platforms:
+        target = platform or this_platform()
+        if pinned is None or target not in pinned.platforms:
             raise ToolchainError(
-                f"its headers are not pinned for {this_platform()}; the lock has Torch "
-                f"{', '.join(map(str, self.lock.torch))}",
+                f"its headers are not pinned for {target}; the lock has Torch {', '.join(map(str, self.lock.torch))}",
                 where=f"Torch {release}",
                 hint="update kernel-builder, or add it to `matrix.toml` and run `kernel-builder toolchain lock`",
             )
-        tree = trees.torch_tree(pinned, this_platform(), subset)
+        tree = trees.torch_tree(pinned, target, subset)
         root = self.fetch(tree)
         include = (root,) if subset == "stable" else (root, root / "torch/csrc/api/include")
         return TorchHeaders(release, pinned.version, subset, include, tree.identity)
@@ -294,28 +307,30 @@ class Toolchains:
             "copy the headers into the project, and name their directory in `include`",
         )
 
-    def sysroot(self) -> sysroot.Sysroot:
-        """Return the libraries to link against, made once for each host compiler.
+    def sysroot(self, platform: str | None = None) -> sysroot.Sysroot:
+        """Return the libraries to link against for a platform, made once for each host compiler.
 
         Raises:
             ToolchainError: If there is no usable host compiler, or a runtime library is missing.
         """
-        compiler = self.host()
+        compiler = self.host(platform)
         root = self.store.obtain(
             f"sysroot-{sysroot.RECIPE}-{compiler.identity[:16]}",
-            f"stand-in libraries of g++ {compiler.version}",
+            f"stand-in libraries of g++ {compiler.version} for {compiler.platform}",
             0,
-            lambda _, directory: sysroot.make(compiler.path, directory),
+            lambda _, directory: sysroot.make(compiler, directory),
         )
-        return sysroot.Sysroot(root)
+        return sysroot.Sysroot(root, compiler.platform)
 
-    def cuda_obstacle(self, release: Release, platform: str) -> Obstacle | None:
-        """Return why a CUDA release cannot be had for a platform on this machine, or None if it can. No network.
+    def cuda_obstacle(self, release: Release) -> Obstacle | None:
+        """Return why a CUDA release cannot be had on this machine, or None if it can. No network.
+
+        Its compiler serves all platforms: only the host compiler that it runs is another one.
 
         Raises:
             ToolchainError: If the directory that the user named is not a toolkit.
         """
-        return cuda_choice.obstacle(self.lock, self.system_cuda(), release, platform, self._cuda_compiler)
+        return cuda_choice.obstacle(self.lock, self.system_cuda(), release, self._cuda_compiler)
 
     def cuda_kinds(self, release: Release) -> list[str]:
         """Return the kinds of the pinned trees that variants of a CUDA release are compiled with."""

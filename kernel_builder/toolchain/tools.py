@@ -22,6 +22,7 @@ class HostCompiler:
 
     Attributes:
         path: The program.
+        platform: The platform that it compiles for.
         version: For example `12.2.0`.
         identity: Digest of its version output and of the programs that it runs.
         headers: Extended regular expressions for the paths of its own headers and of the C library's.
@@ -29,6 +30,7 @@ class HostCompiler:
     """
 
     path: Path
+    platform: str
     version: str
     identity: str
     headers: tuple[str, ...]
