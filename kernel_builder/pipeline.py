@@ -7,9 +7,10 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -77,7 +78,9 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         made = _made(stale, outcome, failures)
         if request.load and any(one.variant.platform in (None, this_platform()) for one in made):
             probe.start()
-        reports = _package_all(request, selections, made, toolchains.cache, failures, progress, probe)
+        cross = locks.enter_context(_cross_probe(request))
+        check = partial(checks.run_all, load=request.load, allow=request.allow, probe=probe, cross_probe=cross)
+        reports = _package_all(request, selections, made, toolchains.cache, failures, progress, check)
         failed = {(one.project, one.variant) for one in failures.found}
         done = [one for one in graph.variants if (one.project.name, one.variant.name) not in failed]
         packages = tuple(_built(one, done, selections, reports, known[id(one)]) for one in done)
@@ -95,6 +98,10 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         warnings=outcome.warnings,
         notices=tuple(told),
     )
+
+
+def _cross_probe(request: BuildRequest) -> AbstractContextManager[ProbeProcess | None]:
+    return ProbeProcess(str(request.cross_python)) if request.cross_python else nullcontext()
 
 
 @contextmanager
@@ -204,7 +211,9 @@ def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bo
     """
     if record is None or not request.load or "load" in record.passed:
         return record is not None
-    return record.skipped.get("load") != checks.NO_LOAD and record.conditions == checks.load_conditions()
+    return record.skipped.get("load") != checks.NO_LOAD and record.conditions == checks.load_conditions(
+        request.cross_python
+    )
 
 
 def _record(planned: PlannedVariant, selections: Sequence[Selection], cache: Path) -> records.CheckRecord | None:
@@ -218,7 +227,7 @@ def _package_all(
     cache: Path,
     failures: Failures,
     progress: Progress,
-    probe: ProbeProcess,
+    check: Callable[..., Iterator[CheckReport]],
 ) -> dict[tuple[str, str], CheckReport]:
     """Package variants, one project after the other. Reports are by project and variant."""
     reports: dict[tuple[str, str], CheckReport] = {}
@@ -228,7 +237,7 @@ def _package_all(
         if not mine:
             continue
         try:
-            found = _package(mine, selection, request, cache, failures, progress, probe)
+            found = _package(mine, selection, request, cache, failures, progress, check)
         except KernelBuilderError as error:
             for one in mine:
                 if not any((name, one.variant.name) == (failed.project, failed.variant) for failed in failures.found):
@@ -258,7 +267,7 @@ def _package(
     cache: Path,
     failures: Failures,
     progress: Progress,
-    probe: ProbeProcess,
+    check: Callable[..., Iterator[CheckReport]],
 ) -> dict[str, CheckReport]:
     """Assemble and check packages of one project, and publish those that pass. Reports are by variant."""
     project, destination = selection.project, selection.destination
@@ -273,13 +282,7 @@ def _package(
                 failures.add(project.name, one.variant.name, _known(error, failures))
         trees = {one.variant.name: hash_tree(staged / one.variant.name).value for one in assembled}
         reports: dict[str, CheckReport] = {}
-        checked = checks.run_all(
-            [staged / one.variant.name for one in assembled],
-            load=request.load,
-            allow=request.allow,
-            probe=probe,
-            project=project,
-        )
+        checked = check([staged / one.variant.name for one in assembled], project=project)
         for number, one in enumerate(assembled, 1):
             title = f"checking {project.name} {one.variant.name}"
             progress.advance("checking", number, len(assembled), detail=title)
@@ -299,7 +302,7 @@ def _package(
         if report := passed.get(one.variant.name):
             # Whether the Hub's cache has the other kernels that a package needs is not among the conditions.
             needs_others = report.package.metadata and report.package.metadata.kernel_depends
-            conditions = None if needs_others else checks.load_conditions()
+            conditions = None if needs_others else checks.load_conditions(request.cross_python)
             tree = trees[one.variant.name]
             records.write(one, records.CheckRecord(tree, report.passed, report.skipped, conditions), cache)
     return passed

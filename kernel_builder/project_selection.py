@@ -29,8 +29,9 @@ class BuildRequest:
 
     Attributes:
         directories: Project directories.
-        variants: Names of exactly the variants to build; empty for all of this platform.
+        variants: Names of exactly the variants to build; empty for all of `platforms`.
         backends: Only these backends; empty for all.
+        platforms: Only these platforms, of which others than this machine's are cross-compiled; empty for this one's.
         whole: All variants of the matrix, not only those that the Hub asks for.
         capabilities: Compile for these capabilities only, such as `9.0`; empty for all. `upload` refuses the packages.
         out: Where packages go: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
@@ -38,6 +39,7 @@ class BuildRequest:
         jobs: Processors to use at most; None for as many as are free on this machine.
         compiler_cache: An sccache to put before the compilers.
         load: Load each package that this machine can load, as a check.
+        cross_python: A Python of another platform, by emulation, that loads its packages; None to leave that out.
         allow: Names of checks whose errors are reported as warnings, and recorded in the packages.
         provenance: What the packages' metadata records of builder and sources; None for what git says.
     """
@@ -45,12 +47,14 @@ class BuildRequest:
     directories: tuple[Path, ...]
     variants: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
+    platforms: tuple[str, ...] = ()
     whole: bool = False
     capabilities: tuple[str, ...] = ()
     out: Path | None = None
     jobs: int | None = None
     compiler_cache: Path | None = None
     load: bool = True
+    cross_python: Path | None = None
     allow: tuple[str, ...] = ()
     provenance: Mapping[str, Any] | None = None
 
@@ -108,7 +112,11 @@ def _selection(
     if not request.variants:
         try:
             variants, unavailable = buildable.available(
-                project, toolchains, backends=request.backends, whole=request.whole
+                project,
+                toolchains,
+                backends=request.backends,
+                platforms=request.platforms,
+                whole=request.whole,
             )
         except VariantError as error:
             raise _NothingHereError(project.name, error) from error

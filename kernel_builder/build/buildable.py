@@ -73,41 +73,56 @@ def named(project: Project, names: Sequence[str], toolchains: Toolchains) -> tup
 
 
 def available(
-    project: Project, toolchains: Toolchains, *, backends: Sequence[str] = (), whole: bool = False
+    project: Project,
+    toolchains: Toolchains,
+    *,
+    backends: Sequence[str] = (),
+    platforms: Sequence[str] = (),
+    whole: bool = False,
 ) -> tuple[tuple[Variant, ...], tuple[UnavailableVariant, ...]]:
-    """Return the variants that this machine can build, and the others that the project offers.
+    """Return the variants that are asked for and this machine can build, and the others that the project offers.
 
     Args:
         backends: Only these backends; empty for all.
+        platforms: Only these platforms; empty for this machine's.
         whole: All variants of the matrix, not only those that the Hub asks for.
 
     Raises:
         VariantError: If there is none to build.
     """
+    asked = tuple(platforms) or (this_platform(),)
     buildable: list[Variant] = []
     unavailable: list[UnavailableVariant] = []
     for variant in offered.variants(project, whole=whole):
         if backends and variant.backend not in backends:
             continue
-        found = obstacle(project, variant, toolchains)
+        if variant.platform in (None, *asked):
+            found = obstacle(project, variant, toolchains)
+        else:
+            found = Obstacle(
+                f"it is for {variant.platform}, and this build is for {' and '.join(asked)}",
+                f"add `--platform {variant.platform}`, or build for `--all-platforms`",
+            )
         if found is None:
             buildable.append(variant)
         else:
             unavailable.append(UnavailableVariant(project.name, variant.name, found.reason, found.hint))
     if not buildable:
-        raise _nothing(project, backends or project.backends, unavailable)
+        raise _nothing(project, backends or project.backends, asked, unavailable)
     return tuple(buildable), tuple(unavailable)
 
 
-def _nothing(project: Project, backends: Sequence[str], unavailable: Sequence[UnavailableVariant]) -> VariantError:
-    """Return the error for a project without a variant to build here, with the nearest reason.
-
-    The nearest reason is that of a variant of this platform: a CUDA release can be installed, another processor not.
-    """
+def _nothing(
+    project: Project,
+    backends: Sequence[str],
+    platforms: Sequence[str],
+    unavailable: Sequence[UnavailableVariant],
+) -> VariantError:
+    """Return the error for a project without a variant to build here, with the reason for one of a wanted platform."""
     message = f"there is no variant to build here for {', '.join(backends)}"
     where = str(project.root)
     if unavailable:
-        nearest = min(unavailable, key=lambda one: not one.variant.endswith(this_platform()))
+        nearest = min(unavailable, key=lambda one: not one.variant.endswith(tuple(platforms)))
         return VariantError(f"{message}; {nearest.variant}: {nearest.reason}", where=where, hint=nearest.hint)
     for backend, reason in offered.empty_backends(project).items():
         if backend in backends:

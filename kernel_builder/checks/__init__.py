@@ -128,6 +128,7 @@ def run_all(
     policy: AbiPolicy | None = None,
     allow: Sequence[str] = (),
     probe: ProbeProcess | None = None,
+    cross_probe: ProbeProcess | None = None,
     project: Project | None = None,
 ) -> Iterator[CheckReport]:
     """Yield the report of each package, in order. This is faster than one `run` after the other.
@@ -139,6 +140,7 @@ def run_all(
         policy: The oldest systems to load on.
         allow: Names in `ALLOWABLE`: the errors of these checks are reported as warnings.
         probe: The process that loads the packages; None for a new one.
+        cross_probe: A process of the other platform, by emulation, that loads its packages; None to skip these.
         project: The project that they were built from, whose files the findings then name.
     """
     directories = [package.resolve() for package in packages]
@@ -147,7 +149,7 @@ def run_all(
     left_out = {name: NO_LOAD for name in asked if name not in names}
     with (
         nullcontext(probe) if probe else ProbeProcess() as process,
-        loading(directories if _LOADING.intersection(names) else (), process) as load_answers,
+        loading(directories if _LOADING.intersection(names) else (), process, cross_probe) as load_answers,
     ):
         for directory in directories:
             package = replace(read(directory, policy), load_answers=load_answers, project=project, probe=process)

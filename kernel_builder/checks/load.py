@@ -24,12 +24,15 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
     variant = package.variant
     if variant is None:
         raise NotApplicable(f"{package.directory.name!r} is not a variant's name")
-    if variant.platform not in (None, this_platform()):
-        raise NotApplicable(f"the variant is for {variant.platform}, this machine is {this_platform()}")
     if not _is_complete(package.directory):
         raise NotApplicable("the package is not complete")
     assert package.load_answers is not None
-    answer = package.load_answers()[str(package.directory)]
+    answer = package.load_answers().get(str(package.directory))
+    if answer is None:
+        raise NotApplicable(
+            f"the variant is for {variant.platform}, this machine is {this_platform()}; `--cross-python` names a "
+            "Python to load it with"
+        )
     text = answer["text"]
     if answer["outcome"] == "skipped":
         raise NotApplicable(text)
@@ -64,41 +67,46 @@ def _is_complete(directory: Path) -> bool:
 
 @contextmanager
 def loading(
-    directories: Sequence[Path], asked: ProbeProcess
+    directories: Sequence[Path], asked: ProbeProcess, cross: ProbeProcess | None = None
 ) -> Iterator[Callable[[], Mapping[str, Mapping[str, Any]]]]:
-    """Start to load packages that are complete and for this platform, each in a process of its own.
+    """Start to load packages that are complete and for a platform that can load them, each in a process of its own.
 
-    One process imports Torch for all of them. That takes seconds, in which the other checks run.
+    One process imports Torch for all of a platform. That takes seconds, in which the other checks run.
 
     Args:
         asked: The process to ask.
+        cross: The process to ask about packages for another platform than this machine's, if there is one.
 
     Yields:
-        A function that waits for the answers. They have by directory the `outcome` (`loaded`, `skipped` or `failed`),
-        a `text`, and where they apply the modules that this machine lacks (`missing`) and the names of `__all__` that
-        the module lacks (`absent`).
+        A function that waits for the answers. Those packages have by directory the `outcome` (`loaded`, `skipped` or
+        `failed`), a `text`, and where they apply the modules that this machine lacks (`missing`) and the names of
+        `__all__` that the module lacks (`absent`).
     """
-    loadable = [directory for directory in directories if _is_for_this_platform(directory) and _is_complete(directory)]
-    if not loadable:
-        yield dict
-        return
-    wait = asked.ask("load", str(SECONDS), *map(str, loadable))
+    started = []
+    for process, here in ((asked, True), (cross, False)):
+        group = [path for path in directories if _is_for_this_platform(path) is here and _is_complete(path)]
+        if process and group:
+            started.append((process.ask("load", str(SECONDS), *map(str, group)), group))
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
-        answer = wait(SECONDS * (len(loadable) + 1))
-        if isinstance(answer, dict):
-            return answer
-        return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in loadable}
+        found: dict[str, Mapping[str, Any]] = {}
+        for wait, group in started:
+            answer = wait(SECONDS * (len(group) + 1))
+            if not isinstance(answer, dict):
+                answer = {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in group}
+            found |= answer
+        return found
 
     yield answers
 
 
-def _is_for_this_platform(directory: Path) -> bool:
+def _is_for_this_platform(directory: Path) -> bool | None:
+    """Return whether a package is for this machine's platform; None if its name is not a variant's."""
     try:
         return Variant.parse(directory.name).platform in (None, this_platform())
     except VariantError:
-        return False
+        return None
 
 
 def rejections(variants: Sequence[str], python: str = sys.executable) -> Mapping[str, str | None]:

@@ -14,9 +14,11 @@ import click
 from kernel_builder.checks import CheckReport
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
+from kernel_builder.cli.cross_options import cross_cxx_option, cross_python_option
 from kernel_builder.cli.cuda_options import cuda_compiler_option, cuda_home_option
 from kernel_builder.cli.dependency_option import dependency_option
 from kernel_builder.cli.json_option import json_option
+from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
@@ -146,6 +148,14 @@ def _cut(text: str) -> str:
 @click.option(
     "--backend", "backends", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Build only for this backend."
 )
+@click.option(
+    "--platform",
+    "platforms",
+    multiple=True,
+    type=click.Choice(PLATFORMS),
+    help="Build for this platform; may be given again. [default: this machine's]",
+)
+@click.option("--all-platforms", is_flag=True, help="Build for every platform that the Hub asks for.")
 @click.option("--all", "whole", is_flag=True, help="Build the whole matrix, not only what the Hub asks for.")
 @click.option(
     "--capability",
@@ -167,10 +177,12 @@ def _cut(text: str) -> str:
 @cuda_home_option
 @cuda_compiler_option
 @click.option("--cxx", metavar="PROGRAM", help="The g++ to use (default: $CXX, then g++).")
+@cross_cxx_option
 @dependency_option
 @click.option("--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]")
 @click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
 @click.option("--load/--no-load", default=True, help="Load each package that this machine can load.")
+@cross_python_option
 @click.option(
     "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be given again."
 )
@@ -179,6 +191,8 @@ def build(
     directories: tuple[Path, ...],
     variants: tuple[str, ...],
     backends: tuple[str, ...],
+    platforms: tuple[str, ...],
+    all_platforms: bool,
     whole: bool,
     capabilities: tuple[str, ...],
     out: Path | None,
@@ -187,22 +201,28 @@ def build(
     cuda_home: Path | None,
     cuda_compiler: CudaCompiler | None,
     cxx: str | None,
+    cross_cxx: str | None,
     dependencies: Mapping[str, Path],
     index_url: str | None,
     offline: bool,
     load: bool,
+    cross_python: Path | None,
     allow: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Build the kernel projects in DIR (default: here).
 
-    Every variant that the Hub asks for and this machine can build goes to DIR/build/<variant>/. What is missing of
+    Every variant that the Hub asks for on this machine's platform goes to DIR/build/<variant>/. What is missing of
     compilers and headers is downloaded once, pinned and verified; no Nix, GPU or CUDA installation is needed.
     nvcc compiles for CUDA 13, and clang for CUDA 12.
     What fails does not stop the rest; a table at the end tells what was built, and the exit status whether all was.
 
+    Another platform's host code is compiled by a cross compiler of the system (Debian, Ubuntu: apt-get install
+    g++-aarch64-linux-gnu).
+
     \b
     kernel-builder build kernels/rmsnorm
+    kernel-builder build kernels/rmsnorm --all-platforms
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
     kernel-builder build . --capability 9.0
@@ -214,12 +234,14 @@ def build(
             directories=directories or (Path(),),
             variants=variants,
             backends=backends,
+            platforms=PLATFORMS if all_platforms else platforms,
             whole=whole,
             capabilities=capabilities,
             out=out,
             jobs=jobs,
             compiler_cache=compiler_cache.find(sccache),
             load=load,
+            cross_python=cross_python.absolute() if cross_python else None,
             allow=allow,
         ),
         partial(
@@ -227,6 +249,7 @@ def build(
             cuda_home=cuda_home,
             cuda_compiler=cuda_compiler,
             cxx=cxx,
+            cross_cxx=cross_cxx,
             offline=offline,
             index_url=index_url,
             dependencies=dependencies,

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
 
 import click
 
 from kernel_builder import checks
+from kernel_builder.cli.cross_options import cross_python_option
 from kernel_builder.cli.json_option import json_option
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
@@ -89,8 +91,9 @@ def check_abi(
 @click.option(
     "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be given again."
 )
+@cross_python_option
 @json_option
-def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None:
+def check_builds(directory: Path, allow: tuple[str, ...], cross_python: Path | None, as_json: bool) -> None:
     """Run all checks on every package under DIR/build.
 
     `build` and `upload` run the same checks.
@@ -101,7 +104,8 @@ def check_builds(directory: Path, allow: tuple[str, ...], as_json: bool) -> None
     checks.require_allowable(allow)
     packages = packages_of(directory)
     project = read_project(directory) if (directory / "build.toml").is_file() else None
-    _print_reports(checks.run_all(packages, allow=allow, project=project), as_json)
+    with checks.ProbeProcess(str(cross_python)) if cross_python else nullcontext() as cross_probe:
+        _print_reports(checks.run_all(packages, allow=allow, cross_probe=cross_probe, project=project), as_json)
 
 
 @click.command()

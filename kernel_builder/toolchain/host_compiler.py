@@ -72,10 +72,10 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
             hint=hint,
         )
     version = about["version"]
-    if about["machine"] != platform.partition("-")[0]:
-        raise ToolchainError(f"compiles for {about['machine']}, expected {platform}", where=str(path), hint=hint)
     if int(version.split(".")[0]) < OLDEST:
         raise ToolchainError(f"is g++ {version}, expected {OLDEST} or newer", where=str(path), hint=hint)
+    if about["machine"] != platform.partition("-")[0]:
+        raise ToolchainError(f"compiles for {about['machine']}, expected {platform}", where=str(path), hint=hint)
     programs = [Path(program) for program in about["programs"]]
     try:
         identity = probes.recall("host identity", [path, *programs], lambda: _identify(about["words"], programs))
