@@ -50,6 +50,11 @@ struct BFloat16 {
 struct Float16 {
   using Storage = uint16_t;
 
+#if defined(__aarch64__)
+  // Every such CPU has instructions for both, which compilers emit for vectors too.
+  static INLINE float decode(uint16_t half) { return bit_cast<__fp16>(half); }
+  static INLINE uint16_t encode(float value) { return bit_cast<uint16_t>(static_cast<__fp16>(value)); }
+#else
   static INLINE float decode(uint16_t half) {
     const uint32_t bits = half;
     // A product rescales the exponent; this also converts subnormals correctly.
@@ -70,6 +75,7 @@ struct Float16 {
     result = magnitude > 0x7f800000u ? nan : result;
     return static_cast<uint16_t>(result | ((bits >> 16) & 0x8000u));
   }
+#endif
 };
 
 template <class T>
