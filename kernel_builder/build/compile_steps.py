@@ -17,7 +17,7 @@ from kernel_builder.build import clang_flags, commands, include_scan
 from kernel_builder.build.graph import CLANG, CUDA, PYTHON, TORCH, CompileStep, digest
 from kernel_builder.config import compiler_flags, kernel_sources, matrix, offered
 from kernel_builder.config.project import Kernel, Project, TorchFramework
-from kernel_builder.config.variant import Noarch, Release, Variant
+from kernel_builder.config.variant import Noarch, Release, Variant, this_platform
 from kernel_builder.errors import ConfigError, ToolchainError
 from kernel_builder.toolchain.own_headers import escaped
 
@@ -175,7 +175,7 @@ def _draft(
         includes += commands.system_includes(token, library.root, library.include)
     if scanned.python:
         identities.append(sys.version)
-        roots[PYTHON] = _python_include(project, source)
+        roots[PYTHON] = _python_include(project, source, tools.host.platform)
         includes += ["-isystem", PYTHON]
         headers = (*headers, _configuration(roots[PYTHON]))
     if cuda := tools.cuda:
@@ -276,7 +276,13 @@ def _configuration(include: Path) -> str:
     return f"{escaped(str(include.parent))}/[^/]+/{escaped(include.name)}/pyconfig[.]h"
 
 
-def _python_include(project: Project, source: str) -> Path:
+def _python_include(project: Project, source: str, platform: str) -> Path:
+    if platform != this_platform():
+        raise ToolchainError(
+            f"the source includes Python.h, which this machine has for {this_platform()} and not for {platform}",
+            where=str(project.root / source),
+            hint=f"do without it, as registration.h and the stable ABI do, or build on a machine that is {platform}",
+        )
     directory = Path(sysconfig.get_path("include"))
     if not (directory / "Python.h").is_file():
         raise ToolchainError(

@@ -25,6 +25,11 @@ _MANY_VARIANTS = 5
 _FIRST_ERROR = re.compile(
     r"^.*(?:\b(?:error|fatal)\s*:|died due to signal|undefined reference|multiple definition).*$", re.M
 )
+# What g++ says of flags, values of flags and headers that another platform has. It puts names in quotes of any kind.
+_OF_ONE_PLATFORM = re.compile(
+    r"unrecognized command[- ]line option .(-m[\w=.+-]+)|(?:bad|unknown) value .\S+?. (?:for|used with) .(-m\w+)|"
+    r"fatal error: (\w+intrin\.h|arm_\w+\.h): No such file"
+)
 _LONGEST_REASON = 300  # characters
 _MOST_FILES = 3  # that an error names
 # What nvcc and g++ print when the kernel ends a compiler because memory is short.
@@ -133,6 +138,11 @@ def _hint(words: str) -> str | None:
         return (
             "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, without "
             "PYBIND11_MODULE and torch/extension.h: one binary serves every Python"
+        )
+    if found := _OF_ONE_PLATFORM.search(words):
+        return (
+            f"{found[1] or found[2] or found[3]} is of one platform only: choose the instructions in the source, under "
+            "`#if defined(__x86_64__)` or `#if defined(__aarch64__)` and by __attribute__((target(...)))"
         )
     missing = re.search(r"fatal error: (?:([^:\n]+): No such file or directory|'([^'\n]+)' file not found)", words)
     if missing:

@@ -15,13 +15,13 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kernel_builder.build import commands, compile_steps, recorded_sources
 from kernel_builder.build.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
 from kernel_builder.config import kernel_sources, offered
 from kernel_builder.config.project import Project, TorchFramework, TorchNoarch
-from kernel_builder.config.variant import Noarch, Variant
+from kernel_builder.config.variant import Noarch, Variant, this_platform
 from kernel_builder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -71,12 +71,19 @@ def _archs(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     return offered.archs(kernels, toolchains.cuda(variant.cuda).release, variant.platform or "")
 
 
-def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, str]:
-    """Return what provenance says of the CUDA compiler: nothing for nvcc, whose release is in the variant's name."""
+def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, Any]:
+    """Return what provenance says of the compilers: nothing for nvcc, whose release is in the variant's name, and g++.
+
+    Of a g++ for another platform than this machine's it does: the g++ of that platform would give other bytes.
+    """
+    recorded: dict[str, Any] = {}
     toolkit = toolchains.cuda(variant.cuda) if variant.cuda else None
-    if toolkit is None or toolkit.clang is None:
-        return {}
-    return {"cuda-compiler": f"clang {toolkit.clang.version}, CUDA {toolkit.version}"}
+    if toolkit and toolkit.clang:
+        recorded["cuda-compiler"] = f"clang {toolkit.clang.version}, CUDA {toolkit.version}"
+    if variant.platform not in (None, this_platform()):
+        host = toolchains.host(variant.platform)
+        recorded["cross-compiler"] = {"name": "g++", "version": host.version, "digest": host.identity}
+    return recorded
 
 
 def _module_name(project: Project, backend: str, python: Mapping[str, str], *inputs: object) -> str:

@@ -52,6 +52,7 @@ def survey(toolchains: Toolchains) -> list[Requirement]:
         Requirement("Python", platform.python_version()),
         _platform(),
         _host_compiler(toolchains),
+        *_cross_compilers(toolchains),
         _ninja(),
         *_cuda(toolchains),
         *_header_libraries(toolchains),
@@ -89,6 +90,20 @@ def _host_compiler(toolchains: Toolchains) -> Requirement:
     except ToolchainError as error:
         return Requirement("g++", None, BUILDS, f"{error}; {error.hint}")
     return Requirement("g++", f"{compiler.version} at {compiler.path}", BUILDS)
+
+
+def _cross_compilers(toolchains: Toolchains) -> Iterator[Requirement]:
+    """Yield the compilers for other platforms, which only `build --platform` needs."""
+    for other in PLATFORMS:
+        if other == this_platform():
+            continue
+        name = f"g++ ({other.partition('-')[0]})"
+        try:
+            compiler = toolchains.host(other)
+        except ToolchainError as error:
+            yield Requirement(name, None, (), f"{error}; {error.hint}")
+        else:
+            yield Requirement(name, f"{compiler.version} at {compiler.path}")
 
 
 def _ninja() -> Requirement:
