@@ -3,6 +3,7 @@
 # make lint          format, lint, types, import contract, declared dependencies; what pre-commit runs
 # make docs          build the documentation in site/ and check every link
 # make packages      build the CPU packages of kernels/, which the tests load
+# make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a test needs it (Debian, Ubuntu)
 # make gpu-test      the kernels' tests, on a machine with a GPU; CUDA_COMPILER=clang tests clang's binaries
 # make device-code   compile all device code with nvcc and clang, warnings as errors (minutes)
 #
@@ -16,7 +17,7 @@ KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 # Python keeps the bytecode of what it imports: pip would compile every file of every package, which takes a minute.
 export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: quickstart test packages gpu-test device-code lint docs clean
+.PHONY: quickstart test packages arm64-python gpu-test device-code lint docs clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
@@ -31,11 +32,15 @@ quickstart: .venv/ready
 # the time of small operations.
 test: export OMP_WAIT_POLICY = passive
 test: .venv/ready
-	$(MAKE) --jobs=3 --output-sync=target lint docs packages
+	$(MAKE) --jobs=3 --output-sync=target lint docs packages arm64-python
 	.venv/bin/python -m pytest -p tests.skips tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 packages: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
+
+# Says so and makes nothing where qemu-user or Debian's tools are missing.
+arm64-python: .venv/ready
+	.venv/bin/python -m tests.emulated_python .venv/arm64
 
 gpu-test: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)

@@ -43,9 +43,10 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
     # Python prefers a directory to a module of the same name, so the directory would hide the project's module.
     if f"{project.python_name}.py" not in planned.python:
         templates[f"{project.python_name}/__init__.py"] = "compat_init.py"
+    machine = (planned.variant.platform or "").partition("-")[0]
     for name, template in templates.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
-        content = string.Template(_template(template)).substitute(namespace=planned.module)
+        content = string.Template(_template(template)).substitute(namespace=planned.module, machine=machine)
         (directory / name).write_text(content, encoding="utf-8")
     for name, source in project.python_files:
         target = directory / name
