@@ -16,6 +16,9 @@ from kernel_builder.config.variant import Variant
 TORCH, CUDA, CLANG = "\0torch\0", "\0cuda\0", "\0clang\0"
 PYTHON, SYSROOT = "\0python\0", "\0sysroot\0"
 
+# In provenance, the compiler of a binary that a machine of another platform has compiled.
+CROSS_COMPILER = "cross-compiler"
+
 
 def digest(*parts: object) -> str:
     """Return a hexadecimal SHA-256 over values that JSON can represent."""

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder.build import commands, compile_steps, recorded_sources
-from kernel_builder.build.graph import SYSROOT, Binary, Graph, PlannedVariant, digest
+from kernel_builder.build.graph import CROSS_COMPILER, SYSROOT, Binary, Graph, PlannedVariant, digest
 from kernel_builder.config import kernel_sources, offered
 from kernel_builder.config.project import Project, TorchFramework, TorchNoarch
 from kernel_builder.config.variant import Noarch, Variant, this_platform
@@ -82,7 +82,7 @@ def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, Any]:
         recorded["cuda-compiler"] = f"clang {toolkit.clang.version}, CUDA {toolkit.version}"
     if variant.platform not in (None, this_platform()):
         host = toolchains.host(variant.platform)
-        recorded["cross-compiler"] = {"name": "g++", "version": host.version, "digest": host.identity}
+        recorded[CROSS_COMPILER] = {"name": "g++", "version": host.version, "digest": host.identity}
     return recorded
 
 

@@ -16,7 +16,7 @@ from kernel_builder import checks, pipeline
 from kernel_builder.build.buildable import obstacle
 from kernel_builder.config import offered
 from kernel_builder.config.project_files import read_project
-from kernel_builder.config.variant import Variant
+from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import HubError, KernelBuilderError, VerificationError
 from kernel_builder.hub.remote_repository import RemoteRepository
 from kernel_builder.package.metadata import PackageMetadata
@@ -221,6 +221,8 @@ def _build_and_compare(
             continue
         if missing := obstacle(project, variant, fresh):
             reasons[verdict.variant] = f"not built: {missing.reason}"
+        elif other := _other_way(published / verdict.variant, variant):
+            reasons[verdict.variant] = f"not built: {other}"
     names = tuple(verdict.variant for verdict in verdicts if verdict.variant not in reasons)
     if names:
         # Without loading: whether this machine can run the packages does not matter for the comparison.
@@ -236,6 +238,16 @@ def _build_and_compare(
         else _compared(verdict, published / verdict.variant, target / "build" / verdict.variant)
         for verdict in verdicts
     ]
+
+
+def _other_way(package: Path, variant: Variant) -> str | None:
+    """Return why a new build here has other bytes: one of the two builds is cross-compiled, the other is not."""
+    was_crossed = (PackageMetadata.read(package) or PackageMetadata()).is_cross_compiled
+    if was_crossed == (variant.platform not in (None, this_platform())):
+        return None
+    if was_crossed:
+        return f"it was cross-compiled, and this machine is {this_platform()}; verify it on another platform"
+    return f"it was compiled on a machine that is {variant.platform}; verify it on one"
 
 
 def _fresh(cache: Path, progress: Progress | None) -> Toolchains:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.build.graph import CROSS_COMPILER
+
 NAME = "metadata.json"
 # The key of `provenance` that lists the capabilities that a build was limited to.
 CAPABILITIES_LIMITED = "capabilities-limited"
@@ -165,6 +167,11 @@ class PackageMetadata:
     def only_capabilities(self) -> tuple[str, ...]:
         """The capabilities that the build was limited to; empty if it was not."""
         return _texts(self.provenance.get(CAPABILITIES_LIMITED))
+
+    @property
+    def is_cross_compiled(self) -> bool:
+        """Whether a machine of another platform compiled the binary."""
+        return bool(_object(self.provenance.get(CROSS_COMPILER)))
 
     @property
     def is_dirty(self) -> bool:
