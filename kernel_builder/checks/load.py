@@ -30,8 +30,7 @@ def check_load(package: CheckedPackage) -> Iterator[Finding]:
     answer = package.load_answers().get(str(package.directory))
     if answer is None:
         raise NotApplicable(
-            f"the variant is for {variant.platform}, this machine is {this_platform()}; `--cross-python` names a "
-            "Python to load it with"
+            f"the variant is for {variant.platform}, this machine is {this_platform()}: `--cross-python` loads it"
         )
     text = answer["text"]
     if answer["outcome"] == "skipped":
