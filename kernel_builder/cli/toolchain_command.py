@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernel_builder.cli.json_option import json_option
-from kernel_builder.config.variant import PLATFORMS, Release
+from kernel_builder.config.variant import PLATFORMS, Release, this_platform
 from kernel_builder.errors import ToolchainError
 from kernel_builder.plural import counted
 
@@ -85,6 +86,13 @@ def toolchain() -> None:
     show_default=True,
     help="Fetch Torch's headers of the stable ABI, or all of them.",
 )
+@click.option(
+    "--platform",
+    "platforms",
+    type=click.Choice(PLATFORMS),
+    multiple=True,
+    help="Fetch what builds for this platform need; may be repeated. [default: this machine's]",
+)
 @index_option
 @lock_option
 @json_option
@@ -93,6 +101,7 @@ def fetch(
     torch: tuple[Release, ...],
     dependencies: tuple[str, ...],
     headers: str,
+    platforms: tuple[str, ...],
     index_url: str | None,
     lock_file: Path | None,
     as_json: bool,
@@ -105,13 +114,18 @@ def fetch(
     kernel-builder toolchain fetch
     kernel-builder toolchain fetch --cuda 13.0 --torch 2.10 --dependency cutlass_3_8
     kernel-builder toolchain fetch --torch 2.14 --headers full
+    kernel-builder toolchain fetch --platform x86_64-linux --platform aarch64-linux
     """
     from kernel_builder.progress import shown
 
     with shown(sys.stderr) as progress:
         toolchains = _toolchains(lock_file, index_url=index_url, progress=progress)
-        trees = _select(toolchains, cuda, torch, dependencies, headers)
-        fetched = [(tree, toolchains.store.find(tree.name) is None, toolchains.fetch(tree)) for tree in trees]
+        trees: dict[str, Tree] = {}
+        for platform in platforms or (this_platform(),):
+            pinned = toolchains.pinned(platform)
+            chosen = _select(pinned, toolchains.cuda_kinds, cuda, torch, dependencies, headers)
+            trees.update((tree.name, tree) for tree in chosen)
+        fetched = [(tree, toolchains.store.find(tree.name) is None, toolchains.fetch(tree)) for tree in trees.values()]
     if as_json:
         report = [
             {"name": tree.name, "title": tree.title, "downloaded": tree.download if new else 0, "path": str(path)}
@@ -124,22 +138,23 @@ def fetch(
 
 
 def _select(
-    toolchains: Toolchains,
+    offered: Sequence[Tree],
+    cuda_kinds: Callable[[Release], list[str]],
     cuda: tuple[Release, ...],
     torch: tuple[Release, ...],
     dependencies: tuple[str, ...],
     headers: str,
 ) -> list[Tree]:
-    pinned = {tree.kind: tree for tree in toolchains.pinned()}
+    pinned = {tree.kind: tree for tree in offered}
     if not cuda and not torch and not dependencies:
         return [tree for kind, tree in pinned.items() if tree.role != "torch" or kind.endswith(f"-{headers}")]
-    wanted = [kind for release in cuda for kind in toolchains.cuda_kinds(release)]
+    wanted = [kind for release in cuda for kind in cuda_kinds(release)]
     wanted += [f"torch-{release}-{headers}" for release in torch]
     wanted += dependencies
     for kind in wanted:
         if kind not in pinned:
             raise ToolchainError(
-                f"is not pinned for this platform; the lock has {', '.join(pinned)}",
+                f"is not pinned for the platform; the lock has {', '.join(pinned)}",
                 where=kind,
                 hint="`kernel-builder toolchain list` lists what is pinned",
             )

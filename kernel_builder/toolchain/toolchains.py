@@ -339,9 +339,12 @@ class Toolchains:
         kinds = [f"cuda-{used}", f"cuda-libraries-{used}"]
         return [trees.clang_tree(clang, this_platform()).kind, *kinds] if clang else kinds
 
-    def pinned(self) -> list[trees.Tree]:
-        """Return every tree that the lock has for this platform."""
-        here = this_platform()
+    def pinned(self, platform: str | None = None) -> list[trees.Tree]:
+        """Return every tree of the lock for builds on this machine, by default for its own platform.
+
+        Of another platform these are its Torch headers; the compilers are those that run here.
+        """
+        here, target = this_platform(), platform or this_platform()
         clang = self.lock.clang if self.lock.clang and here in self.lock.clang.platforms else None
         cudas = [cuda for cuda in self.lock.cuda.values() if here in cuda.platforms]
         found = [trees.cuda_tree(cuda, here) for cuda in cudas]
@@ -351,9 +354,9 @@ class Toolchains:
         found += [trees.libraries_tree(cuda, here) for cuda in cudas]
         subsets: tuple[Subset, ...] = ("stable", "full")
         found += [
-            trees.torch_tree(torch, here, subset)
+            trees.torch_tree(torch, target, subset)
             for torch in self.lock.torch.values()
-            if here in torch.platforms
+            if target in torch.platforms
             for subset in subsets
         ]
         found += [trees.dependency_tree(pin) for pin in self.lock.dependencies.values()]
@@ -366,13 +369,16 @@ class Toolchains:
             FetchError: If they cannot be fetched.
             StoreError: If they cannot be stored.
         """
-        if found := self._given.get(tree.kind) or self.store.find(tree.name):
+        is_foreign = tree.platform not in ("any", this_platform())
+        given = None if is_foreign else self._given.get(tree.kind)
+        if found := given or self.store.find(tree.name):
             return found
         if self._offline:
+            crossed = f" --platform {tree.platform}" if is_foreign else ""
             raise FetchError(
                 f"is not in the store at {self.store.root}, and `--offline` forbids the network",
                 where=tree.title,
-                hint="run `kernel-builder toolchain fetch` beforehand, or leave out `--offline`",
+                hint=f"run `kernel-builder toolchain fetch{crossed}` beforehand, or leave out `--offline`",
             )
 
         def make(scratch: Path, directory: Path) -> None:

@@ -98,7 +98,7 @@ def test_the_needed_parts_are_fetched_and_unpacked(
     path.write_text(lock.dumps(pinned))
     assert lock.read(path) == pinned
     tools = Toolchains(cache=cache, pinned=pinned, index_url=server.url)
-    assert tools.cuda_obstacle(Release(12, 6), HERE) is None
+    assert tools.cuda_obstacle(Release(12, 6)) is None
     toolkit = tools.cuda(Release(12, 6))
     assert (str(toolkit.release), toolkit.nvcc, toolkit.origin) == ("12.8", None, "index")
     assert toolkit.clang and toolkit.clang.version == "22.1.7"
@@ -130,7 +130,7 @@ def test_a_truncated_wheel(server: IndexServer, pinned: lock.Lock, cache: Path) 
 def test_the_choice_of_a_compiler(pinned: lock.Lock, cache: Path) -> None:
     def obstacle(release: Release, **settings: str) -> str | None:
         tools = Toolchains(cache=cache, pinned=pinned, offline=True, **settings)  # type: ignore[arg-type]
-        found = tools.cuda_obstacle(release, HERE)
+        found = tools.cuda_obstacle(release)
         assert found is None or found.hint
         return found and f"{found.reason}; {found.hint}"
 
@@ -145,7 +145,7 @@ def test_a_lock_without_clang(pinned: lock.Lock, cache: Path) -> None:
     without = lock.loads(lock.dumps(lock.Lock(pinned.cuda, pinned.torch, pinned.dependencies)), "lock.json")
     assert without.clang is None
     tools = Toolchains(cache=cache, pinned=without, offline=True)
-    assert tools.cuda_obstacle(Release(12, 6), HERE) is not None
+    assert tools.cuda_obstacle(Release(12, 6)) is not None
     with pytest.raises(ToolchainError, match="clang: it is not pinned"):
         tools.clang()
 
