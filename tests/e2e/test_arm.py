@@ -15,7 +15,8 @@ from tests.conftest import CPU, CUDA, ROOT
 from tests.e2e.conftest import Copy, NewCache, Run, assert_refused, replace, run_python, untouched
 
 ARM = "aarch64-linux"
-ARM_CPU, ARM_CUDA = (name.replace("x86_64-linux", ARM) for name in (CPU, CUDA))
+BY_CLANG = CUDA.replace("cu130", "cu126")
+ARM_CPU, ARM_CUDA, ARM_BY_CLANG = (name.replace("x86_64-linux", ARM) for name in (CPU, CUDA, BY_CLANG))
 COMPILER = f"{ARM}-gnu-g++"
 
 needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"{COMPILER} is not installed")
@@ -49,10 +50,10 @@ def test_both_platforms_in_one_build(copy_project: Copy, new_cache: NewCache, ke
     done = kernel_builder(cache, "build", project, "--all-platforms")
     assert done.code == 0, done
     packages = {package["variant"]: package for package in done.answer["packages"]}
-    assert packages.keys() == {CPU, CUDA, ARM_CPU, ARM_CUDA}
-    assert {missing["variant"] for missing in done.answer["unavailable"] if "cu126" not in missing["variant"]} == set()
+    assert packages.keys() == {CPU, CUDA, BY_CLANG, ARM_CPU, ARM_CUDA, ARM_BY_CLANG}
+    assert done.answer["unavailable"] == []
     assert "load" in packages[CPU]["passed-checks"]
-    for name in (ARM_CPU, ARM_CUDA):
+    for name in (ARM_CPU, ARM_CUDA, ARM_BY_CLANG):
         assert "load" not in packages[name]["passed-checks"]
         assert "this machine is x86_64-linux" in packages[name]["skipped-checks"]["load"]
         (binary,) = (project / "build" / name).glob("*.so")
