@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -89,3 +90,24 @@ def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp
     (verdict,) = check(hub, "org/scale", source=scale).variants
     assert (verdict.digest, verdict.rebuilt, verdict.ok) == ((), "differs", False)
     assert set(verdict.differing) == {"__init__.py", "metadata.json"}
+
+
+@pytest.mark.skipif(shutil.which("aarch64-linux-gnu-g++") is None, reason="aarch64-linux-gnu-g++ is not installed")
+def test_a_cross_compiled_kernel_is_built_again_in_the_same_way(hub: RunningHub, scale: Path, tmp_path: Path) -> None:
+    """Not where it was compiled in another way: by the g++ of its own platform, or by one of another."""
+    arm = CPU.replace("x86_64", "aarch64")
+    build(BuildRequest((scale,), variants=(arm, CPU), load=False), fresh(tmp_path / "cache"))
+    put(hub, scale, "org/scale")
+    assert [verdict.rebuilt for verdict in check(hub, "org/scale", source=scale).variants] == ["equal", "equal"]
+
+    for name, other in ((arm, None), (CPU, {"name": "g++"})):
+        path = scale / "build" / name / "metadata.json"
+        described = json.loads(path.read_text())
+        described["provenance"]["cross-compiler"] = other
+        path.write_text(json.dumps(described))
+    put(hub, scale, "org/scale")
+    found = check(hub, "org/scale", source=scale).variants
+    assert [verdict.rebuilt for verdict in found] == [
+        "not built: it was compiled on a machine that is aarch64-linux; verify it on one",
+        "not built: it was cross-compiled, and this machine is x86_64-linux; verify it on another platform",
+    ]
