@@ -44,6 +44,8 @@ def make(directory: Path) -> Path:
     with tempfile.TemporaryDirectory() as scratch:
         for package in _packages(Path(scratch)):
             subprocess.run(["dpkg-deb", "--extract", package, root], check=True)
+    if not (root / "lib").exists():  # newer releases have all in usr/lib, and this link in a package of its own
+        (root / "lib").symlink_to("usr/lib")
     interpreter = next(path for path in sorted(root.glob("usr/bin/python3.*")) if path.suffix[1:].isdigit())
     _install(site, interpreter.name.removeprefix("python"))
     emulated = shlex.join([EMULATOR, "-L", str(root), str(interpreter)])
