@@ -18,7 +18,7 @@ from kernel_builder.toolchain import Toolchains
 
 
 def development(project: Project, variant: Variant, toolchains: Toolchains) -> dict[str, str]:
-    """Return the environment to compile a variant by hand: its nvcc and g++, and the headers of CUDA and Torch.
+    """Return the environment to compile a variant by hand: its nvcc or `zig clang`, its g++, and the headers.
 
     Raises:
         ToolchainError: If a compiler or header is missing.
@@ -37,8 +37,10 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
         include += cuda.include
         if libraries := toolchains.cuda_libraries(cuda):
             include += libraries.include
-        path.append(cuda.root / "bin")
-        changed |= {"CUDA_HOME": str(cuda.root), "CUDA_PATH": str(cuda.root), "NVCC_CCBIN": str(host.path)}
+        path += [cuda.root / "bin", *([cuda.clang.root] if cuda.clang else [])]
+        changed["CUDA_PATH"] = str(cuda.root)
+        if cuda.nvcc:  # the builder expects one in CUDA_HOME
+            changed |= {"CUDA_HOME": str(cuda.root), "NVCC_CCBIN": str(host.path)}
     kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
     for name in dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch"):
         include += toolchains.dependency(name).include
