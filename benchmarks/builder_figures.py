@@ -62,7 +62,7 @@ def measure_compile_steps(workspace: Workspace) -> Measured:
         (variant.backend, *(toolchains.cuda_kinds(variant.cuda) if variant.cuda else ()))
         for variant in map(Variant.parse, names)
     }
-    expected = sum(len(sources_of(project, backend)) for backend, _ in compilers)
+    expected = sum(len(sources_of(project, backend)) for backend, *_ in compilers)
     values = {
         "compiles": done.result["compiles"],
         "expected": expected,
