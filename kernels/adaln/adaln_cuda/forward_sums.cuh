@@ -39,7 +39,12 @@ __device__ __forceinline__ void sum_over_block(float (&sums)[kSums], float (&scr
   static_assert(kSums == 2 || kSums == 4);
   using Part = typename Word<kSums * sizeof(float)>::Type;
   sum_over_lanes<kWarp>(sums);
-  if (threadIdx.x % kWarp == 0) memcpy(scratch[threadIdx.x / kWarp], sums, sizeof(sums));
+  if (threadIdx.x % kWarp == 0) {
+    // As one word: clang does not know the alignment that memcpy may assume here, and stores byte by byte.
+    Part part;
+    memcpy(&part, sums, sizeof(part));
+    *reinterpret_cast<Part*>(scratch[threadIdx.x / kWarp]) = part;
+  }
   __syncthreads();
   const int warps = blockDim.x / kWarp;
 #pragma unroll

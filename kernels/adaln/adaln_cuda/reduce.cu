@@ -209,7 +209,8 @@ __global__ void __launch_bounds__(kReduceTable[kRow].columns* kReduceTable[kRow]
   for (int term = 0;;) {
     float own_sums[kPartialWidth] = {};
     reader.add_parts(groups, own_sums);
-    memcpy(&block.row_sums[reader.row][reader.column], own_sums, sizeof(own_sums));
+    *reinterpret_cast<float4*>(&block.row_sums[reader.row][reader.column]) =
+        make_float4(own_sums[0], own_sums[1], own_sums[2], own_sums[3]);
     __syncthreads();
     finished.finish_groups(term, begin, groups, reader.rows_per_group, factor, scale);
     if (++term < block.total.count) {

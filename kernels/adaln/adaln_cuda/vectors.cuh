@@ -91,18 +91,6 @@ __device__ __forceinline__ void store_shared(uint32_t to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
 
-// Returns 16 of the 32 bytes in `low` and `high`, from byte `misalignment` (below 16) on.
-__device__ __forceinline__ uint4 shift_words(uint4 low, uint4 high, unsigned misalignment) {
-  uint32_t parts[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-#pragma unroll
-  for (int i = 0; i < 6; ++i) parts[i] = (misalignment & 8) != 0 ? parts[i + 2] : parts[i];
-#pragma unroll
-  for (int i = 0; i < 5; ++i) parts[i] = (misalignment & 4) != 0 ? parts[i + 1] : parts[i];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) parts[i] = __funnelshift_r(parts[i], parts[i + 1], misalignment % 4 * 8);
-  return make_uint4(parts[0], parts[1], parts[2], parts[3]);
-}
-
 // Returns the number of elements between a vector boundary and the start of `row`.
 template <int kWidth, typename T>
 __device__ __forceinline__ int misalignment_of(const T* row) {

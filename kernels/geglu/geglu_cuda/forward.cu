@@ -60,15 +60,9 @@ class UnalignedVector {
   }
 
   __device__ __forceinline__ Vector<T, kWidth> vector() const {
-    uint32_t words[8] = {low_.x, low_.y, low_.z, low_.w, high_.x, high_.y, high_.z, high_.w};
-#pragma unroll
-    for (int i = 0; i < 6; ++i) words[i] = byte_offset_ & 8 ? words[i + 2] : words[i];
-#pragma unroll
-    for (int i = 0; i < 5; ++i) words[i] = byte_offset_ & 4 ? words[i + 1] : words[i];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) words[i] = __funnelshift_r(words[i], words[i + 1], byte_offset_ % 4 * 8);
+    const uint4 word = shift_words(low_, high_, byte_offset_);
     Vector<T, kWidth> vector;
-    memcpy(&vector, words, sizeof(vector));
+    memcpy(&vector, &word, sizeof(vector));
     return vector;
   }
 

@@ -18,7 +18,7 @@ template <typename W, int kAcross, int kDown, int kBatch>
 __global__ void __launch_bounds__(kAcross* kDown, 1)
     reduce_kernel(const float* partial, int64_t parts, int64_t hidden, W* out) {
   constexpr int kThreads = kAcross * kDown, kColumns = kAcross * kPartialWidth;
-  __shared__ float warp_sums[kThreads / kWarp][kColumns];
+  __shared__ alignas(16) float warp_sums[kThreads / kWarp][kColumns];
   const int across = threadIdx.x % kAcross * kPartialWidth, row = threadIdx.x / kAcross;
   const int64_t first_column = static_cast<int64_t>(blockIdx.x) * kColumns;
   const int64_t columns_left = hidden - first_column - across;
@@ -36,7 +36,10 @@ __global__ void __launch_bounds__(kAcross* kDown, 1)
 #pragma unroll
     for (int j = 0; j < kPartialWidth; ++j) sums[j] += __shfl_xor_sync(kAllLanes, sums[j], distance);
   }
-  if (threadIdx.x % kWarp < kAcross) memcpy(&warp_sums[threadIdx.x / kWarp][across], sums, sizeof(sums));
+  if (threadIdx.x % kWarp < kAcross) {
+    *reinterpret_cast<float4*>(&warp_sums[threadIdx.x / kWarp][across]) =
+        make_float4(sums[0], sums[1], sums[2], sums[3]);
+  }
   __syncthreads();
   if (threadIdx.x >= kColumns || first_column + threadIdx.x >= hidden) return;
   float sum = 0.0f;
