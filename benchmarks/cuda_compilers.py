@@ -15,7 +15,7 @@ import argparse
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,17 +41,25 @@ def rows(project: Path, packages: Path, arguments: argparse.Namespace) -> Iterat
     shapes = [shape for shape in arguments.shapes.split(",") if shape]
     timer = clock(device)
     for point in points(chosen, device, shapes=shapes, dtypes=(arguments.dtype,)):
-        made = {
-            name: workloads.make(chosen[point.operation], kernel, device, point.dtype)
-            for name, kernel in kernels.items()
-        }
+        workload = workloads.make(chosen[point.operation], kernels["clang"], device, point.dtype)
         torch.manual_seed(42)
         row = Row(point)
-        measure(made["clang"], row, {OURS: made["clang"].ours, "nvcc": made["nvcc"].ours}, timer, arguments.rounds)
+        functions = {OURS: ours_of(workload, kernels["clang"]), "nvcc": ours_of(workload, kernels["nvcc"])}
+        measure(workload, row, functions, timer, arguments.rounds)
         yield row
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
+
+
+def ours_of(workload: Any, kernel: Any) -> Callable[..., Any]:
+    """Return the workload's `ours` for a kernel. One workload serves both builds: `inputs` leaves values in it."""
+
+    def ours(*inputs: torch.Tensor) -> Any:
+        workload.kernel = kernel
+        return workload.ours(*inputs)
+
+    return ours
 
 
 def entry(project: Path, row: Row) -> dict[str, Any]:
