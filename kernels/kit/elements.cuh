@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "kit/rows.h"
 
@@ -44,6 +45,25 @@ __device__ __forceinline__ __half encode<__half>(float value) {
 template <>
 __device__ __forceinline__ __nv_bfloat16 encode<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
+}
+
+// Returns element i of a vector. clang keeps a vector whose 16-bit elements are read one by one in as many registers,
+// and splits and joins the words of loads, stores and inline assembly; read by words, it stays in words.
+template <typename T, int kWidth>
+__device__ __forceinline__ float decode(const Vector<T, kWidth>& vector, int i) {
+#if defined(__clang__)
+  if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
+    uint32_t pair;
+    memcpy(&pair, &vector.elements[i / 2 * 2], sizeof(pair));
+    if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+      return __uint_as_float(i % 2 == 0 ? pair << 16 : pair & 0xffff0000u);
+    } else {
+      const auto bits = static_cast<uint16_t>(i % 2 == 0 ? pair : pair >> 16);
+      return decode(__ushort_as_half(bits));
+    }
+  }
+#endif
+  return decode(vector.elements[i]);
 }
 
 template <size_t kBytes>

@@ -258,7 +258,7 @@ __device__ __forceinline__ void load_mixed(const void* from, Type type, int64_t 
   } else {
     const auto vector = load<T, kWidth>(static_cast<const T*>(from) + index);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = decode(vector.elements[i]);
+    for (int i = 0; i < kWidth; ++i) values[i] = decode(vector, i);
   }
 }
 

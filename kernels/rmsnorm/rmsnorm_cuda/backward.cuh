@@ -91,9 +91,9 @@ __device__ __forceinline__ void add_to_sums(const Vector<T, kWidth>& x, const Ve
                                             const float (&factors)[kWidth], float (&sums)[2]) {
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    const float value = decode(x.elements[j]);
+    const float value = decode(x, j);
     sums[0] += value * value;
-    sums[1] += value * (decode(grad.elements[j]) * factors[j]);
+    sums[1] += value * (decode(grad, j) * factors[j]);
   }
 }
 
@@ -105,13 +105,13 @@ __device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x
   float results[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    const float value = decode(x.elements[j]), own = decode(grad.elements[j]);
+    const float value = decode(x, j), own = decode(grad, j);
     weight_sums[j] += own * (value * row.rstd);
     results[j] = row.rstd * (own * factors[j] - value * row.projection);
   }
   if (add) {
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) results[j] += decode(grad_sum.elements[j]);
+    for (int j = 0; j < kWidth; ++j) results[j] += decode(grad_sum, j);
   }
   return encode_all<T>(results);
 }

@@ -81,14 +81,14 @@ class Factors {
   // After `load_weight_if`.
   __device__ __forceinline__ void decode_loaded(const Weight& weight, float (&factors)[kWidth]) const {
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) factors[i] = decode(vector_.elements[i]) + weight.offset;
+    for (int i = 0; i < kWidth; ++i) factors[i] = decode(vector_, i) + weight.offset;
   }
 
   // After `load_weight`.
   __device__ __forceinline__ void get(const Weight& weight, int64_t column, float (&factors)[kWidth]) const {
     if (has_row_dtype(weight)) {
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) factors[i] = decode(vector_.elements[i]);
+      for (int i = 0; i < kWidth; ++i) factors[i] = decode(vector_, i);
     } else {
       load_floats(static_cast<const float*>(weight.data) + column, factors);
     }

@@ -75,7 +75,7 @@ template <typename T, int kWidth>
 __device__ __forceinline__ Vector<T, kWidth> add(const Vector<T, kWidth>& a, const Vector<T, kWidth>& b) {
   float sums[kWidth];
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) sums[i] = decode(a.elements[i]) + decode(b.elements[i]);
+  for (int i = 0; i < kWidth; ++i) sums[i] = decode(a, i) + decode(b, i);
   return encode_all<T>(sums);
 }
 
@@ -83,7 +83,7 @@ template <typename T, int kWidth>
 __device__ __forceinline__ float sum_of_squares(const Vector<T, kWidth>& vector) {
   float sum = 0.0f;
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) sum += decode(vector.elements[i]) * decode(vector.elements[i]);
+  for (int i = 0; i < kWidth; ++i) sum += decode(vector, i) * decode(vector, i);
   return sum;
 }
 
@@ -92,11 +92,11 @@ __device__ __forceinline__ Vector<T, kWidth> norm(const Vector<T, kWidth>& vecto
                                                   const float (&factors)[kWidth], bool rounded) {
   float values[kWidth];
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) values[i] = decode(vector.elements[i]) * rstd;
+  for (int i = 0; i < kWidth; ++i) values[i] = decode(vector, i) * rstd;
   if (rounded) {
     const auto quotients = encode_all<T>(values);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = decode(quotients.elements[i]);
+    for (int i = 0; i < kWidth; ++i) values[i] = decode(quotients, i);
   }
 #pragma unroll
   for (int i = 0; i < kWidth; ++i) values[i] *= factors[i];
@@ -122,10 +122,10 @@ __device__ __forceinline__ void store_norm(const ForwardArguments& arguments, in
   if (sizeof(T) < sizeof(float) && arguments.float32_results) {
     float values[kWidth];
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = decode(vector.elements[i]) * rstd;
+    for (int i = 0; i < kWidth; ++i) values[i] = decode(vector, i) * rstd;
     const auto quotients = encode_all<T>(values);
 #pragma unroll
-    for (int i = 0; i < kWidth; ++i) values[i] = decode(quotients.elements[i]) * factors[i];
+    for (int i = 0; i < kWidth; ++i) values[i] = decode(quotients, i) * factors[i];
     store_floats(static_cast<float*>(arguments.normed) + offset, values);
   } else {
     store_result(arguments, static_cast<T*>(arguments.normed) + offset, norm(vector, rstd, factors, rounded));

@@ -86,7 +86,7 @@ struct ColumnData {
   __device__ __forceinline__ void decode_all(float (&values)[Tile::kElements]) const {
 #pragma unroll
     for (int i = 0; i < Tile::kElements; ++i) {
-      values[i] = decode(vectors[i / Tile::kWidth].elements[i % Tile::kWidth]);
+      values[i] = decode(vectors[i / Tile::kWidth], i % Tile::kWidth);
     }
   }
   // 16-bit elements in pairs: that is one instruction per pair.
