@@ -60,29 +60,29 @@ __device__ __forceinline__ void forget(uint4& word) {
   asm volatile("" : "+r"(word.x), "+r"(word.y), "+r"(word.z), "+r"(word.w));
 }
 
+// A pair of elements. clang passes a vector of 16-bit elements as so many values; a pair is taken from 32-bit parts.
+template <typename T>
+__device__ __forceinline__ float2 pair_of(uint4 word, int pair) {
+  const uint32_t parts[4] = {word.x, word.y, word.z, word.w};
+  Vector<T, 2> elements;
+  memcpy(&elements, &parts[pair * sizeof(elements) / sizeof(uint32_t)], sizeof(elements));
+  float values[2];
+  decode_all(elements.elements, values);
+  return make_float2(values[0], values[1]);
+}
+
 // Replaces each pair of elements by `change(index of the pair, pair)`. Pairs keep few float32 values in registers.
 template <typename T, typename Change>
 __device__ __forceinline__ void change_pairs(uint4& word, Change&& change) {
-  auto vector = vector_of<T>(word);
+  uint32_t parts[4] = {word.x, word.y, word.z, word.w};
 #pragma unroll
   for (int pair = 0; pair < kVectorBytes / static_cast<int>(2 * sizeof(T)); ++pair) {
-    float values[2];
-    decode_all(&vector.elements[2 * pair], values);
-    const float2 changed = change(pair, make_float2(values[0], values[1]));
-    values[0] = changed.x;
-    values[1] = changed.y;
+    const float2 changed = change(pair, pair_of<T>(word, pair));
+    const float values[2] = {changed.x, changed.y};
     const auto encoded = encode_all<T>(values);
-    memcpy(&vector.elements[2 * pair], &encoded, sizeof(encoded));
+    memcpy(&parts[pair * sizeof(encoded) / sizeof(uint32_t)], &encoded, sizeof(encoded));
   }
-  memcpy(&word, &vector, sizeof(word));
-}
-
-template <typename T>
-__device__ __forceinline__ float2 pair_of(uint4 word, int pair) {
-  const auto vector = vector_of<T>(word);
-  float values[2];
-  decode_all(&vector.elements[2 * pair], values);
-  return make_float2(values[0], values[1]);
+  word = make_uint4(parts[0], parts[1], parts[2], parts[3]);
 }
 
 template <typename T>

@@ -110,30 +110,29 @@ struct GateBackwardColumns {
     load_mixed<T, kWidth>(problem.gate.data, problem.gate_type, index * problem.gate.span_stride + column, gate);
   }
 
-  // Loads several rows at a time, so that enough loads are in flight. Past the end, the last row again.
-  __device__ __forceinline__ void load_rows(uint32_t first, Vector<T, kWidth> (&grad)[kRows],
-                                            Vector<T, kWidth> (&branch)[kRows]) const {
+  // Loads several rows at a time, so that enough loads are in flight. Past the end, the last row again. In words: clang
+  // splits vectors where they are loaded, and waits for each.
+  __device__ __forceinline__ void load_rows(uint32_t first, uint4 (&grad)[kRows], uint4 (&branch)[kRows]) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const uint32_t row = min(first + i * step, end - 1);
-      grad[i] = load<T, kWidth>(problem.grad.at<T>(group, row) + column);
+      grad[i] = *reinterpret_cast<const uint4*>(problem.grad.at<T>(group, row) + column);
       if (problem.branch.data != nullptr) {
-        branch[i] = load<T, kWidth>(problem.branch.at<T>(group, row) + column);
+        branch[i] = *reinterpret_cast<const uint4*>(problem.branch.at<T>(group, row) + column);
       }
     }
   }
 
   // Writes the gradients of a row and adds to the sums over rows.
-  __device__ __forceinline__ void finish_row(uint32_t row, const Vector<T, kWidth>& grad,
-                                             const Vector<T, kWidth>& branch, float (&gate)[kWidth],
+  __device__ __forceinline__ void finish_row(uint32_t row, uint4 grad, uint4 branch, float (&gate)[kWidth],
                                              float (&sums)[kWidth]) const {
     const int64_t index = (static_cast<int64_t>(group) * problem.rows + row) * problem.hidden + column;
     if (!problem.shared_gate) load_gate(row, gate);
     float slope[kWidth];
-    decode_all(grad.elements, slope);
+    decode_words<T>(grad, slope);
     if (problem.branch.data != nullptr) {
       float product[kWidth];
-      decode_all(branch.elements, product);
+      decode_words<T>(branch, product);
 #pragma unroll
       for (int j = 0; j < kWidth; ++j) {
         product[j] *= slope[j];
@@ -168,7 +167,7 @@ __global__ void __launch_bounds__(kGateTable[kRow].backward_threads, kGateTable[
   trigger_next_grid();
   if (problem.shared_gate && end > 0) columns.load_gate(group, gate);
   for (uint32_t first = first_row; first < end; first += step * kRows) {
-    Vector<T, kWidth> grad[kRows], branch[kRows];
+    uint4 grad[kRows], branch[kRows];
     columns.load_rows(first, grad, branch);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {

@@ -131,6 +131,21 @@ __device__ __forceinline__ void decode_all(const __nv_bfloat16* elements, float 
   }
 }
 
+// Decodes a vector from its word.
+template <typename T>
+__device__ __forceinline__ void decode_words(uint4 word, float (&values)[kVectorWidth<T>]) {
+  const uint32_t parts[4] = {word.x, word.y, word.z, word.w};
+  Vector<T, 2> pair;
+#pragma unroll
+  for (int i = 0; i < kVectorWidth<T>; i += 2) {
+    memcpy(&pair, &parts[i * sizeof(T) / sizeof(uint32_t)], sizeof(pair));
+    float two[2];
+    decode_all(pair.elements, two);
+    values[i] = two[0];
+    values[i + 1] = two[1];
+  }
+}
+
 template <typename T, int kWidth>
 __device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kWidth]) {
   Vector<T, kWidth> vector;
