@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,17 +37,30 @@ def compiles(command: Sequence[str | Path], source: Path, output: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
+def clang(tools: Toolchains) -> list[str | Path]:
+    """Return clang's command for CUDA 12, without a capability."""
+    toolkit = tools.cuda(Release(12, 6))
+    assert toolkit.clang is not None
+    places = [f"-resource-dir={toolkit.clang.root}", f"--cuda-path={toolkit.root}"]
+    gxx = f"--gcc-install-dir={tools.host().install}"
+    return [toolkit.clang.root / trees.ZIG, "clang", "--target=x86_64-linux-gnu", "-x", "cuda", *places, gxx]
+
+
 def test_clang(source: Path, tmp_path: Path) -> None:
     tools = Toolchains()
     toolkit = tools.cuda(Release(12, 6))
-    assert toolkit.clang is not None
     known = tools.cuda(Release(13, 0)).capabilities  # CUDA 12 has older ones, which the kernels are not written for
     capabilities = [one for one in toolkit.capabilities if one in known]
-    places = [f"-resource-dir={toolkit.clang.root}", f"--cuda-path={toolkit.root}"]
-    compiler = [toolkit.clang.root / trees.ZIG, "clang", "--target=x86_64-linux-gnu", "-x", "cuda", *places]
     targets = [f"--offload-arch=sm_{capability.replace('.', '')}" for capability in capabilities]
-    gxx = f"--gcc-install-dir={tools.host().install}"
-    compiles([*compiler, gxx, *targets, "-Wall", "-Wextra", "-Werror"], source, tmp_path / "object")
+    compiles([*clang(tools), *targets, "-Wall", "-Wextra", "-Werror"], source, tmp_path / "object")
+
+
+def test_clang_keeps_arrays_in_registers(source: Path, tmp_path: Path) -> None:
+    """No element is chosen by its address, and no copy of floats is split into bytes."""
+    ptx = tmp_path / "ptx"
+    without_c = "-Wno-unused-command-line-argument"  # -S goes before it
+    compiles([*clang(Toolchains()), "--offload-arch=sm_90", "--cuda-device-only", "-S", without_c], source, ptx)
+    assert re.findall(r"(?:ld|st)\.local.*|st\.\w+\.b8 .*%r\d+;", ptx.read_text()) == []
 
 
 @pytest.mark.parametrize("release", [Release(13, 0), Release(13, 2)], ids=str)
