@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_builder.build import buildable
 from kernel_builder.build.buildable import UnavailableVariant
+from kernel_builder.build.confinement import SandboxMode
 from kernel_builder.build_summary import Failures
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
@@ -40,6 +41,8 @@ class BuildRequest:
         load: Load each package that this machine can load, as a check.
         allow: Names of checks whose errors are reported as warnings, and recorded in the packages.
         provenance: What the packages' metadata records of builder and sources; None for what git says.
+        sandbox: Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), or not at all
+            without one (`require`), or never (`off`).
     """
 
     directories: tuple[Path, ...]
@@ -53,6 +56,7 @@ class BuildRequest:
     load: bool = True
     allow: tuple[str, ...] = ()
     provenance: Mapping[str, Any] | None = None
+    sandbox: SandboxMode = "auto"
 
 
 @dataclass(frozen=True)

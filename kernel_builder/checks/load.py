@@ -82,16 +82,22 @@ def loading(
     if not loadable:
         yield dict
         return
-    wait = asked.ask("load", str(SECONDS), *map(str, loadable))
+    seen = {directory: asked.show(directory) for directory in loadable}
+    wait = asked.ask("load", str(SECONDS), *map(str, seen.values()))
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
         answer = wait(SECONDS * (len(loadable) + 1))
         if isinstance(answer, dict):
-            return answer
+            return {str(directory): _of_package(answer[str(copy)], copy, directory) for directory, copy in seen.items()}
         return {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in loadable}
 
     yield answers
+
+
+def _of_package(answer: Mapping[str, Any], copy: Path, package: Path) -> Mapping[str, Any]:
+    """Return an answer about a copy of a package with the package's own path in its words."""
+    return {**answer, "text": answer["text"].replace(str(copy), str(package))}
 
 
 def _is_for_this_platform(directory: Path) -> bool:
