@@ -97,7 +97,8 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
     for path in _outermost(paths):
         link = Path(path).is_symlink()
         words += ["--symlink", str(Path(path).readlink()), path] if link else ["--ro-bind", path, path]
-    return [*words, "--bind", str(scratch), str(scratch), "--chdir", str(scratch)]
+    # What remains is the root, a file system in memory.
+    return [*words, "--bind", str(scratch), str(scratch), "--remount-ro", "/", "--chdir", str(scratch)]
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
