@@ -69,7 +69,11 @@ def environment(scratch: Path) -> dict[str, str]:
 def wrapped(command: Sequence[str], kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
     """Return a command that runs in a sandbox: it may read `paths`, and write `scratch`, where it starts."""
     if kind == BUBBLEWRAP:
-        return [*prefix(kind, scratch, paths, device), *command]
+        words = prefix(kind, scratch, paths, device)
+        if device != "cpu":
+            return [*words, *command]
+        # With a first process of bubblewrap's own, bubblewrap would end before all of the others have.
+        return [*words, "--as-pid-1", "sh", "-c", '"$@"; exit $?', "sh", *command]
     settings = json.dumps([kind, str(scratch), list(paths), device])
     return [sys.executable, "-I", "-S", __file__, settings, *command]
 

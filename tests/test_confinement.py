@@ -93,7 +93,7 @@ def test_a_compiler_cannot_change_the_script_that_stores_its_object(
     """Flags cannot name programs, so a g++ that misbehaves stands for a compiler that a source has taken over."""
     bad = tmp_path / "bin" / "g++"
     bad.parent.mkdir()
-    bad.write_text('#!/bin/sh\necho "echo taken > taken" >> ../run.sh\nln -s /etc/hostname out.o\n: > headers-read\n')
+    bad.write_text('#!/bin/sh\necho "echo taken > taken" >> ../run.sh\nmkfifo out.o\n: > headers-read\n')
     bad.chmod(0o755)
     graph, cache = planned(copy_project("stable-scale")), new_cache("cache")
     (variant,) = graph.variants

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -100,7 +101,11 @@ def _missing(kind: str) -> str | None:
 
 def _tried(confinement: Confinement, compiler: Path | None) -> str | None:
     """Return why the compiler, or else a shell, does not run in a sandbox; None if it does."""
-    with tempfile.TemporaryDirectory(prefix="kernel-builder-") as scratch:
+    with ExitStack() as stack:
+        try:
+            scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="kernel-builder-"))
+        except OSError as error:
+            return str(error)
         command = confinement.around(["sh", "-c", _TRIAL, str(compiler or "true")], Path(scratch))
         variables = {**environment(), "HOME": scratch, "TMPDIR": scratch}
         try:

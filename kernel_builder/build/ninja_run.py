@@ -30,7 +30,7 @@ from kernel_builder.build.cache import (
 from kernel_builder.build.confinement import Confinement
 from kernel_builder.build.failures import check_symbols, failure, is_killed
 from kernel_builder.build.graph import Binary, CompileStep, Graph
-from kernel_builder.build.step_scripts import linked, stage_compile, stage_link, untold_seconds
+from kernel_builder.build.step_scripts import linked, stage_compile, stage_link
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import host_compiler
@@ -124,16 +124,10 @@ def run(
     return Outcome(
         steps=running.steps,
         compiles=running.compiles,
-        cpu_seconds=None
-        if compiler_cache
-        else running.untold_seconds + _processor_time(after) - _processor_time(before),
+        cpu_seconds=None if compiler_cache else (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime),
         warnings=running.warnings,
         failures=running.failures,
     )
-
-
-def _processor_time(used: resource.struct_rusage) -> float:
-    return used.ru_utime + used.ru_stime
 
 
 def compile_alone(step: CompileStep, work: Path, output: Path, threads: int) -> None:
@@ -171,7 +165,6 @@ class _Run:
         self._graph, self._cache, self._work, self._jobs = graph, cache, work, jobs
         self._compiler_cache, self._confinement, self._progress = compiler_cache, confinement, progress
         self.steps = self.compiles = 0
-        self.untold_seconds = 0.0
         self.warnings: dict[str, str] = {}
         self.failures: dict[str, BuildError] = {}
 
@@ -220,7 +213,6 @@ class _Run:
         _write_build_file(compiles, binaries, self._work, device_depth=max(1, self._jobs // self._threads(compiles)))
         printed = _ninja(self._work, self._jobs, self._compiler_cache, self._cache, self._progress)
         for step in steps:
-            self.untold_seconds += untold_seconds(self._work / step.key)
             if not isinstance(step, Binary) or not self._has_failed(step):
                 self._end(step, printed)
         self.warnings.update(_warnings([step for step in compiles if step.key not in self.failures], self._work))

@@ -10,13 +10,11 @@ lost its name, and stops.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from kernel_builder import sandbox
 from kernel_builder.build.cache import FAILED, digest_path, object_path
 from kernel_builder.build.confinement import Confinement
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
@@ -34,9 +32,6 @@ _BEFORE = (
 )
 _COMMAND = "command"
 _INSIDE = "inside"
-_TIMES = "times"
-# bubblewrap ends before it knows the processor time of its processes, so a shell in it tells.
-_TIMED = '"$@" 3>&-; code=$?; times >&3; exit $code'
 
 _UNCONFINED = Confinement()
 
@@ -50,10 +45,17 @@ _ONE_A_LINE = (
     r"s,(^|\n)([^/\n]),\1./\2,g; :again; s,//+,/,g; s,/[.]/,/,g",
     r"s,/([^/.\n][^/\n]*|[.][^/.\n][^/\n]*|[.][.][^/\n]+)/[.][.]/,/,; t again",
 )
+
+
+def _taken(name: str) -> str:
+    """Return a command that takes a file out, or ends the script if it is a link or a pipe, which could lead anywhere."""
+    return f"mv -f {_INSIDE}/{name} {name} && [ -f {name} ] && [ ! -L {name} ] || exit 1"
+
+
 _CHECK_READ = (
-    f"cat {_INSIDE}/{_HEADERS_READ} > {_HEADERS_READ}",
+    _taken(_HEADERS_READ),
     f"[ -s {_HEADERS_READ} ]",
-    f"[ ! -e {_INSIDE}/{_ASSEMBLED} ] || cat {_INSIDE}/{_ASSEMBLED} >> {_HEADERS_READ}",
+    f"[ ! -e {_INSIDE}/{_ASSEMBLED} ] || {{ {_taken(_ASSEMBLED)} && cat {_ASSEMBLED} >> {_HEADERS_READ}; }}",
     # Names of files are bytes, in whatever encoding.
     "LC_ALL=C "
     + shlex.join(["sed", "-E", *(part for line in _ONE_A_LINE for part in ("-e", line)), _HEADERS_READ])
@@ -104,20 +106,20 @@ def stage_compile(
         of_assembler = f"-Wa,--MD,{_ASSEMBLED}"
         command.append(of_assembler if step.tool == "cxx" else "-Xcompiler=" + of_assembler.replace(",", "\\,"))
     readable = [place for root in step.roots.values() for place in _places(root)]
-    compile_it = _confined(command, confinement, inside, readable)
+    compile_it = _inside(shlex.join(confinement.around(command, inside, readable)))
     if compiler_cache is not None:
         # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
         # From some of its modes the list of the files that were read does not come either.
         served = _inside(f"{shlex.join([str(compiler_cache), *command])} && [ -s {_HEADERS_READ} ]")
         compile_it = f"{served} || {{ : > log; {compile_it}; }}"
     still_here = f"[ . -ef {shlex.quote(str(directory))} ]"
-    finish = [shlex.join(["mv", "-f", f"{_INSIDE}/out.o", str(output)])]
+    finish = [shlex.join(["mv", "-f", "out.o", str(output)])]
     if cached:
         move_digest = shlex.join(["mv", "-f", "digest", str(digest_path(output))])
-        finish = [f"sha256sum < {_INSIDE}/out.o > digest", still_here, move_digest, *finish]
+        finish = ["sha256sum < out.o > digest", still_here, move_digest, *finish]
     _write_script(
         directory,
-        [compile_it, *map(_is_regular, ("out.o", _HEADERS_READ)), *_CHECK_READ, still_here, *finish],
+        [compile_it, _taken("out.o"), *_CHECK_READ, still_here, *finish],
         confinement,
     )
 
@@ -153,31 +155,9 @@ def _inside(command: str) -> str:
     return f"( cd {_INSIDE} && {command} )"
 
 
-def _confined(command: Sequence[str], confinement: Confinement, inside: Path, readable: Sequence[Path]) -> str:
-    """Return a command that runs inside, in a sandbox."""
-    if confinement.kind != sandbox.BUBBLEWRAP:
-        return _inside(shlex.join(confinement.around(command, inside, readable)))
-    timed = ["sh", "-c", _TIMED, "sh", *command]
-    return _inside(f"{shlex.join(confinement.around(timed, inside, readable))} 3>> ../{_TIMES}")
-
-
-def untold_seconds(directory: Path) -> float:
-    """Return the processor time of a step that the system does not count as this process's."""
-    try:
-        told = (directory / _TIMES).read_text(errors="replace")
-    except OSError:
-        return 0.0
-    return sum(60 * int(minutes) + float(seconds) for minutes, seconds in re.findall(r"(\d+)m(\d+\.\d+)s", told))
-
-
-def _is_regular(name: str) -> str:
-    """Return a command that fails where a compiler has left a link or a pipe, which could lead anywhere."""
-    return f"[ -f {_INSIDE}/{name} ] && [ ! -L {_INSIDE}/{name} ]"
-
-
 def linked(directory: Path) -> Path:
     """Return where a link step leaves its binary."""
-    return directory / _INSIDE / "out.so"
+    return directory / "out.so"
 
 
 def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confinement = _UNCONFINED) -> None:
@@ -193,14 +173,15 @@ def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confin
 
     def link(libraries: Sequence[str]) -> str:
         command = _link(binary, cache, libraries)
-        return _confined(command, confinement, inside, [*binary.roots.values(), *objects])
+        confined = confinement.around(command, inside, [*binary.roots.values(), *objects])
+        return f"{_inside(shlex.join(confined))} && {_taken('out.so')}"
 
     commands = [link(binary.libraries)]
     if "libtorch_cuda.so" in binary.libraries:
-        calls_driver = f"nm --dynamic --undefined-only {_INSIDE}/out.so | grep -v ' cuFile' | grep -q ' cu[A-Z]'"
-        commands.append(f"! {{ {calls_driver}; }} || {link((*binary.libraries, CUDA_DRIVER))}")
+        calls_driver = "nm --dynamic --undefined-only out.so | grep -v ' cuFile' | grep -q ' cu[A-Z]'"
+        commands.append(f"! {{ {calls_driver}; }} || {{ {link((*binary.libraries, CUDA_DRIVER))}; }}")
     _write(directory, _COMMAND, os.fsencode(shlex.join(_link(binary, cache, binary.libraries))))
-    _write_script(directory, [*commands, _is_regular("out.so")], confinement)
+    _write_script(directory, commands, confinement)
 
 
 def _link(binary: Binary, cache: Path, libraries: Sequence[str]) -> list[str]:
