@@ -48,7 +48,7 @@ _ONE_A_LINE = (
 
 
 def _taken(name: str) -> str:
-    """Return a command that takes a file out, or ends the script if it is a link or a pipe, which could lead anywhere."""
+    """Return a command that takes a file out, or ends the script if it is a link or a pipe: they lead anywhere."""
     return f"mv -f {_INSIDE}/{name} {name} && [ -f {name} ] && [ ! -L {name} ] || exit 1"
 
 
