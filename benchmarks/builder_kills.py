@@ -11,6 +11,7 @@ is then run again, and must complete. A third of the kills each are for `build`,
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -44,6 +45,7 @@ class Kills:
     """What was seen after the kills of one kind of command."""
 
     until: float
+    usual: float = 0.0
     kills: int = 0
     late: int = 0
     nothing: int = 0
@@ -82,8 +84,8 @@ def command(cache: Path, *arguments: object, **more: str) -> subprocess.Popen[by
     return subprocess.Popen(words, env=environment, stdout=silent, stderr=silent, cwd=cache.parent)
 
 
-def disturbed(kills: Kills, start: Callable[[], subprocess.Popen[bytes]], usual: float, chosen: random.Random) -> None:
-    """Start a command and kill it within its usual time.
+def disturbed(kills: Kills, start: Callable[[], subprocess.Popen[bytes]], chosen: random.Random) -> None:
+    """Start a command and kill it within its usual time, unless it ends before.
 
     Raises:
         TimeoutError: If the time for all kills is over.
@@ -92,11 +94,22 @@ def disturbed(kills: Kills, start: Callable[[], subprocess.Popen[bytes]], usual:
         raise TimeoutError
     running = start()
     with suppress(subprocess.TimeoutExpired):
-        running.wait(chosen.uniform(0, usual))
+        running.wait(chosen.uniform(0, kills.usual))
         kills.late += 1
+        kills.usual *= 0.9
+        return
     running.kill()
     running.wait()
     kills.kills += 1
+    kills.usual *= 1.02
+
+
+def _numbers(kills: Kills, count: int) -> Iterator[int]:
+    """Count until so many commands were killed: some end before."""
+    for number in itertools.count():
+        if kills.kills >= count:
+            return
+        yield number
 
 
 def kill_builds(directory: Path, count: int, chosen: random.Random, kills: Kills) -> None:
@@ -108,10 +121,10 @@ def kill_builds(directory: Path, count: int, chosen: random.Random, kills: Kills
     began = time.monotonic()
     _forget(cache, project, 1.0, chosen)
     _run(command(cache, *arguments))
-    usual, expected = time.monotonic() - began, files(project / "build")
-    for number in range(count):
-        _forget(cache, project, chosen.random(), chosen)
-        disturbed(kills, lambda: command(cache, *arguments), usual, chosen)
+    kills.usual, expected = time.monotonic() - began, files(project / "build")
+    for number in _numbers(kills, count):
+        _forget(cache, project, chosen.choice([0.5, 1.0]), chosen)
+        disturbed(kills, lambda: command(cache, *arguments), chosen)
         kills.saw(files(project / "build"), expected, f"build {number}")
         for made in cache.glob("[ob]*/*/*.*o"):
             digest = made.with_name(f"{made.name}.sha256").read_text().split()[0]
@@ -145,10 +158,10 @@ def kill_uploads(directory: Path, count: int, chosen: random.Random, kills: Kill
 
         began = time.monotonic()
         _run(upload("org/whole"))
-        usual, expected = time.monotonic() - began, _published(url, "org/whole")
-        for number in range(count):
+        kills.usual, expected = time.monotonic() - began, _published(url, "org/whole")
+        for number in _numbers(kills, count):
             repo_id = f"org/k{number}"
-            disturbed(kills, lambda: upload(repo_id), usual, chosen)  # noqa: B023  # called at once
+            disturbed(kills, lambda: upload(repo_id), chosen)  # noqa: B023  # called at once
             kills.saw(_published(url, repo_id), expected, f"upload {number}")
             if number % 10 == 9:
                 _run(upload(repo_id))
@@ -169,17 +182,16 @@ def _published(url: str, repo_id: str) -> dict[str, str]:
 
 def kill_downloads(directory: Path, count: int, chosen: random.Random, kills: Kills) -> None:
     """Kill downloads of a toolchain into an empty store."""
-    usual = 0.0
     trees = "toolchains/trees"
-    for number in range(-1, count):
+    for number in itertools.chain([-1], _numbers(kills, count)):
         cache = directory / str(number)
         cache.mkdir()
         if number < 0:
             began = time.monotonic()
             _run(command(cache, *FETCHED))
-            usual, expected = time.monotonic() - began, files(cache / trees)
+            kills.usual, expected = time.monotonic() - began, files(cache / trees)
             continue
-        disturbed(kills, lambda: command(cache, *FETCHED), usual, chosen)  # noqa: B023  # called at once
+        disturbed(kills, lambda: command(cache, *FETCHED), chosen)  # noqa: B023  # called at once
         kills.saw(files(cache / trees), expected, f"download {number}")
         if number % 10 == 9:
             _run(command(cache, *FETCHED))
@@ -215,7 +227,8 @@ def main(kills: int, minutes: float, seed: int, output: Path) -> None:
 
         list(pool.map(work, KINDS))
     values: dict[str, Any] = {
-        name: {key: value for key, value in vars(found[name]).items() if key != "until"} for name in KINDS
+        name: {key: value for key, value in vars(found[name]).items() if key not in ("until", "usual")}
+        for name in KINDS
     }
     half, incomplete = (sum(len(getattr(one, what)) for one in found.values()) for what in ("half", "incomplete"))
     done = sum(one.kills for one in found.values())
