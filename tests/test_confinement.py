@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from kernel_builder import sandbox
 from kernel_builder.build import ninja_run
@@ -18,7 +20,9 @@ from kernel_builder.build.cache import object_path
 from kernel_builder.build.confinement import Confinement, chosen
 from kernel_builder.build.graph import Graph
 from kernel_builder.checks import ProbeProcess, run_all
+from kernel_builder.cli import main
 from kernel_builder.errors import ToolchainError
+from kernel_builder.package.tree_digest import hash_tree
 from tests.checks.sample import assemble
 from tests.test_ninja import planned
 
@@ -150,3 +154,28 @@ def test_without_a_sandbox_require_fails_and_auto_says_why() -> None:
     found = chosen("auto", Path("/bin/false"))
     assert found.kind is None and "landlock: " in found.reason
     assert found.around(["true"], Path("/")) == ["true"]
+
+
+def test_a_compiler_cache_and_a_required_sandbox_exclude_each_other(copy_project: Callable[..., Path]) -> None:
+    arguments = ["build", str(copy_project("stable-scale")), "--sandbox", "require", "--compiler-cache", "sh"]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 2
+    assert "--sandbox require: a compiler cache's server runs the compilers" in done.stderr
+    assert "--compiler-cache off" in done.stderr
+
+
+def test_a_build_tells_its_sandbox_and_its_packages_do_not(
+    copy_project: Callable[..., Path], new_cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    project = copy_project("python-only")
+    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(new_cache("cache")))
+    made = {}
+    for mode in ("off", "auto"):
+        out = project.parent / mode
+        command = ["build", str(project), "--variant", "torch-cpu", "--sandbox", mode, "--out", str(out), "--json"]
+        done = CliRunner().invoke(main, command)
+        assert done.exit_code == 0, done.stderr
+        (package,) = json.loads(done.stdout)["packages"]
+        assert (package["sandbox"]["load"] is None) == (mode == "off" or chosen("auto", None).kind is None)
+        made[mode] = hash_tree(out / "torch-cpu").value
+    assert made["off"] == made["auto"]
