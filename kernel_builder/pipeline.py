@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel_builder import checks, files
-from kernel_builder.build import ninja_run, provenance
+from kernel_builder.build import confinement, ninja_run, provenance
 from kernel_builder.build.cache import binary_path
-from kernel_builder.build.confinement import Confinement, chosen
 from kernel_builder.build.graph import Graph, PlannedVariant
 from kernel_builder.build.plan import plan
 from kernel_builder.build_summary import BuildSummary, BuiltPackage, FailedVariant, Failures
@@ -25,7 +24,7 @@ from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import this_platform
-from kernel_builder.errors import CheckError, ConfigError, FetchError, KernelBuilderError, PackageError, StoreError
+from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, PackageError, StoreError
 from kernel_builder.package import records
 from kernel_builder.package.assembly import assemble
 from kernel_builder.package.swap import publish, staging
@@ -53,7 +52,6 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
     started = time.monotonic()
     progress = progress or Silent()
     checks.require_allowable(request.allow)
-    _require_confinable(request)
     failures = Failures()
     selections, unavailable = select(request, toolchains, failures)
     told = notices([selection.project for selection in selections])
@@ -66,8 +64,8 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         progress.say(f"{counted(len(graph.variants), 'variant')}, {counted(len(graph.binaries), 'binary')}")
         known = {id(one): _record(one, selections, toolchains.cache) for one in graph.variants}
         stale = [one for one in graph.variants if not _is_current(known[id(one)], request)]
-        confinement = _confinement(request, stale, progress)
-        probe = locks.enter_context(ProbeProcess(confinement=confinement))
+        where = confinement.for_steps(request.sandbox, request.compiler_cache, stale, progress)
+        probe = locks.enter_context(ProbeProcess(confinement=where))
         if request.load and "ops" not in request.allow:
             stale = _with_sound_ops(stale, selections, failures, probe)
         outcome = ninja_run.run(
@@ -75,7 +73,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
             toolchains.cache,
             jobs=request.jobs or ninja_run.default_jobs(),
             compiler_cache=request.compiler_cache,
-            confinement=confinement,
+            confinement=where,
             progress=progress,
         )
         made = _made(stale, outcome, failures)
@@ -84,7 +82,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         reports = _package_all(request, selections, made, toolchains.cache, failures, progress, probe)
         failed = {(one.project, one.variant) for one in failures.found}
         done = [one for one in graph.variants if (one.project.name, one.variant.name) not in failed]
-        sandboxes = _sandboxes(request, confinement)
+        sandboxes = where.described(request.compiler_cache)
         packages = tuple(_built(one, done, selections, reports, known[id(one)], sandboxes) for one in done)
         found = tuple(_with_old_package(one, selections) for one in failures.found)
     skipped = {one.project.name: offered.skipped_backends(one.project) for one in selections}
@@ -101,30 +99,6 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         notices=tuple(told),
         sandbox=sandboxes,
     )
-
-
-def _require_confinable(request: BuildRequest) -> None:
-    if request.sandbox == "require" and request.compiler_cache is not None:
-        raise ConfigError(
-            "a compiler cache's server runs the compilers, outside of a sandbox",
-            where="--sandbox require",
-            hint="add --compiler-cache off",
-        )
-
-
-def _confinement(request: BuildRequest, stale: Sequence[PlannedVariant], progress: Progress) -> Confinement:
-    """Return the sandbox for what this build runs, and tell if there is none."""
-    if not stale and request.sandbox != "require":
-        return Confinement(reason="nothing ran")
-    confinement = chosen(request.sandbox, next((one.binary.cxx for one in stale if one.binary), None))
-    if confinement.kind is None and request.sandbox == "auto":
-        progress.say(f"warning: without a sandbox, since none can be used here ({confinement.reason})")
-    return confinement
-
-
-def _sandboxes(request: BuildRequest, confinement: Confinement) -> dict[str, str | None]:
-    """Return what compile steps and the load check run in; None for no sandbox."""
-    return {"steps": None if request.compiler_cache else confinement.kind, "load": confinement.kind}
 
 
 @contextmanager
@@ -331,7 +305,7 @@ def _package(
             needs_others = report.package.metadata and report.package.metadata.kernel_depends
             conditions = None if needs_others else checks.load_conditions()
             tree = trees[one.variant.name]
-            sandboxes = _sandboxes(request, probe.confinement)
+            sandboxes = probe.confinement.described(request.compiler_cache)
             record = records.CheckRecord(tree, report.passed, report.skipped, conditions, sandboxes)
             records.write(one, record, cache)
     return passed

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Literal
 
 from kernel_builder import sandbox
-from kernel_builder.errors import ToolchainError
+from kernel_builder.build.graph import PlannedVariant
+from kernel_builder.errors import ConfigError, ToolchainError
+from kernel_builder.progress import Progress
 from kernel_builder.toolchain.host_compiler import environment
 
 SandboxMode = Literal["auto", "require", "off"]
@@ -56,6 +58,33 @@ class Confinement:
             return list(command)
         paths = dict.fromkeys([*self.tools, *(path for one in more for path in (str(one), os.path.realpath(one)))])
         return sandbox.wrapped(command, self.kind, scratch, list(paths), device)
+
+    def described(self, compiler_cache: Path | None) -> dict[str, str | None]:
+        """Return what compile steps and the load check run in; None for no sandbox."""
+        return {"steps": None if compiler_cache else self.kind, "load": self.kind}
+
+
+def for_steps(
+    mode: SandboxMode, compiler_cache: Path | None, variants: Sequence[PlannedVariant], progress: Progress
+) -> Confinement:
+    """Return the sandbox for a build of these variants, and tell if there is none.
+
+    Raises:
+        ConfigError: If a sandbox is required, and a compiler cache would run compilers outside of it.
+        ToolchainError: If a sandbox is required, and there is none.
+    """
+    if mode == "require" and compiler_cache is not None:
+        raise ConfigError(
+            "a compiler cache's server runs the compilers, outside of a sandbox",
+            where="--sandbox require",
+            hint="add --compiler-cache off",
+        )
+    if not variants and mode != "require":
+        return Confinement(reason="nothing ran")
+    confinement = chosen(mode, next((one.binary.cxx for one in variants if one.binary), None))
+    if confinement.kind is None and mode == "auto":
+        progress.say(f"warning: without a sandbox, since none can be used here ({confinement.reason})")
+    return confinement
 
 
 def chosen(mode: SandboxMode, compiler: Path | None) -> Confinement:
