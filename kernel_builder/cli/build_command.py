@@ -246,10 +246,7 @@ def build(
             dependencies=dependencies,
         ),
     )
-    if as_json:
-        click.echo(json.dumps(summary.as_dict(), indent=2))
-    else:
-        print_summary(summary)
+    click.echo(json.dumps(summary.as_dict(), indent=2)) if as_json else print_summary(summary)
     if summary.error:
         raise SystemExit(summary.error.exit_code)
 
