@@ -30,7 +30,7 @@ from typing import Any
 import click
 import requests
 from figures import machine
-from hub_soak import soak
+from hub_soak import housekeeping, soak
 
 from kernel_builder.server import locks
 from kernel_builder.server.git_objects import FileChange
@@ -326,20 +326,22 @@ ATTACKS = {
     "quota": expansion_attack,
 }
 
+LONG = {"housekeeping": housekeeping, "soak": soak}
+
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice([*ATTACKS, "scale", "soak"]), help="Only these.")
+@click.option("--only", multiple=True, type=click.Choice([*ATTACKS, "scale", *LONG]), help="Only these.")
 @click.option("--repositories", default=10_000, show_default=True, help="Repositories of `scale`.")
-@click.option("--seconds", default=300.0, show_default=True, help="Length of `soak`.")
+@click.option("--seconds", default=300.0, show_default=True, help="Length of `housekeeping` and `soak`.")
 @click.option("--json", "output", type=click.Path(path_type=Path), required=True, help="The file to write.")
 def main(only: tuple[str, ...], repositories: int, seconds: float, output: Path) -> None:
     """Attack a Hub, and write what happens."""
     threading.stack_size(256 << 10)
     done: dict[str, Any] = {}
-    for name in only or (*ATTACKS, "scale", "soak"):
+    for name in only or (*ATTACKS, "scale", *LONG):
         with tempfile.TemporaryDirectory(prefix="hub-attacks-") as temporary:
-            if name == "soak":
-                done[name] = soak(Path(temporary), seconds)
+            if name in LONG:
+                done[name] = LONG[name](Path(temporary), seconds)
             else:
                 directory = Path(temporary)
                 attack = scale(directory, repositories) if name == "scale" else ATTACKS[name](directory)

@@ -1,4 +1,7 @@
-"""A soak of the Hub: 64 clients, git's housekeeping, `hub check`, kills and a full disk, for as long as wanted."""
+"""A soak of the Hub: 64 clients, git's housekeeping, `hub check`, kills and a full disk, for as long as wanted.
+
+`housekeeping` is the same without readers, kills and the full disk.
+"""
 
 from __future__ import annotations
 
@@ -205,25 +208,35 @@ def small_disk(directory: Path) -> Iterator[Path]:
 def soak(directory: Path, seconds: float) -> dict[str, Any]:
     """Run everything at once for some seconds, and compare what was acknowledged with what is found."""
     with small_disk(directory / "disk") as disk:
-        run = Soak(disk)
-        run.start()
-        for repo_id in REPOSITORIES:
-            described = {"name": repo_id.partition("/")[2], "organization": "soak", "type": "kernel"}
-            requests.post(f"{run.url}/api/repos/create", json=described, headers=TOKEN, timeout=10).raise_for_status()
-        jobs: list[tuple[Callable[..., None], ...]] = [(run.watch,), (run.mend,), (run.fill_disk,), (run.kill_often,)]
-        jobs += [(run.write, number) for number in range(WRITERS)]  # type: ignore[misc]
-        jobs += [(run.read, number) for number in range(READERS)]  # type: ignore[misc]
-        jobs += [(run.pack, "gc", "-q"), (run.pack, "pack-refs", "--all", "--prune"), (run.pack, "repack", "-adq")]  # type: ignore[list-item]
-        with ThreadPoolExecutor(len(jobs)) as at_once:
-            running = [at_once.submit(*job) for job in jobs]
-            time.sleep(seconds)
-            run.stop.set()
-        for job in running:
-            job.result()
-        try:
-            return {"seconds": seconds, **_found(run)}
-        finally:
-            run.kill()
+        return _run(Soak(disk), seconds, readers=READERS, disturbed=True)
+
+
+def housekeeping(directory: Path, seconds: float) -> dict[str, Any]:
+    """Write beside git's housekeeping and `hub check`, on an ordinary disk."""
+    return _run(Soak(directory), seconds, readers=0, disturbed=False)
+
+
+def _run(run: Soak, seconds: float, *, readers: int, disturbed: bool) -> dict[str, Any]:
+    run.start()
+    for repo_id in REPOSITORIES:
+        described = {"name": repo_id.partition("/")[2], "organization": "soak", "type": "kernel"}
+        requests.post(f"{run.url}/api/repos/create", json=described, headers=TOKEN, timeout=10).raise_for_status()
+    jobs: list[tuple[Callable[..., None], ...]] = [(run.watch,), (run.mend,)]
+    if disturbed:
+        jobs += [(run.fill_disk,), (run.kill_often,)]
+    jobs += [(run.write, number) for number in range(WRITERS)]  # type: ignore[misc]
+    jobs += [(run.read, number) for number in range(readers)]  # type: ignore[misc]
+    jobs += [(run.pack, "gc", "-q"), (run.pack, "pack-refs", "--all", "--prune"), (run.pack, "repack", "-adq")]  # type: ignore[list-item]
+    with ThreadPoolExecutor(len(jobs)) as at_once:
+        running = [at_once.submit(*job) for job in jobs]
+        time.sleep(seconds)
+        run.stop.set()
+    for job in running:
+        job.result()
+    try:
+        return {"seconds": seconds, **_found(run)}
+    finally:
+        run.kill()
 
 
 def _found(run: Soak) -> dict[str, Any]:

@@ -24,6 +24,8 @@ class BuiltPackage:
         size: Bytes of all files.
         passed: The checks that passed, in this build or in the earlier one that made the package.
         skipped: Check -> why it did not run.
+        sandbox: What the `steps` and the `load` check of the build that made the package ran in; None for no sandbox.
+            A step whose output the cache has does not run.
         report: The result of the checks; None if unchanged, since an earlier build checked the same bytes.
     """
 
@@ -36,6 +38,7 @@ class BuiltPackage:
     size: int
     passed: tuple[str, ...]
     skipped: Mapping[str, str]
+    sandbox: Mapping[str, str | None]
     report: CheckReport | None
 
     def as_dict(self) -> dict[str, Any]:
@@ -50,6 +53,7 @@ class BuiltPackage:
             "bytes": self.size,
             "passed-checks": list(self.passed),
             "skipped-checks": dict(self.skipped),
+            "sandbox": dict(self.sandbox),
             "checks": self.report.as_dict() if self.report else None,
         }
 
@@ -115,6 +119,7 @@ class BuildSummary:
         cpu_seconds: Processor time of the compilers; None where a compiler cache's server ran them.
         seconds: Wall time of the whole build.
         warnings: Title of a step -> what its compiler printed.
+        sandbox: What this build's `steps` and `load` checks ran in; None for no sandbox, or if nothing ran.
         notices: What the projects' authors should know: warnings about `build.toml`, and what is not built.
     """
 
@@ -128,6 +133,7 @@ class BuildSummary:
     seconds: float
     warnings: Mapping[str, str] = field(default_factory=dict)
     notices: tuple[str, ...] = ()
+    sandbox: Mapping[str, str | None] = field(default_factory=dict)
 
     @property
     def errors(self) -> tuple[KernelBuilderError, ...]:
@@ -164,4 +170,5 @@ class BuildSummary:
             "seconds": round(self.seconds, 3),
             "warnings": dict(self.warnings),
             "notices": list(self.notices),
+            "sandbox": dict(self.sandbox),
         }

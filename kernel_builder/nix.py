@@ -125,6 +125,7 @@ def package(spec: Spec, out: Path) -> None:
             jobs=_jobs(),
             load=False,
             provenance=provenance,
+            sandbox="off",  # Nix has its own
         ),
         toolchains,
     )

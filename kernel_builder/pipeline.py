@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernel_builder import checks, files
-from kernel_builder.build import ninja_run, provenance
+from kernel_builder.build import confinement, ninja_run, provenance
 from kernel_builder.build.cache import binary_path
 from kernel_builder.build.graph import Graph, PlannedVariant
 from kernel_builder.build.plan import plan
@@ -24,7 +24,7 @@ from kernel_builder.checks import CheckedPackage, CheckReport, ProbeProcess, sum
 from kernel_builder.config import offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
-from kernel_builder.config.variant import this_platform
+from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, PackageError, StoreError
 from kernel_builder.package import records
 from kernel_builder.package.assembly import assemble
@@ -64,8 +64,9 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         graph = _plan(request, selections, toolchains, failures)
         progress.say(f"{counted(len(graph.variants), 'variant')}, {counted(len(graph.binaries), 'binary')}")
         known = {id(one): _record(one, selections, toolchains.cache) for one in graph.variants}
-        probe = locks.enter_context(ProbeProcess())
         stale = [one for one in graph.variants if not _is_current(known[id(one)], request)]
+        where = confinement.for_steps(request.sandbox, request.compiler_cache, stale, progress)
+        probe = locks.enter_context(ProbeProcess(confinement=where))
         if request.load and "ops" not in request.allow:
             stale = _with_sound_ops(stale, selections, failures, probe)
         outcome = ninja_run.run(
@@ -73,6 +74,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
             toolchains.cache,
             jobs=request.jobs or ninja_run.default_jobs(),
             compiler_cache=request.compiler_cache,
+            confinement=where,
             progress=progress,
         )
         made = _made(stale, outcome, failures)
@@ -80,10 +82,14 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
             probe.start()
         cross = locks.enter_context(_cross_probe(request))
         check = partial(checks.run_all, load=request.load, allow=request.allow, probe=probe, cross_probe=cross)
-        reports = _package_all(request, selections, made, toolchains.cache, failures, progress, check)
+        reports = _package_all(request, selections, made, toolchains.cache, failures, progress, check, probe)
         failed = {(one.project, one.variant) for one in failures.found}
         done = [one for one in graph.variants if (one.project.name, one.variant.name) not in failed]
-        packages = tuple(_built(one, done, selections, reports, known[id(one)]) for one in done)
+        sandboxes = where.described(request.compiler_cache)
+        packages = tuple(
+            _built(one, done, selections, reports, known[id(one)], _sandboxes(where, request, one.variant))
+            for one in done
+        )
         found = tuple(_with_old_package(one, selections) for one in failures.found)
     skipped = {one.project.name: offered.skipped_backends(one.project) for one in selections}
     return BuildSummary(
@@ -97,6 +103,7 @@ def build(request: BuildRequest, toolchains: Toolchains, progress: Progress | No
         seconds=time.monotonic() - started,
         warnings=outcome.warnings,
         notices=tuple(told),
+        sandbox=sandboxes,
     )
 
 
@@ -228,6 +235,7 @@ def _package_all(
     failures: Failures,
     progress: Progress,
     check: Callable[..., Iterator[CheckReport]],
+    probe: ProbeProcess,
 ) -> dict[tuple[str, str], CheckReport]:
     """Package variants, one project after the other. Reports are by project and variant."""
     reports: dict[tuple[str, str], CheckReport] = {}
@@ -237,7 +245,7 @@ def _package_all(
         if not mine:
             continue
         try:
-            found = _package(mine, selection, request, cache, failures, progress, check)
+            found = _package(mine, selection, request, cache, failures, progress, check, probe)
         except KernelBuilderError as error:
             for one in mine:
                 if not any((name, one.variant.name) == (failed.project, failed.variant) for failed in failures.found):
@@ -268,6 +276,7 @@ def _package(
     failures: Failures,
     progress: Progress,
     check: Callable[..., Iterator[CheckReport]],
+    probe: ProbeProcess,
 ) -> dict[str, CheckReport]:
     """Assemble and check packages of one project, and publish those that pass. Reports are by variant."""
     project, destination = selection.project, selection.destination
@@ -287,7 +296,7 @@ def _package(
             title = f"checking {project.name} {one.variant.name}"
             progress.advance("checking", number, len(assembled), detail=title)
             reports[one.variant.name] = next(checked)
-        for name in [name for name in trees if hash_tree(staged / name).value != trees[name]]:
+        for name in [name for name in trees if _is_changed(staged / name, trees[name], probe)]:
             # Loading a package runs its code, which can write to it.
             shutil.rmtree(staged / name)
             failures.add(project.name, name, _changed(project, name))
@@ -304,8 +313,20 @@ def _package(
             needs_others = report.package.metadata and report.package.metadata.kernel_depends
             conditions = None if needs_others else checks.load_conditions(request.cross_python)
             tree = trees[one.variant.name]
-            records.write(one, records.CheckRecord(tree, report.passed, report.skipped, conditions), cache)
+            sandboxes = _sandboxes(probe.confinement, request, one.variant)
+            record = records.CheckRecord(tree, report.passed, report.skipped, conditions, sandboxes)
+            records.write(one, record, cache)
     return passed
+
+
+def _sandboxes(where: confinement.Confinement, request: BuildRequest, variant: Variant) -> Mapping[str, str | None]:
+    """Return what confines a variant's steps and its load. The Python of another platform runs without a sandbox."""
+    described = where.described(request.compiler_cache)
+    return described if variant.platform in (None, this_platform()) else {**described, "load": None}
+
+
+def _is_changed(package: Path, tree: str, probe: ProbeProcess) -> bool:
+    return hash_tree(package).value != tree or probe.has_changed(package)
 
 
 def _changed(project: Project, variant: str) -> PackageError:
@@ -355,6 +376,7 @@ def _built(
     selections: Sequence[Selection],
     reports: Mapping[tuple[str, str], CheckReport],
     record: records.CheckRecord | None,
+    sandboxes: Mapping[str, str | None],
 ) -> BuiltPackage:
     path = _destinations(selections)[planned.project.name] / planned.variant.name
     report = reports.get((planned.project.name, planned.variant.name))
@@ -373,5 +395,6 @@ def _built(
         size=sum(file.stat().st_size for file in path.rglob("*") if file.is_file()),
         passed=report.passed if report else record.passed if record else (),
         skipped=report.skipped if report else record.skipped if record else {},
+        sandbox=sandboxes if report else record.sandbox if record else {},
         report=report,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_builder.build import buildable
 from kernel_builder.build.buildable import UnavailableVariant
+from kernel_builder.build.confinement import SandboxMode
 from kernel_builder.build_summary import Failures
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project
@@ -42,6 +43,8 @@ class BuildRequest:
         cross_python: A Python of another platform, by emulation, that loads its packages; None to leave that out.
         allow: Names of checks whose errors are reported as warnings, and recorded in the packages.
         provenance: What the packages' metadata records of builder and sources; None for what git says.
+        sandbox: Run compilers, linkers and loaded packages in a sandbox: if the system has one (`auto`), or not at all
+            without one (`require`), or never (`off`).
     """
 
     directories: tuple[Path, ...]
@@ -57,6 +60,7 @@ class BuildRequest:
     cross_python: Path | None = None
     allow: tuple[str, ...] = ()
     provenance: Mapping[str, Any] | None = None
+    sandbox: SandboxMode = "auto"
 
 
 @dataclass(frozen=True)

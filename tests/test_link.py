@@ -12,7 +12,7 @@ import pytest
 from kernel_builder import elf
 from kernel_builder.build import commands
 from kernel_builder.build.cache import object_path
-from kernel_builder.build.step_scripts import stage_link
+from kernel_builder.build.step_scripts import linked, stage_link
 from tests.test_plan import Copy, binary
 
 Link = Callable[..., elf.SharedObject]
@@ -25,14 +25,14 @@ def link(copy_project: Copy, tmp_path: Path) -> Link:
     def make(source: str, *, cuda: bool) -> elf.SharedObject:
         planned = binary(copy_project("stable-scale"))
         libraries = commands.torch_libraries(stable=True, cuda=cuda)
-        linked = replace(planned, objects=planned.objects[:1], libraries=libraries)
-        output = object_path(tmp_path, linked.objects[0])
+        changed = replace(planned, objects=planned.objects[:1], libraries=libraries)
+        output = object_path(tmp_path, changed.objects[0])
         output.parent.mkdir(parents=True)
         compiler = ["g++", "-c", "-fPIC", "-O2", "-x", "c++", "-", "-o", str(output)]
         subprocess.run(compiler, input=source, text=True, check=True)
-        stage_link(linked, tmp_path / "link", tmp_path)
+        stage_link(changed, tmp_path / "link", tmp_path)
         subprocess.run(["sh", str(tmp_path / "link" / "run.sh")], check=True)
-        return elf.read(tmp_path / "link" / "out.so")
+        return elf.read(linked(tmp_path / "link"))
 
     return make
 

@@ -271,22 +271,20 @@ def test_a_compiler_that_outlives_its_build_does_not_reach_the_cache(directory: 
         script.read_text().replace("exec >> log", "exec 3>&1 >> log").replace("[ . -ef", "echo >&3; read line\n[ . -ef")
     )
     script.write_text(text)
-    (work / "tmp").mkdir()
     process = subprocess.Popen(
         ["sh", f"{step.key}/run.sh"],
         cwd=work,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "TMPDIR": str(work / "tmp")},
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "\n"  # its object is whole, and not in the cache yet
     assert not output.exists()
     assert ninja_run.run(graph, cache, jobs=2).compiles == 2
     made = output.stat()
-    (work / step.key).mkdir(parents=True)
-    (work / step.key / "out.o").write_text("half of another build's object")
+    (work / step.key / "inside").mkdir(parents=True)
+    (work / step.key / "inside" / "out.o").write_text("half of another build's object")
     process.communicate("\n")
     assert process.returncode == 1
     assert output.stat() == made

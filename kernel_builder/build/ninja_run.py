@@ -27,9 +27,10 @@ from kernel_builder.build.cache import (
     wait_for_others,
     work_directory,
 )
+from kernel_builder.build.confinement import Confinement
 from kernel_builder.build.failures import check_symbols, failure, is_killed
 from kernel_builder.build.graph import Binary, CompileStep, Graph
-from kernel_builder.build.step_scripts import stage_compile, stage_link
+from kernel_builder.build.step_scripts import linked, stage_compile, stage_link
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import host_compiler
@@ -78,7 +79,13 @@ def default_jobs() -> int:
 
 
 def run(
-    graph: Graph, cache: Path, *, jobs: int, compiler_cache: Path | None = None, progress: Progress | None = None
+    graph: Graph,
+    cache: Path,
+    *,
+    jobs: int,
+    compiler_cache: Path | None = None,
+    confinement: Confinement | None = None,
+    progress: Progress | None = None,
 ) -> Outcome:
     """Run every step of the graph whose output the cache lacks.
 
@@ -89,6 +96,7 @@ def run(
         cache: The builder's cache directory, where outputs go.
         jobs: How many processors to use at most.
         compiler_cache: An sccache to put before the compilers.
+        confinement: The sandbox of compilers and linkers; None for none.
         progress: Receives the steps as they end, and a line if a step of another build has to be waited for.
 
     Raises:
@@ -101,7 +109,7 @@ def run(
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         with work_directory(cache) as work:
-            running = _Run(graph, cache, work, jobs, compiler_cache, progress or Silent())
+            running = _Run(graph, cache, work, jobs, compiler_cache, confinement or Confinement(), progress or Silent())
             running.all()
     except OSError as error:
         raise StoreError(
@@ -136,8 +144,7 @@ def compile_alone(step: CompileStep, work: Path, output: Path, threads: int) -> 
     """
     check_path(work)
     stage_compile(step, work / step.key, output, cached=False, threads=threads)
-    environment = _environment(work)
-    subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=environment, check=False)
+    subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=_environment(), check=False)
     if not output.exists():
         raise failure(Graph(()), step, work / step.key, "")
 
@@ -146,10 +153,17 @@ class _Run:
     """One run of a graph: what it has done so far."""
 
     def __init__(
-        self, graph: Graph, cache: Path, work: Path, jobs: int, compiler_cache: Path | None, progress: Progress
+        self,
+        graph: Graph,
+        cache: Path,
+        work: Path,
+        jobs: int,
+        compiler_cache: Path | None,
+        confinement: Confinement,
+        progress: Progress,
     ) -> None:
         self._graph, self._cache, self._work, self._jobs = graph, cache, work, jobs
-        self._compiler_cache, self._progress = compiler_cache, progress
+        self._compiler_cache, self._confinement, self._progress = compiler_cache, confinement, progress
         self.steps = self.compiles = 0
         self.warnings: dict[str, str] = {}
         self.failures: dict[str, BuildError] = {}
@@ -192,7 +206,7 @@ class _Run:
         compiles = [step for step in compiles if self._is_staged(step, compiles)]
         binaries = [one for one in binaries if not self._has_failed(one)]
         for binary in binaries:
-            stage_link(binary, self._work / binary.key, self._cache)
+            stage_link(binary, self._work / binary.key, self._cache, self._confinement)
         steps: list[CompileStep | Binary] = [*compiles, *binaries]
         if not steps:
             return
@@ -210,7 +224,14 @@ class _Run:
     def _is_staged(self, step: CompileStep, compiles: Sequence[CompileStep]) -> bool:
         output, threads = object_path(self._cache, step), self._threads(compiles)
         try:
-            stage_compile(step, self._work / step.key, output, compiler_cache=self._compiler_cache, threads=threads)
+            stage_compile(
+                step,
+                self._work / step.key,
+                output,
+                compiler_cache=self._compiler_cache,
+                threads=threads,
+                confinement=self._confinement,
+            )
         except BuildError as error:
             self.failures[step.key] = error
             (self._work / step.key / FAILED).touch()
@@ -231,11 +252,11 @@ class _Run:
             self.compiles += 1
             return
         try:
-            check_symbols(step, directory / "out.so", self._graph, self._cache)
+            check_symbols(step, linked(directory), self._graph, self._cache)
         except BuildError as error:
             self.failures[step.key] = error
             return
-        put(directory / "out.so", binary_path(self._cache, step))
+        put(linked(directory), binary_path(self._cache, step))
 
 
 def _warnings(compiles: Sequence[CompileStep], work: Path) -> dict[str, str]:
@@ -285,11 +306,12 @@ def find_ninja() -> Path:
     return Path(found)
 
 
-def _environment(work: Path, compiler_cache: Path | None = None) -> dict[str, str]:
-    """Return the environment of the steps. Temporary files go below `work`, and are removed with it."""
-    (work / "tmp").mkdir(exist_ok=True)
-    server = _server() if compiler_cache else {}
-    return {**host_compiler.environment(), **server, "TMPDIR": str(work / "tmp")}
+def _environment(compiler_cache: Path | None = None) -> dict[str, str]:
+    """Return the environment of the steps, with the configuration of a compiler cache only where it is used."""
+    variables = host_compiler.environment()
+    if compiler_cache:
+        return {**variables, **_server()}
+    return {name: value for name, value in variables.items() if not name.startswith("SCCACHE_")}
 
 
 def _server() -> dict[str, str]:
@@ -327,7 +349,7 @@ def _ninja(work: Path, jobs: int, compiler_cache: Path | None, cache: Path, prog
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        env={**_environment(work, compiler_cache), "NINJA_STATUS": "[%f/%t] "},
+        env={**_environment(compiler_cache), "NINJA_STATUS": "[%f/%t] "},
         # Ninja ends its compilers when it is told to end, which the kernel does if this process is killed.
         preexec_fn=lambda: libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
     )

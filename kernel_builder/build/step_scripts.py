@@ -1,6 +1,7 @@
-"""A step's directory: the files it may read, and `run.sh`, which makes its output from them.
+"""A step's directory: `inside`, with the files that it may read, and `run.sh`, which makes its output from them.
 
-The directory holds nothing else, so a file that the include scan missed is a compile error instead of a stale object.
+Nothing else is inside, so a file that the include scan missed is a compile error instead of a stale object. In a
+sandbox, compilers and linkers can write there only. What the script trusts, itself included, is beside it.
 Commands name files in it by relative paths. A compiler that outlives a killed build thus stays in its own directory
 when the next build renames that. Before its script moves the object into the cache, it finds that the directory has
 lost its name, and stops.
@@ -15,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernel_builder.build.cache import FAILED, digest_path, object_path
+from kernel_builder.build.confinement import Confinement
 from kernel_builder.build.graph import CUDA, SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
 from kernel_builder.toolchain.own_headers import escaped
@@ -29,6 +31,9 @@ _BEFORE = (
     "exec >> log 2>&1",
 )
 _COMMAND = "command"
+_INSIDE = "inside"
+
+_UNCONFINED = Confinement()
 
 # Lists that the compiler and the assembler make of the files that they read, and expressions for those that they may.
 _HEADERS_READ, _ASSEMBLED, _READABLE = "headers-read", "assembled", "readable"
@@ -42,10 +47,19 @@ _ONE_A_LINE = (
     r"s,(^|\n)([^/\n]),\1./\2,g; :again; s,//+,/,g; s,/[.]/,/,g",
     r"s,/([^/.\n][^/\n]*|[.][^/.\n][^/\n]*|[.][.][^/\n]+)/[.][.]/,/,; t again",
 )
+
+
+def _taken(name: str) -> str:
+    """Return a command that takes a file out, or ends the script if it is a link or a pipe: they lead anywhere."""
+    return f"mv -f {_INSIDE}/{name} {name} && [ -f {name} ] && [ ! -L {name} ] || exit 1"
+
+
 _CHECK_READ = (
+    _taken(_HEADERS_READ),
     f"[ -s {_HEADERS_READ} ]",
-    f"[ ! -e {_PRINTED} ] || LC_ALL=C sed 's/[ #]/\\\\&/g; s/[$]/$$/g' {_PRINTED} >> {_HEADERS_READ}",
-    f"[ ! -e {_ASSEMBLED} ] || cat {_ASSEMBLED} >> {_HEADERS_READ}",
+    f"[ ! -e {_INSIDE}/{_PRINTED} ] || {{ {_taken(_PRINTED)}"
+    f" && LC_ALL=C sed 's/[ #]/\\\\&/g; s/[$]/$$/g' {_PRINTED} >> {_HEADERS_READ}; }}",
+    f"[ ! -e {_INSIDE}/{_ASSEMBLED} ] || {{ {_taken(_ASSEMBLED)} && cat {_ASSEMBLED} >> {_HEADERS_READ}; }}",
     # Names of files are bytes, in whatever encoding.
     "LC_ALL=C "
     + shlex.join(["sed", "-E", *(part for line in _ONE_A_LINE for part in ("-e", line)), _HEADERS_READ])
@@ -62,28 +76,31 @@ def stage_compile(
     cached: bool = True,
     compiler_cache: Path | None = None,
     threads: int = 1,
+    confinement: Confinement = _UNCONFINED,
 ) -> None:
     """Write the directory of a compile step.
 
     Args:
         output: The object, which the script moves there when it is whole.
         cached: The output is in the builder's cache, which wants its digest, too.
-        compiler_cache: An sccache to put before the compiler.
+        compiler_cache: An sccache to put before the compiler. Its server runs the compiler, outside of a sandbox.
         threads: Threads for nvcc.
+        confinement: The sandbox of the compiler.
 
     Raises:
         BuildError: If a file is not what it was when the build was planned.
     """
+    inside = directory / _INSIDE
     for name, expected in step.files:
-        _write(directory, f"src/{name}", read_unchanged(step.project / name, expected))
+        _write(inside, f"src/{name}", read_unchanged(step.project / name, expected))
     for name, text in step.generated.items():
-        _write(directory, name, text.encode())
+        _write(inside, name, text.encode())
         if text.startswith("#!"):
-            (directory / name).chmod(0o755)
+            (inside / name).chmod(0o755)
     output.parent.mkdir(parents=True, exist_ok=True)
     command = with_paths(step.argv, step.roots)
     if step.tool == "cuda":
-        (directory / "keep").mkdir()
+        (inside / "keep").mkdir()
         if threads > 1 and compiler_cache is None:
             command.append(f"--threads={threads}")
     command += ["-o", "out.o"]
@@ -96,21 +113,26 @@ def stage_compile(
         # The files of .incbin and .include, which the preprocessor does not see.
         of_assembler = f"-Wa,--MD,{_ASSEMBLED}"
         command.append(of_assembler if step.tool != "cuda" else "-Xcompiler=" + of_assembler.replace(",", "\\,"))
-    compile_it = shlex.join(command)
     if step.tool == "clang":
-        ptxas = shlex.quote(str(step.roots[CUDA] / "bin/ptxas"))
-        compile_it = f"PTXAS={ptxas} CC_PRINT_HEADERS=1 CC_PRINT_HEADERS_FILE={_PRINTED} {compile_it}"
+        ptxas = step.roots[CUDA] / "bin/ptxas"
+        command = ["env", f"PTXAS={ptxas}", "CC_PRINT_HEADERS=1", f"CC_PRINT_HEADERS_FILE={_PRINTED}", *command]
+    readable = [place for root in step.roots.values() for place in _places(root)]
+    compile_it = _inside(shlex.join(confinement.around(command, inside, readable)))
     if compiler_cache is not None:
         # A compiler cache may fail where the compiler does not: its server is gone, or its own disk is full.
         # From some of its modes the list of the files that were read does not come either.
-        served = f"{shlex.quote(str(compiler_cache))} {compile_it} && [ -s {_HEADERS_READ} ]"
+        served = _inside(f"{shlex.join([str(compiler_cache), *command])} && [ -s {_HEADERS_READ} ]")
         compile_it = f"{served} || {{ : > log; {compile_it}; }}"
     still_here = f"[ . -ef {shlex.quote(str(directory))} ]"
     finish = [shlex.join(["mv", "-f", "out.o", str(output)])]
     if cached:
         move_digest = shlex.join(["mv", "-f", "digest", str(digest_path(output))])
         finish = ["sha256sum < out.o > digest", still_here, move_digest, *finish]
-    _write_script(directory, [compile_it, *_CHECK_READ, still_here, *finish])
+    _write_script(
+        directory,
+        [compile_it, _taken("out.o"), *_CHECK_READ, still_here, *finish],
+        confinement,
+    )
 
 
 @lru_cache(maxsize=64)
@@ -134,29 +156,47 @@ def _readable(step: CompileStep, directory: Path) -> list[str]:
         *(f"{escaped(root)}/.*" for root in sorted(roots)),
         *step.headers,
         # The assembler's input, and the names, of no files here, that this has for where it is from.
-        rf"{escaped(str(directory.parent / 'tmp'))}/(cc\w+|[^/]+-[0-9a-f]+)\.s",
+        rf"{escaped(str(directory / _INSIDE / 'tmp'))}/(cc\w+|[^/]+-[0-9a-f]+)\.s",
         r"\./[^/]+\.(c|cc|cpp|cu|cxx|ii)",
     ]
 
 
-def stage_link(binary: Binary, directory: Path, cache: Path) -> None:
-    """Write the directory of a link step. The script leaves the binary there as `out.so`, for a last look at it.
+def _inside(command: str) -> str:
+    """Return a command of a shell that runs inside."""
+    return f"( cd {_INSIDE} && {command} )"
+
+
+def linked(directory: Path) -> Path:
+    """Return where a link step leaves its binary."""
+    return directory / "out.so"
+
+
+def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confinement = _UNCONFINED) -> None:
+    """Write the directory of a link step. The script leaves the binary at `linked`, for a last look at it.
 
     A binary that calls the CUDA driver is linked a second time, with libcuda.so.1: Torch does not load that library in
     a way that others see, and a binary that only named it would not load on a machine without a driver.
     """
+    inside = directory / _INSIDE
     for name, text in binary.generated.items():
-        _write(directory, name, text.encode())
-    commands = [_link(binary, cache, binary.libraries)]
+        _write(inside, name, text.encode())
+    objects = [object_path(cache, step) for step in binary.objects]
+
+    def link(libraries: Sequence[str]) -> str:
+        command = _link(binary, cache, libraries)
+        confined = confinement.around(command, inside, [*binary.roots.values(), *objects])
+        return f"{_inside(shlex.join(confined))} && {_taken('out.so')}"
+
+    commands = [link(binary.libraries)]
     if "libtorch_cuda.so" in binary.libraries:
         calls_driver = "nm --dynamic --undefined-only out.so | grep -v ' cuFile' | grep -q ' cu[A-Z]'"
-        commands.append(f"! {{ {calls_driver}; }} || {_link(binary, cache, (*binary.libraries, CUDA_DRIVER))}")
-    _write(directory, _COMMAND, os.fsencode(commands[0]))
-    _write_script(directory, commands)
+        commands.append(f"! {{ {calls_driver}; }} || {{ {link((*binary.libraries, CUDA_DRIVER))}; }}")
+    _write(directory, _COMMAND, os.fsencode(shlex.join(_link(binary, cache, binary.libraries))))
+    _write_script(directory, commands, confinement)
 
 
-def _link(binary: Binary, cache: Path, libraries: Sequence[str]) -> str:
-    command = [
+def _link(binary: Binary, cache: Path, libraries: Sequence[str]) -> list[str]:
+    return [
         str(binary.cxx),
         *with_paths(binary.argv, binary.roots),
         *(str(object_path(cache, step)) for step in binary.objects),
@@ -166,7 +206,6 @@ def _link(binary: Binary, cache: Path, libraries: Sequence[str]) -> str:
         "-o",
         "out.so",
     ]
-    return shlex.join(command)
 
 
 def command_of(directory: Path) -> str:
@@ -189,7 +228,11 @@ def _write(directory: Path, name: str, content: bytes) -> None:
     os.utime(path, (0, 0))  # __TIMESTAMP__ is the time of the file
 
 
-def _write_script(directory: Path, commands: Sequence[str]) -> None:
+def _write_script(directory: Path, commands: Sequence[str], confinement: Confinement) -> None:
     """Write `run.sh`, which runs the commands one after the other and appends all they print to `log`."""
-    lines = [*_BEFORE, *commands, ": > done"]
+    temporary = directory / _INSIDE / "tmp"
+    temporary.mkdir(exist_ok=True)
+    names = "TMPDIR HOME" if confinement.kind else "TMPDIR"
+    variables = [f"export {name}={shlex.quote(str(temporary))}" for name in names.split()]
+    lines = [*_BEFORE, *variables, *commands, ": > done"]
     _write(directory, "run.sh", os.fsencode("\n".join(lines) + "\n"))

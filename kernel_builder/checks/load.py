@@ -85,19 +85,27 @@ def loading(
     for process, here in ((asked, True), (cross, False)):
         group = [path for path in directories if _is_for_this_platform(path) is here and _is_complete(path)]
         if process and group:
-            started.append((process.ask("load", str(SECONDS), *map(str, group)), group))
+            seen = {directory: process.show(directory) for directory in group}
+            started.append((process.ask("load", str(SECONDS), *map(str, seen.values())), seen))
 
     @cache
     def answers() -> Mapping[str, Mapping[str, Any]]:
         found: dict[str, Mapping[str, Any]] = {}
-        for wait, group in started:
-            answer = wait(SECONDS * (len(group) + 1))
-            if not isinstance(answer, dict):
-                answer = {str(directory): {"outcome": answer[0], "text": answer[1]} for directory in group}
-            found |= answer
+        for wait, seen in started:
+            answer = wait(SECONDS * (len(seen) + 1))
+            for directory, copy in seen.items():
+                if isinstance(answer, dict):
+                    found[str(directory)] = _of_package(answer[str(copy)], copy, directory)
+                else:
+                    found[str(directory)] = {"outcome": answer[0], "text": answer[1]}
         return found
 
     yield answers
+
+
+def _of_package(answer: Mapping[str, Any], copy: Path, package: Path) -> Mapping[str, Any]:
+    """Return an answer about a copy of a package with the package's own path in its words."""
+    return {**answer, "text": answer["text"].replace(str(copy), str(package))}
 
 
 def _is_for_this_platform(directory: Path) -> bool | None:

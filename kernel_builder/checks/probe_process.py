@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,10 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from kernel_builder import sandbox
+from kernel_builder.build.confinement import Confinement
+from kernel_builder.package.tree_digest import hash_tree
 
 # Of one question, unless the caller says otherwise.
 SECONDS = 300
@@ -25,13 +30,23 @@ class ProbeProcess:
     Importing Torch takes seconds, so one process answers all questions of a command, and `start` begins the import
     before the first of them. A process that has died, or has not answered the question before, is replaced.
 
+    In a sandbox, the process sees copies of packages in a directory that it may write, and no other file of the user
+    than Python's and those in the Hub's cache.
+
     Args:
         python: The interpreter whose client and Torch are asked.
+        confinement: The sandbox of the process; None for none.
     """
 
-    def __init__(self, python: str = sys.executable) -> None:
+    def __init__(self, python: str = sys.executable, confinement: Confinement | None = None) -> None:
         self._python = python
+        self.confinement = confinement or Confinement()
         self._running: _Running | None = None
+        self._opened = ExitStack()
+        self._copies: Path | None = None
+        self._shown: dict[Path, Path] = {}
+        if self.confinement.kind is not None:
+            self._copies = Path(self._opened.enter_context(tempfile.TemporaryDirectory(prefix="kernel-builder-")))
 
     def __enter__(self) -> ProbeProcess:
         return self
@@ -40,6 +55,21 @@ class ProbeProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop()
+        self._opened.close()
+
+    def show(self, package: Path) -> Path:
+        """Return where the process sees a package: in a sandbox, that is a copy."""
+        if self._copies is None:
+            return package
+        copy = self._copies / str(len(self._shown)) / package.name
+        shutil.copytree(package, copy, symlinks=True)
+        self._shown[package] = copy
+        return copy
+
+    def has_changed(self, package: Path) -> bool:
+        """Return whether the process has changed its copy of a package."""
+        copy = self._shown.get(package)
+        return copy is not None and hash_tree(copy).value != hash_tree(package).value
 
     def start(self) -> None:
         """Start the process, unless it runs already."""
@@ -73,7 +103,7 @@ class ProbeProcess:
         if self._running and (self._running.is_asked or self._running.process.poll() is not None):
             self._stop()
         if self._running is None:
-            self._running = _Running(self._python)
+            self._running = _Running(self._python, self.confinement, self._copies)
         return self._running
 
     def _stop(self) -> None:
@@ -89,19 +119,20 @@ class _Running:
         is_asked: Whether it has a question that it has not answered.
     """
 
-    def __init__(self, python: str) -> None:
+    def __init__(self, python: str, confinement: Confinement, copies: Path | None) -> None:
         self.is_asked = False
         source = (Path(__file__).parent / "probe.py").read_text(encoding="utf-8")
         with ExitStack() as stack:
-            empty = stack.enter_context(tempfile.TemporaryDirectory())
+            empty = stack.enter_context(tempfile.TemporaryDirectory(dir=copies))
             self._words = stack.enter_context((Path(empty) / "words").open("w+", errors="replace"))
             self.connection, other = multiprocessing.Pipe()
             stack.enter_context(self.connection)
             with other:
+                command = [python, "-X", "faulthandler", "-c", source, str(other.fileno())]
                 self.process = subprocess.Popen(
-                    [python, "-X", "faulthandler", "-c", source, str(other.fileno())],
+                    _confined(command, confinement, copies, Path(empty)) if copies else command,
                     cwd=empty,
-                    env={**os.environ, "HF_HUB_OFFLINE": "1"},
+                    env=_environment(Path(empty)) if copies else {**os.environ, "HF_HUB_OFFLINE": "1"},
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
                     stderr=self._words,
@@ -120,8 +151,32 @@ class _Running:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return f"no answer after {seconds:.0f} s"
-        if status < 0:
-            return f"the process was killed by {signal.Signals(-status).name}"
+        # A sandbox passes on the end of the process as shells do.
+        number = -status if status < 0 else status - 128
+        if number in signal.valid_signals():
+            return f"the process was killed by {signal.Signals(number).name}"
         self._words.seek(0)
         words = self._words.read().strip().splitlines()
         return f"the process ended with status {status}" + (f": {words[-1]}" if words else "")
+
+
+def _confined(command: list[str], confinement: Confinement, copies: Path, directory: Path) -> list[str]:
+    """Return the command in its sandbox, in a directory below `copies`."""
+    # A package may look for a GPU when it is imported.
+    device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+    started = ["sh", "-c", 'cd "$0" && exec "$@"', str(directory), *command]
+    paths = sandbox.readable([Path(command[0]).parent.parent, _hub_cache()])
+    return confinement.around(started, copies, map(Path, paths), device)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    python = {name: value for name, value in os.environ.items() if name in ("PYTHONPATH", "VIRTUAL_ENV")}
+    return {**sandbox.environment(home), **python, "HF_HUB_CACHE": str(_hub_cache())}
+
+
+def _hub_cache() -> Path:
+    """Return the client's cache, where the kernels that a package depends on are."""
+    if named := os.environ.get("HF_HUB_CACHE"):
+        return Path(named).absolute()
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))  # noqa: PTH111
+    return Path(os.environ.get("HF_HOME") or caches / "huggingface").absolute() / "hub"

@@ -26,6 +26,7 @@ from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 
 if TYPE_CHECKING:
+    from kernel_builder.build.confinement import SandboxMode
     from kernel_builder.toolchain import Toolchains
     from kernel_builder.toolchain.tools import CudaCompiler
 
@@ -68,8 +69,16 @@ def print_summary(summary: BuildSummary) -> None:
     click.echo(
         f"{counted(len(summary.packages), 'variant')} from {counted(binaries, 'binary')}; "
         f"{counted(summary.compiles, 'file')} compiled {cost}; "
-        f"{summary.seconds:.1f} s in all"
+        f"{summary.seconds:.1f} s in all{_confined(summary)}"
     )
+
+
+def _confined(summary: BuildSummary) -> str:
+    """Return what compilers and packages ran in."""
+    steps, load = summary.sandbox.get("steps"), summary.sandbox.get("load")
+    if load and summary.compiles and not steps:
+        return f"; loaded in a sandbox ({load}), compiled outside, by the compiler cache's server"
+    return f"; in a sandbox ({load})" if load else ""
 
 
 def _print_unavailable(summary: BuildSummary) -> None:
@@ -186,6 +195,14 @@ def _cut(text: str) -> str:
 @click.option(
     "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be given again."
 )
+@click.option(
+    "--sandbox",
+    type=click.Choice(["auto", "require", "off"]),
+    default="auto",
+    show_default=True,
+    help="Run compilers and load packages without network, home and other files: where the system permits it, or not "
+    "at all without. A compiler cache's server runs compilers outside of it, so `require` uses none.",
+)
 @json_option
 def build(
     directories: tuple[Path, ...],
@@ -208,6 +225,7 @@ def build(
     load: bool,
     cross_python: Path | None,
     allow: tuple[str, ...],
+    sandbox: SandboxMode,
     as_json: bool,
 ) -> None:
     """Build the kernel projects in DIR (default: here).
@@ -226,6 +244,7 @@ def build(
     kernel-builder build kernels/* --backend cuda --jobs 4
     kernel-builder build . --variant torch214-cxx11-cu130-x86_64-linux
     kernel-builder build . --capability 9.0
+    kernel-builder build strangers-kernel --sandbox require
     """
     from kernel_builder.toolchain import Toolchains, compiler_cache
 
@@ -239,10 +258,11 @@ def build(
             capabilities=capabilities,
             out=out,
             jobs=jobs,
-            compiler_cache=compiler_cache.find(sccache),
+            compiler_cache=compiler_cache.find("off" if (sandbox, sccache) == ("require", "auto") else sccache),
             load=load,
             cross_python=cross_python.absolute() if cross_python else None,
             allow=allow,
+            sandbox=sandbox,
         ),
         partial(
             Toolchains,
@@ -255,10 +275,7 @@ def build(
             dependencies=dependencies,
         ),
     )
-    if as_json:
-        click.echo(json.dumps(summary.as_dict(), indent=2))
-    else:
-        print_summary(summary)
+    click.echo(json.dumps(summary.as_dict(), indent=2)) if as_json else print_summary(summary)
     if summary.error:
         raise SystemExit(summary.error.exit_code)
 

@@ -23,19 +23,23 @@ class CheckRecord:
         passed: The checks that passed.
         skipped: Check -> why it did not run.
         conditions: What that depended on; None if that is not known.
+        sandbox: What the `steps` of that build and its `load` check ran in; None for no sandbox. It is not in the
+            package: equal inputs give equal bytes on machines with and without one.
     """
 
     tree: str
     passed: tuple[str, ...] = ()
     skipped: Mapping[str, str] = field(default_factory=dict)
     conditions: str | None = None
+    sandbox: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def read(planned: PlannedVariant, package: Path, cache: Path) -> CheckRecord | None:
     """Return the note of a package, if it is what these inputs give; None otherwise."""
     try:
         stored = json.loads(_path(planned, cache).read_text())
-        record = CheckRecord(stored["tree"], tuple(stored["passed"]), dict(stored["skipped"]), stored["conditions"])
+        passed, skipped = tuple(stored["passed"]), dict(stored["skipped"])
+        record = CheckRecord(stored["tree"], passed, skipped, stored["conditions"], stored.get("sandbox", {}))
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return record if record.tree == hash_tree(package).value else None

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from kernel_builder import sandbox
 from kernel_builder.errors import BuildError, ConfigError, KernelBuilderError, MeasureError
 from kernel_builder.progress import Progress, Silent
-from kernel_builder.search import sandbox
 from kernel_builder.search.candidate import MODEL, Candidate, read_candidate
 from kernel_builder.search.examination import Examination, RejectedError
 from kernel_builder.search.peers import COMPILED, Peers

@@ -18,16 +18,11 @@ from types import TracebackType
 from typing import Any
 
 import kernel_builder
-from kernel_builder.search import sandbox
+from kernel_builder import sandbox
 from kernel_builder.search.arena import Arena
 from kernel_builder.search.worker_process import receive, send
 
 _LONGEST_ANSWER = 1 << 20
-# A candidate gets no variable that could hold a secret.
-_KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX"}
-# Without these a compiler that is not installed in the system's directories does not find its parts.
-_KEPT |= {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"}
-_KEPT_PREFIXES = ("OMP_", "KMP_", "MKL_", "NVIDIA_", "TORCH_CUDA_ARCH", "TRITON_", "NIX_")
 _LONGEST_WORDS = 1500
 
 
@@ -203,18 +198,13 @@ class WorkerProcess:
         return os.pread(file, _LONGEST_WORDS, start).decode(errors="replace").strip()
 
     def _environment(self, package: Path, more: dict[str, str]) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
         scratch = str(self.scratch)
         own = {
-            "HOME": scratch,
-            "TMPDIR": scratch,
-            "XDG_CACHE_HOME": f"{scratch}/.cache",
             "TORCH_EXTENSIONS_DIR": f"{scratch}/extensions",
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
             "TRITON_CACHE_DIR": f"{scratch}/triton",
-            "HF_HUB_OFFLINE": "1",
             "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONDONTWRITEBYTECODE": "1",
             "USER": "judge",
         }
-        return {**kept, **own, **more}
+        return {**sandbox.environment(self.scratch), **own, **more}

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.search import sandbox
+from kernel_builder import sandbox
 
 _HEAD = struct.Struct("!Q")
 _WATCHED = (

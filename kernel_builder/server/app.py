@@ -31,7 +31,7 @@ from kernel_builder.server.refusals import Moved, Refusal, bad_request, busy, no
 from kernel_builder.server.routes import ROUTERS, pages
 from kernel_builder.server.routes.absent import absent
 from kernel_builder.server.settings import Settings
-from kernel_builder.server.turns import Turns
+from kernel_builder.server.turns import ReadTurns, Turns
 
 log = structlog.stdlib.get_logger("kernel_builder.server")
 
@@ -90,6 +90,7 @@ def create_app(settings: Settings) -> FastAPI:
     if settings.audit_log is not None:
         app.state.audit_file = AuditFile(settings.audit_log)
         app.add_middleware(Audit, file=app.state.audit_file)
+    app.add_middleware(ReadTurns, count=READERS)
     app.add_middleware(RequestObserver, metrics=app.state.metrics)
     return app
 

@@ -47,8 +47,12 @@ class GitCommits:
         author: str,
         parent: str | None = None,
         pull_request: bool = False,
+        stored: int = 0,
     ) -> tuple[str, str]:
         """Make all changes in one commit, on a branch or as a new pull request for it.
+
+        Args:
+            stored: The bytes of new blobs, which the index counts.
 
         Returns:
             The commit and the full name of the ref that points to it.
@@ -56,7 +60,7 @@ class GitCommits:
         Raises:
             Refusal: If the branch does not exist, is not at `parent`, or a change cannot be made.
         """
-        with self._refs.locked():
+        with self._refs.locked(stored):
             if pull_request:  # for a branch only, not for a tag, a commit or another pull request
                 full = f"refs/heads/{revision}"
             else:

@@ -22,7 +22,7 @@ from kernel_builder.server.git_objects import Ref, one_line, persistently, write
 from kernel_builder.server.locks import repository_lock
 from kernel_builder.server.refusals import NotFree, bad_request, conflict, no_revision
 
-Changing = Callable[[str], AbstractContextManager[None]]
+Changing = Callable[[str, int], AbstractContextManager[None]]
 
 
 class GitRefs:
@@ -59,9 +59,12 @@ class GitRefs:
         return isinstance(self._git.get(oid), pygit2.Commit)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the repository's lock, which every move of a ref needs. At its end, the index reads the repository."""
-        with repository_lock(self._path, self._repo_id), self._changing(self._repo_id):
+    def locked(self, stored: int = 0) -> Iterator[None]:
+        """Hold the repository's lock, which every move of a ref needs.
+
+        At its end, the index reads the repository, and counts the bytes that were stored in it.
+        """
+        with repository_lock(self._path, self._repo_id), self._changing(self._repo_id, stored):
             yield
 
     def resolve(self, revision: str) -> str:

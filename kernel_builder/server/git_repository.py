@@ -57,7 +57,7 @@ class GitRepository:
         """Create a repository with its first commit at a staging path, which other callers cannot see."""
         pygit2.init_repository(str(path), bare=True, initial_head="main")
         (path / "large").mkdir()
-        repository = cls(repo_id, path, lambda _: nullcontext())
+        repository = cls(repo_id, path, lambda *_: nullcontext())
         repository.configuration.set(_PRIVATE, "true" if private else "false")
         repository.commits.create_first(author)
         return repository
@@ -67,7 +67,7 @@ class GitRepository:
         """Create an empty repository, which is to become a copy of one of another Hub, at a staging path."""
         pygit2.init_repository(str(path), bare=True, initial_head="main")
         (path / "large").mkdir()
-        repository = cls(repo_id, path, lambda _: nullcontext())
+        repository = cls(repo_id, path, lambda *_: nullcontext())
         repository.configuration.set(_PRIVATE, "false")
         repository.configuration.set(_MIRROR_OF, url)
         return repository

@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from kernel_builder.errors import HubError
@@ -148,11 +148,12 @@ class RepositoryIndex:
             log.info("built the index of %d repositories in %.1f s", count, time.monotonic() - began)
 
     @contextmanager
-    def changing(self, repo_id: str, *, freeing: bool = False) -> Iterator[None]:
+    def changing(self, repo_id: str, stored: int = 0, *, freeing: bool = False) -> Iterator[None]:
         """Read a repository again at the end of the context, or later if this process is killed meanwhile.
 
         Args:
             repo_id: The repository.
+            stored: Bytes that are stored in it; not counted if the context ends with an exception.
             freeing: Whether the change frees space. Then it is made though the disk may be too full for a mark.
         """
         mark: int | None = None
@@ -163,18 +164,27 @@ class RepositoryIndex:
         except sqlite3.OperationalError:
             if not freeing:
                 raise
+        grown = 0
         try:
             yield
+            grown = stored
         finally:
             try:
-                self.refresh(repo_id, mark)
+                self.refresh(repo_id, mark, grown=grown)
             except Exception as error:  # the change was made, and is acknowledged; a reader tries again
                 log.warning("the index is behind at %s: %s", repo_id, error)
 
-    def refresh(self, repo_id: str, mark: int | None = None, *, afresh: bool = False) -> None:
-        """Read a repository again, and remove a mark; `afresh` also measures its size again."""
+    def refresh(self, repo_id: str, mark: int | None = None, *, grown: int = 0, afresh: bool = False) -> None:
+        """Read a repository again, and remove a mark.
+
+        Args:
+            grown: Bytes to count as stored in it.
+            afresh: Measure its size instead of counting.
+        """
         with self._writing() as database:
             known = self.find(repo_id)
+            if known is not None:
+                known = replace(known, bytes=known.bytes + grown)
             row = self._read(repo_id, None if afresh else known)
             if row is None:
                 database.execute("DELETE FROM repositories WHERE repo_id = ?", (repo_id,))

@@ -120,6 +120,7 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
             log_config=None,
             access_log=False,
             server_header=False,
+            loop="asyncio",  # uvloop accepts one connection a turn: with 500 at once, `/health` waits for 500 turns
             http=limited(connections, settings.limits.idle_seconds),
             timeout_keep_alive=30,
             timeout_graceful_shutdown=10,

@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import anyio
 from anyio import to_thread
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_builder.server import locks
 from kernel_builder.server.refusals import NotFree, busy
@@ -17,6 +18,8 @@ from kernel_builder.server.refusals import NotFree, busy
 WAITING = 32  # requests that wait for one repository
 WRITERS = 16  # threads that write; readers have others, so a slow disk does not keep reads and /health waiting
 _LONGEST_POLL = 0.1
+# The addresses that must be answered while everything else waits.
+_AT_ONCE = {"/health", "/metrics"}
 
 Result = TypeVar("Result")
 
@@ -87,3 +90,38 @@ class Turns:
                     raise
             await anyio.sleep(poll)
             poll = min(poll * 1.5, _LONGEST_POLL)
+
+
+class ReadTurns:
+    """Middleware that lets some reads at a time look for their answer; the others wait, first come, first served.
+
+    The event loop gives each task a turn. With 500 reads at once, `/health` would have to wait for a part of each of
+    them several times over. A read gives its place away as its answer begins: slow readers do not keep others waiting.
+    """
+
+    def __init__(self, app: ASGIApp, count: int) -> None:
+        self._app = app
+        self._places = anyio.Semaphore(count)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] not in {"GET", "HEAD"} or scope["path"] in _AT_ONCE:
+            await self._app(scope, receive, send)
+            return
+        await self._places.acquire()
+        held = True
+
+        def leave() -> None:
+            nonlocal held
+            if held:
+                self._places.release()
+            held = False
+
+        async def leaving(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                leave()
+            await send(message)
+
+        try:
+            await self._app(scope, receive, leaving)
+        finally:
+            leave()

@@ -12,18 +12,21 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pygit2
 import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
+from starlette.types import Message, Receive, Scope, Send
 
 from kernel_builder.errors import HubError
 from kernel_builder.server import mend, repository_index, tokens
 from kernel_builder.server.git_ignore import ignored
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.settings import Settings
+from kernel_builder.server.turns import ReadTurns
 from kernel_builder.server.xet_format import Xorb
 from kernel_builder.server.xet_hashes import xorb_hash
 from tests.hub.conftest import RunningHub
@@ -254,3 +257,43 @@ def test_the_index_follows_every_change(hub: RunningHub, monkeypatch: pytest.Mon
         if not damaged:
             index.unlink()
         assert Hub(Settings(hub.root)).index.page(None, count=9) == before
+
+
+# Turns
+
+
+def test_reads_wait_for_a_place_and_health_does_not() -> None:
+    """A read has its place until its answer begins, so readers that do not read keep nobody waiting."""
+    begun: list[str] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        begun.append(scope["path"])
+        if scope["path"] == "/slow-to-answer":
+            await anyio.sleep_forever()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        if scope["path"] == "/slow-to-read":
+            await anyio.sleep_forever()
+
+    async def ask() -> None:
+        turns = ReadTurns(app, count=2)
+
+        async def get(path: str, method: str = "GET") -> None:
+            await turns({"type": "http", "method": method, "path": path}, receive, send)
+
+        async def receive() -> Message:
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            pass
+
+        async with anyio.create_task_group() as group:
+            for path in ("/slow-to-read",) * 5 + ("/slow-to-answer",) * 3:
+                group.start_soon(get, path)
+            await anyio.wait_all_tasks_blocked()
+            assert begun == ["/slow-to-read"] * 5 + ["/slow-to-answer"] * 2
+            with anyio.fail_after(10):
+                await get("/health")
+                await get("/commit", "POST")
+            group.cancel_scope.cancel()
+
+    anyio.run(ask)

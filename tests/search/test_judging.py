@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from kernel_builder import sandbox
 from kernel_builder.cli import main
-from kernel_builder.search import sandbox
 from kernel_builder.search.judge import JudgeRequest, judge
 from kernel_builder.search.verdict import Verdict
 from tests.search.conftest import HERE, note, quick, scale_project

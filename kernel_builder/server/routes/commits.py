@@ -161,12 +161,11 @@ async def commit(
                 author=caller.name,
                 parent=parent,
                 pull_request=create_pr,
+                stored=claim.size,
             )
 
         oid, ref = await turns.change(repo_id, write)
         request.state.commit, request.state.revision = oid, ref
-        if claim.size:
-            await to_thread.run_sync(hub.index.grow, repo_id, claim.size)
     base = f"{base_url(request)}/kernels/{repo_id}"
     answer: dict[str, Any] = {
         "success": True,

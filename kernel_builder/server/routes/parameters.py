@@ -1,4 +1,8 @@
-"""Parameters that many routes share: the Hub, the caller, and the repository, revision and path of an address."""
+"""Parameters that many routes share: the Hub, the caller, and the repository, revision and path of an address.
+
+FastAPI runs a plain function in a thread, which costs a request more than most of these functions do. So those that
+wait for nothing are `async`; `caller_of` may read the token file.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +23,19 @@ from kernel_builder.server.turns import Turns
 _GIT_TYPES = {"application/x-git-upload-pack-request", "application/vnd.git-lfs+json"}
 
 
-def hub_of(request: Request) -> Hub:
+def served_hub(request: Request) -> Hub:
     """Return the Hub that this application serves."""
     hub = request.app.state.hub
     assert isinstance(hub, Hub)
     return hub
 
 
-def turns_of(request: Request) -> Turns:
+async def hub_of(request: Request) -> Hub:
+    """Return the Hub, as a parameter of a route."""
+    return served_hub(request)
+
+
+async def turns_of(request: Request) -> Turns:
     """Return the queues of this application's writers."""
     turns = request.app.state.turns
     assert isinstance(turns, Turns)
@@ -40,7 +49,7 @@ def caller_of(request: Request) -> Caller:
     if sent.lower().startswith("basic ") and request.method not in {"GET", "HEAD"} and not by_git:
         # A browser adds basic credentials to every form, also to one on a malicious page. No form has git's types.
         raise no_token("send the token as 'Authorization: Bearer …' to change something")
-    caller = hub_of(request).caller(sent)
+    caller = served_hub(request).caller(sent)
     request.state.caller = caller.name
     return caller
 
@@ -48,17 +57,17 @@ def caller_of(request: Request) -> Caller:
 async def repo_of(organization: str, name: str, request: Request) -> str:
     """Return the id of the repository in the address. If it is to be copied from another Hub, that is done first."""
     repo_id = names.repo_id(segment(organization), segment(name))
-    if (mirror := hub_of(request).mirror) is not None:
+    if (mirror := served_hub(request).mirror) is not None:
         await mirror.ensure(repo_id)
     return repo_id
 
 
-def revision_of(revision: str) -> str:
+async def revision_of(revision: str) -> str:
     """Return the revision in the address."""
     return segment(revision)
 
 
-def path_of(path: str) -> str:
+async def path_of(path: str) -> str:
     """Return the path of the file or folder in the address."""
     return segment(path).strip("/")
 

@@ -33,7 +33,7 @@ from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.large_files import IncomingFile
 from kernel_builder.server.receive import Slots, blocks, parse_json
 from kernel_builder.server.refusals import bad_request, too_large, wrong_token
-from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, TheTurns, base_url, hub_of
+from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, TheTurns, base_url, served_hub
 from kernel_builder.server.tokens import Caller
 from kernel_builder.server.xet_format import XetFile, Xorb, read_shard
 from kernel_builder.server.xet_hashes import xorb_hash
@@ -78,7 +78,7 @@ def upload_of(request: Request) -> XetUpload:
     Raises:
         Refusal: If this Hub did not issue the token, it has expired, or its holder may no longer write.
     """
-    hub = hub_of(request)
+    hub = served_hub(request)
     payload, _, signature = request.headers.get("authorization", "").removeprefix("Bearer ").partition(".")
     try:
         decoded = base64.urlsafe_b64decode(payload)

@@ -1,13 +1,15 @@
-"""Confines a worker: bubblewrap where it is installed and may be used, else Landlock, else what any process can do.
+"""Confines a process: bubblewrap where it is installed and may be used, else Landlock, else what any process can do.
 
-Each of them takes away the network where the system permits it, the sight of the judge's memory, and writing outside
-a scratch directory. This module is imported by workers before Torch.
+Each of them takes away the network where the system permits it, the sight of other processes' memory, and writing
+outside a scratch directory. The judge's workers import this module before Torch. As a program (`python sandbox.py
+SETTINGS COMMAND...`), it confines its own process and becomes the command.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import json
 import os
 import resource
 import shutil
@@ -37,12 +39,43 @@ _PROC_DIRECTORIES = ("/proc/self", "/proc/sys", "/proc/driver")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 
 
+# Variables that programs need. Others may hold secrets.
+_KEPT = {"PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES", "CC", "CXX"}
+# Without these a compiler that is not installed in the system's directories does not find its parts.
+_KEPT |= {"CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "COMPILER_PATH", "GCC_EXEC_PREFIX"}
+_KEPT_PREFIXES = ("OMP_", "KMP_", "MKL_", "NVIDIA_", "TORCH_CUDA_ARCH", "TRITON_", "NIX_")
+
+
 def readable(more: Iterable[Path]) -> list[str]:
-    """Return the directories that a worker may read: the system, Python with what it imports, and `more`."""
-    found = [*_SYSTEM, sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
+    """Return the paths that a process may read: the system, Python with what it imports, and `more`.
+
+    The user's home, and what contains it, are not among them, though programs are started there.
+    """
+    home = Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111  # `Path.home` needs a passwd entry
+    found = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
     found += [os.environ.get("CUDA_HOME", "/usr/local/cuda"), *map(str, more)]
-    both = [path for one in found for path in (one, os.path.realpath(one))]
+    found = [path for path in found if not home.is_relative_to(os.path.realpath(path))]
+    both = [path for one in (*_SYSTEM, *found) for path in (one, os.path.realpath(one))]
     return list(dict.fromkeys(path for path in both if Path(path).exists()))
+
+
+def environment(scratch: Path) -> dict[str, str]:
+    """Return this process's environment without what could hold a secret; its home is the scratch directory."""
+    kept = {name: value for name, value in os.environ.items() if name in _KEPT or name.startswith(_KEPT_PREFIXES)}
+    own = {"HOME": str(scratch), "TMPDIR": str(scratch), "XDG_CACHE_HOME": f"{scratch}/.cache", "HF_HUB_OFFLINE": "1"}
+    return {**kept, **own}
+
+
+def wrapped(command: Sequence[str], kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
+    """Return a command that runs in a sandbox: it may read `paths`, and write `scratch`, where it starts."""
+    if kind == BUBBLEWRAP:
+        words = prefix(kind, scratch, paths, device)
+        if device != "cpu":
+            return [*words, *command]
+        # With a first process of bubblewrap's own, bubblewrap would end before all of the others have.
+        return [*words, "--as-pid-1", "sh", "-c", '"$@"; exit $?', "sh", *command]
+    settings = json.dumps([kind, str(scratch), list(paths), device])
+    return [sys.executable, "-I", "-S", __file__, settings, *command]
 
 
 @functools.cache
@@ -53,7 +86,7 @@ def strongest() -> str:
         with suppress(OSError, subprocess.TimeoutExpired):
             if subprocess.run(trial, capture_output=True, check=False, timeout=10).returncode == 0:
                 return BUBBLEWRAP
-    return LANDLOCK if _landlock_version() > 0 else PROCESS
+    return LANDLOCK if landlock_version() > 0 else PROCESS
 
 
 def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
@@ -68,7 +101,8 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
     for path in _outermost(paths):
         link = Path(path).is_symlink()
         words += ["--symlink", str(Path(path).readlink()), path] if link else ["--ro-bind", path, path]
-    return [*words, "--bind", str(scratch), str(scratch), "--chdir", str(scratch)]
+    # What remains is the root, a file system in memory.
+    return [*words, "--bind", str(scratch), str(scratch), "--remount-ro", "/", "--chdir", str(scratch)]
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
@@ -112,11 +146,13 @@ def _leave_namespaces(libc: ctypes.CDLL, device: str) -> None:
     if device == "cpu":
         if child := os.fork():
             _, status = os.waitpid(child, 0)
-            os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
+            ended = os.waitstatus_to_exitcode(status)
+            os._exit(ended if ended >= 0 else 128 - ended)  # as shells and bubblewrap do
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _landlock_version() -> int:
+def landlock_version() -> int:
+    """Return the version of Landlock that the kernel has; 0 or less for none."""
     return int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, 0, 1))
 
 
@@ -126,7 +162,7 @@ def _restrict(libc: ctypes.CDLL, scratch: Path, paths: Sequence[str], device: st
     Raises:
         OSError: If the kernel refuses, so that no candidate runs with less than the verdict says.
     """
-    version = _landlock_version()
+    version = landlock_version()
     everything = (1 << 13) - 1 | (1 << 13 if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
     attributes = struct.pack("QQQ", everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
@@ -153,3 +189,15 @@ def _checked(result: int) -> int:
     if result < 0:
         raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
     return result
+
+
+def main() -> None:
+    """Confine this process, and become the command."""
+    kind, scratch, paths, device = json.loads(sys.argv[1])
+    confine(kind, Path(scratch), paths, device)
+    os.chdir(scratch)
+    os.execvp(sys.argv[2], sys.argv[2:])
+
+
+if __name__ == "__main__":
+    main()
