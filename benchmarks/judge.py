@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import dataclasses
 import datetime
 import json
 import os
@@ -20,14 +21,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path.insert(0, str(ROOT))
 
-from tests.search.conftest import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, scale_project, task_of  # noqa: E402
+from tests.search.conftest import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, quick, scale_project, task_of  # noqa: E402
+
+if TYPE_CHECKING:
+    from kernel_builder.search.judge import JudgeRequest
 
 
 def judged(candidate: Path, task: Path, *options: str, seconds: float = 300) -> dict:
@@ -64,10 +70,19 @@ def save(name: str, document: dict) -> None:
     (RESULTS / f"judge_{name}.json").write_text(json.dumps({**machine(), **document}, indent=1) + "\n")
 
 
-def quick_options(file: Path) -> list[str]:
-    words = dict(word.split("=") for word in note(file, "options").split() if "=" in word)
-    options = ["--inputs", "12", "--rounds", words.get("rounds", "0"), "--against", "eager"]
-    return [*options, "--call-seconds", words.get("call_seconds", "30")]
+def rejection(request: JudgeRequest) -> tuple[str, str]:
+    """Judge a candidate in this process. Return as what it is rejected, or "right", and why."""
+    import torch
+
+    from kernel_builder.errors import KernelBuilderError
+    from kernel_builder.search.judge import judge
+
+    torch.set_num_threads(1)  # of the candidate, too: the judgements beside it have the other cores
+    try:
+        verdict = judge(request)
+    except KernelBuilderError as error:
+        return f"error: {error}", str(error)
+    return verdict.rejected_as or "right", verdict.reason
 
 
 def candidates(arguments: argparse.Namespace) -> None:
@@ -78,21 +93,22 @@ def candidates(arguments: argparse.Namespace) -> None:
     cheats, honest = (
         [file for file in files if note(file, "device") in ("", arguments.device)] for files in (cheats, honest)
     )
-    expected = {file: note(file, "rejected-as") for file in cheats} | dict.fromkeys(honest)
-    device = ["--device", arguments.device]
-    with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(arguments.jobs) as pool:
+    expected = {file: note(file, "rejected-as") for file in cheats} | dict.fromkeys(honest, "right")
+    processes = ProcessPoolExecutor(arguments.jobs, get_context("spawn"))  # Torch is imported once in each
+    with tempfile.TemporaryDirectory() as directory, processes as pool:
         project = scale_project(Path(directory))
-        todo = [(file, task_of(file), [*quick_options(file), *device]) for file in expected]
-        todo.append((project, HERE / "tasks" / "scaled.py", [*quick_options(HONEST[0]), *device]))
-        expected[project] = None
+        requests = {file: quick(file, device=arguments.device) for file in expected}
+        requests[project] = dataclasses.replace(
+            quick(HONEST[0], device=arguments.device), candidate=project, task=HERE / "tasks" / "scaled.py"
+        )
+        expected[project] = "right"
         counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
         unexpected: list[dict] = []
         for times in range(1, arguments.times + 1):
-            for (file, _, _), verdict in zip(todo, pool.map(lambda one: judged(*one[:2], *one[2]), todo), strict=True):
-                found = verdict.get("rejected-as") if "verdict" in verdict else f"error: {verdict.get('message')}"
-                counts[_name(file)][found or "right"] += 1
+            for file, (found, reason) in zip(requests, pool.map(rejection, requests.values()), strict=True):
+                counts[_name(file)][found] += 1
                 if found != expected[file]:
-                    unexpected.append({"candidate": _name(file), "found": found, "reason": verdict.get("reason")})
+                    unexpected.append({"candidate": _name(file), "found": found, "reason": reason})
                     print(f"unexpected: {unexpected[-1]}", flush=True)
             _save_candidates(arguments.device, times, cheats, counts, unexpected)
             print(f"{times} of {arguments.times}", flush=True)
@@ -101,7 +117,7 @@ def candidates(arguments: argparse.Namespace) -> None:
 def _save_candidates(device: str, times: int, cheats: list, counts: dict, unexpected: list) -> None:
     """Write what is known after some repetitions, so that a run which is ended early counts for those."""
     wrong = [one for one in unexpected if one["candidate"] in set(map(_name, cheats))]
-    passed_by_mistake = [one for one in wrong if one["found"] is None]
+    passed_by_mistake = [one for one in wrong if one["found"] == "right"]
     save(
         f"candidates_{device}",
         {
