@@ -1,6 +1,8 @@
-"""Numbers with their nouns, for messages."""
+"""Numbers with their nouns, and lists, for messages."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 
 def counted(number: int, noun: str) -> str:
@@ -8,3 +10,9 @@ def counted(number: int, noun: str) -> str:
     if number == 1:
         return f"1 {noun}"
     return f"{number} {noun[:-1]}ies" if noun.endswith("ry") else f"{number} {noun}s"
+
+
+def listed(items: Iterable[object]) -> str:
+    """Return `a`, `a and b` or `a, b and c`."""
+    *first, last = map(str, items)
+    return f"{', '.join(first)} and {last}" if first else last

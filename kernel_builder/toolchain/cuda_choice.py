@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kernel_builder.config.variant import PLATFORMS, Release, this_platform
+from kernel_builder.plural import listed
 from kernel_builder.toolchain.lock import ClangPin, Lock
 from kernel_builder.toolchain.tools import CudaCompiler, CudaToolkit, Obstacle
 
@@ -50,7 +51,7 @@ def obstacle(lock: Lock, system: CudaToolkit | None, release: Release, choice: C
         hint = "leave out `--cuda-compiler nvcc`, since clang compiles for it, or "
     has = f", and {system.root} is CUDA {system.release}" if system else ""
     return Obstacle(
-        f"needs CUDA {release}; this builder has {' and '.join(map(str, sorted(releases))) or 'none'}{has}",
+        f"needs CUDA {release}; this builder has {listed(sorted(releases)) if releases else 'none'}{has}",
         f"{hint}install the CUDA toolkit {release} and name its directory, e.g. "
         f"`--cuda-home /usr/local/cuda-{release}`",
     )

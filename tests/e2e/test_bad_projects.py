@@ -161,7 +161,7 @@ def test_version_ranges_that_leave_no_variant_are_refused(
         ("torch-stable-abi211-cpu-x86_64-linux", "the project's stable ABI for cpu is 2.10", CPU),
         (
             "torch-stable-abi210-cu118-x86_64-linux",
-            "cannot be built here: needs CUDA 11.8; this builder has 12.8 and 13.0 and 13.2",
+            "cannot be built here: needs CUDA 11.8; this builder has 12.8, 13.0 and 13.2",
             "--cuda-home",
         ),
         ("torch-cpu", "no Python-only variants", CPU),
