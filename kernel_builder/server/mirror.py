@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
@@ -59,8 +59,11 @@ class Mirror:
         self._asking = 0
         self._limiter = anyio.CapacityLimiter(FETCHES)
 
-    async def ensure(self, repo_id: str) -> None:
+    async def ensure(self, repo_id: str, before_waiting: Callable[[], None]) -> None:
         """Copy a repository, or bring its copy up to date, if it belongs to a mirrored organisation and this is due.
+
+        Args:
+            before_waiting: Called before the other Hub is asked.
 
         Raises:
             Refusal: If there is no copy, and the other Hub cannot be reached; or if too many wait for it.
@@ -69,6 +72,7 @@ class Mirror:
             return
         if self._asking >= FETCHES + WAITING:
             raise busy(f"{WAITING} requests wait for {self._upstream.url}; try again in a few seconds")
+        before_waiting()
         turn = self._turns.get(repo_id)
         if turn is None:
             turn = self._turns[repo_id] = anyio.Lock()

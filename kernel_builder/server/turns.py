@@ -20,6 +20,7 @@ WRITERS = 16  # threads that write; readers have others, so a slow disk does not
 _LONGEST_POLL = 0.1
 # The addresses that must be answered while everything else waits.
 _AT_ONCE = {"/health", "/metrics"}
+_LEAVE = "kernel_builder.leave_turn"  # in the scope of a request that has a place
 
 Result = TypeVar("Result")
 
@@ -116,6 +117,8 @@ class ReadTurns:
                 self._places.release()
             held = False
 
+        scope[_LEAVE] = leave
+
         async def leaving(message: Message) -> None:
             if message["type"] == "http.response.start":
                 leave()
@@ -125,3 +128,9 @@ class ReadTurns:
             await self._app(scope, receive, leaving)
         finally:
             leave()
+
+
+def leave_turn(scope: Scope) -> None:
+    """Give a read's place away, before it waits for another server."""
+    if (leave := scope.get(_LEAVE)) is not None:
+        leave()

@@ -155,6 +155,8 @@ def test_a_build_stopped_while_checking_leaves_nothing_behind(
 ) -> None:
     """The build removes its staging directory and ends the process that loads the package."""
     project, cache = copy_project("stable-scale"), new_cache("cache")
+    package = next(project.glob("torch-ext/*/__init__.py"))
+    package.write_text(f"import time\n\ntime.sleep(60)\n{package.read_text()}")
     with untouched(project):
         process = start(cache, project)
         assert process.stderr is not None

@@ -18,7 +18,7 @@ from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import segment
 from kernel_builder.server.refusals import bad_request, no_token
 from kernel_builder.server.tokens import Caller
-from kernel_builder.server.turns import Turns
+from kernel_builder.server.turns import Turns, leave_turn
 
 _GIT_TYPES = {"application/x-git-upload-pack-request", "application/vnd.git-lfs+json"}
 
@@ -58,7 +58,7 @@ async def repo_of(organization: str, name: str, request: Request) -> str:
     """Return the id of the repository in the address. If it is to be copied from another Hub, that is done first."""
     repo_id = names.repo_id(segment(organization), segment(name))
     if (mirror := served_hub(request).mirror) is not None:
-        await mirror.ensure(repo_id)
+        await mirror.ensure(repo_id, lambda: leave_turn(request.scope))
     return repo_id
 
 
