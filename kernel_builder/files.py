@@ -58,11 +58,14 @@ def read_unchanged(path: Path, expected: str) -> bytes:
 
 
 @contextmanager
-def locked(path: Path, *, waiting: Callable[[], None] = lambda: None, remove: bool = False) -> Iterator[None]:
+def locked(
+    path: Path, *, waiting: Callable[[], None] = lambda: None, remove: bool = False, patience: float = 0
+) -> Iterator[None]:
     """Hold the lock at `path`, which is freed when its holder dies.
 
     Args:
         waiting: Called once if another process or thread holds the lock; may raise an exception in order not to wait.
+        patience: Seconds to wait before `waiting` is called.
         remove: Remove the file at the end. Who waits for the removed file starts over with a new one.
 
     Raises:
@@ -72,7 +75,7 @@ def locked(path: Path, *, waiting: Callable[[], None] = lambda: None, remove: bo
 
     lock = FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=patience)
     except Timeout:
         waiting()
         lock.acquire()

@@ -19,6 +19,8 @@ from kernel_builder.search.search_request import SearchRequest, agent_command
 from kernel_builder.search.supervisor import Supervisor
 from kernel_builder.search.task import Task, read_task
 
+_PATIENCE = 2.0  # seconds
+
 
 @dataclass(frozen=True)
 class SearchResult:
@@ -112,5 +114,6 @@ def _alone(run: Path) -> Iterator[None]:
             "another search is running in it", where=str(run), hint="wait for its end, or use another --run"
         )
 
-    with locked(run / "lock", waiting=refuse):
+    # A child of a killed search has its lock until it has become another program.
+    with locked(run / "lock", waiting=refuse, patience=_PATIENCE):
         yield

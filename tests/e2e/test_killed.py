@@ -40,7 +40,8 @@ def test_a_build_after_a_killed_one_gives_the_same_packages(
 ) -> None:
     """The first build gets SIGKILL while it plans, compiles, links or packages: the process, or its whole group."""
     project, cache = copy_project("stable-scale"), new_cache("cache")
-    process = start(cache, project)
+    # bubblewrap that is killed while it starts may leave a process that sleeps: docs/security.md.
+    process = start(cache, project, "--sandbox", "off")
     assert process.stderr is not None
     assert any(line in words for words in process.stderr)
     if group:
@@ -52,8 +53,7 @@ def test_a_build_after_a_killed_one_gives_the_same_packages(
     again = kernel_builder(cache, "build", project, "--variant", CPU, "--no-load", "--compiler-cache", "off")
     assert again.code == 0, again
     assert_whole(project, cache, undisturbed)
-    # The step that ran when the build was killed ends by itself, and may do so after the whole second build.
-    assert wait_for(lambda: working_in(cache) == {}, 10)
+    assert working_in(cache) == {}
 
 
 @pytest.mark.slow
