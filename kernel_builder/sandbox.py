@@ -12,6 +12,7 @@ import functools
 import json
 import os
 import resource
+import select
 import shutil
 import signal
 import struct
@@ -74,8 +75,13 @@ def wrapped(command: Sequence[str], kind: str, scratch: Path, paths: Sequence[st
             return [*words, *command]
         # With a first process of bubblewrap's own, bubblewrap would end before all of the others have.
         return [*words, "--as-pid-1", "sh", "-c", '"$@"; exit $?', "sh", *command]
-    settings = json.dumps([kind, str(scratch), list(paths), device])
-    return [sys.executable, "-I", "-S", __file__, settings, *command]
+    return [*_program(kind, scratch, paths, device), *command]
+
+
+def _program(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[str]:
+    """Return the words of this module as a program, before the command that it becomes."""
+    settings = json.dumps([kind, str(scratch), [] if kind == BUBBLEWRAP else list(paths), device])
+    return [sys.executable, "-I", "-S", __file__, settings]
 
 
 @functools.cache
@@ -95,6 +101,9 @@ def prefix(kind: str, scratch: Path, paths: Sequence[str], device: str) -> list[
         return []
     words = [shutil.which("bwrap") or "bwrap", "--die-with-parent", "--unshare-user", "--unshare-net", "--unshare-uts"]
     if device == "cpu":
+        # If bubblewrap is killed while it starts, its child may sleep for ever (github.com/containers/bubblewrap/
+        # issues/633). In a pid namespace whose first process is bubblewrap, the child ends with it.
+        words = [*_program(kind, scratch, paths, device), *words]
         words += ["--unshare-pid", "--unshare-ipc", "--dev", "/dev", "--proc", "/proc"]
     else:  # handles of GPU memory work between processes of one pid namespace only
         words += ["--dev-bind", "/dev", "/dev", "--proc", "/proc"]
@@ -134,21 +143,35 @@ def _leave_namespaces(libc: ctypes.CDLL, device: str) -> None:
 
     On the CPU the worker is the first process of a pid namespace as well, so that its helpers end with it.
     """
+    if device == "cpu":
+        _enter_namespaces(libc, _CLONE_NEWNET | _CLONE_NEWPID | _CLONE_NEWIPC)
+    elif libc.unshare(_CLONE_NEWNET) != 0:  # the driver shares memory between processes of one user and pid namespace
+        _enter_namespaces(libc, _CLONE_NEWNET)
+
+
+def _enter_namespaces(libc: ctypes.CDLL, flags: int) -> None:
+    """Enter a user namespace and those of `flags`, if the system permits it.
+
+    With a pid namespace this process waits, and a child goes on: the namespace's first process, with which all others
+    in it end. It ends with this one.
+    """
     user, group = os.getuid(), os.getgid()
-    if device != "cpu" and libc.unshare(_CLONE_NEWNET) == 0:
-        return  # the driver shares memory between processes of one user and pid namespace
-    flags = _CLONE_NEWUSER | _CLONE_NEWNET | (_CLONE_NEWPID | _CLONE_NEWIPC if device == "cpu" else 0)
-    if libc.unshare(flags) != 0:
+    if libc.unshare(_CLONE_NEWUSER | flags) != 0:
         return
     for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
         with suppress(OSError):
             Path("/proc/self", name).write_text(text)
-    if device == "cpu":
+    if flags & _CLONE_NEWPID:
+        closes_with_parent, parents = os.pipe()
         if child := os.fork():
             _, status = os.waitpid(child, 0)
             ended = os.waitstatus_to_exitcode(status)
             os._exit(ended if ended >= 0 else 128 - ended)  # as shells and bubblewrap do
+        os.close(parents)
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if select.select([closes_with_parent], [], [], 0)[0]:
+            os._exit(128 + signal.SIGKILL)  # the parent ended before the kernel knew what to do then
+        os.close(closes_with_parent)
 
 
 def landlock_version() -> int:
@@ -194,7 +217,12 @@ def _checked(result: int) -> int:
 def main() -> None:
     """Confine this process, and become the command."""
     kind, scratch, paths, device = json.loads(sys.argv[1])
-    confine(kind, Path(scratch), paths, device)
+    if kind == BUBBLEWRAP:  # which confines its command itself
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _enter_namespaces(libc, _CLONE_NEWPID)
+    else:
+        confine(kind, Path(scratch), paths, device)
     os.chdir(scratch)
     os.execvp(sys.argv[2], sys.argv[2:])
 

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from kernel_builder.cli import main
 from kernel_builder.errors import ToolchainError
 from kernel_builder.package.tree_digest import hash_tree
 from tests.checks.sample import assemble
+from tests.e2e.conftest import wait_for, working_in
 from tests.test_ninja import planned
 
 GXX = Path(shutil.which("g++") or "g++")
@@ -75,6 +77,15 @@ def test_a_compiler_reaches_its_own_directory_only(
             other.kill()
     assert done.stdout == "x\n", done
     assert not outside.exists() and (inside / "mine").exists()
+
+
+def test_what_is_killed_while_it_starts_leaves_no_process(confinement: Confinement, tmp_path: Path) -> None:
+    """Of 100 commands, each gets SIGKILL up to 0.1 s after its start; none may run on, or sleep."""
+    for moment in range(100):
+        with subprocess.Popen(confinement.around(["sleep", "600"], tmp_path), stderr=subprocess.DEVNULL) as process:
+            time.sleep(moment / 1000)
+            process.kill()
+    assert wait_for(lambda: not working_in(tmp_path), 5), working_in(tmp_path)
 
 
 def test_a_build_in_a_sandbox_gives_the_same_bytes(

@@ -40,8 +40,7 @@ def test_a_build_after_a_killed_one_gives_the_same_packages(
 ) -> None:
     """The first build gets SIGKILL while it plans, compiles, links or packages: the process, or its whole group."""
     project, cache = copy_project("stable-scale"), new_cache("cache")
-    # bubblewrap that is killed while it starts may leave a process that sleeps: docs/security.md.
-    process = start(cache, project, "--sandbox", "off")
+    process = start(cache, project)
     assert process.stderr is not None
     assert any(line in words for words in process.stderr)
     if group:
