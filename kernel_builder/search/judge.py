@@ -17,6 +17,7 @@ import torch
 from kernel_builder import sandbox
 from kernel_builder.errors import BuildError, ConfigError, KernelBuilderError, MeasureError
 from kernel_builder.progress import Progress, Silent
+from kernel_builder.search import compiler_cache
 from kernel_builder.search.candidate import MODEL, Candidate, read_candidate
 from kernel_builder.search.examination import Examination, RejectedError
 from kernel_builder.search.peers import COMPILED, Peers
@@ -26,6 +27,7 @@ from kernel_builder.search.speed import SpeedReport, measure_speed
 from kernel_builder.search.task import Task, read_task
 from kernel_builder.search.verdict import RIGHT, WRONG, Verdict
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
+from kernel_builder.toolchain.toolchains import default_cache
 
 PEERS = ("eager", *COMPILED)
 _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
@@ -124,6 +126,7 @@ class _Trial:
         self._started = time.monotonic()
         self.sandbox = request.sandbox or sandbox.strongest()
         self.suspicious: list[str] = []
+        self._lent: Path | None = None
 
     def run(self) -> SpeedReport:
         """Examine the candidate and time it.
@@ -134,6 +137,9 @@ class _Trial:
         """
         request, device = self._request, self._device
         with ExitStack() as stack:
+            if device == "cpu" and request.rounds and set(request.peers) & set(COMPILED):
+                self._lent = compiler_cache.prepared(default_cache(), lambda: self._worker([]), self._progress)
+                self._started = time.monotonic()
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="candidate-")))
             file = self._built(directory)
             worker = stack.enter_context(self._worker([directory]))
@@ -160,7 +166,8 @@ class _Trial:
                 self.suspicious.append(f"Only {inputs} inputs were checked, since a call of the reference takes long.")
             seeds = [self._choice.getrandbits(48) for _ in range(inputs)]
             self._progress.say(f"checking {inputs} inputs")
-            examination.check(seeds)
+            with peers.paused():
+                examination.check(seeds)
             self.suspicious += examination.suspicious
             self.suspicious += self._candidate.suspicions(references[0].dtype or "float32")
             if not request.rounds:
@@ -185,6 +192,7 @@ class _Trial:
             self.sandbox,
             self._device,
             readable=readable,
+            lent=self._lent,
             arena_bytes=_arena_bytes(self._device),
             threads=torch.get_num_threads(),
         )

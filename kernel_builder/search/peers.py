@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
 from kernel_builder.errors import MeasureError
@@ -14,8 +14,8 @@ from kernel_builder.search.reference import Reference
 from kernel_builder.search.task import Task
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
-EAGER = "eager"
-COMPILED = ("compile", "max-autotune")
+EAGER, COMPILE = "eager", "compile"
+COMPILED = (COMPILE, "max-autotune")
 _START_SECONDS = 120.0
 
 
@@ -66,6 +66,17 @@ class Peers:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stack.close()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Suspend the peers on a CPU: threads of the candidate would wait for the cores on which they compile."""
+        for worker in self.workers.values():
+            worker.stop()
+        try:
+            yield
+        finally:
+            for worker in self.workers.values():
+                worker.go_on()
 
     def finish(self, seconds: float) -> None:
         """Wait until the peers are ready, and leave out those that have not compiled within a time, or cannot.

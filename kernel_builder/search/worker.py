@@ -24,6 +24,7 @@ from kernel_builder.search.worker_process import receive, send
 
 _LONGEST_ANSWER = 1 << 20
 _LONGEST_WORDS = 1500
+_USER = "judge"
 
 
 class WorkerFailure(Exception):
@@ -41,12 +42,14 @@ class WorkerProcess:
         kind: The sandbox.
         device: "cpu" or "cuda".
         readable: What it may read beside the system and Python.
+        lent: Files for `torch.compile`, to start with.
         variables: More environment variables.
         arena_bytes: The size of each arena on a GPU.
 
     Attributes:
         inputs, outputs: The arenas that it shares with this process.
         scratch: The only directory that it may write.
+        compiled: The directory in it where `torch.compile` keeps files.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class WorkerProcess:
         device: str,
         *,
         readable: Sequence[Path] = (),
+        lent: Path | None = None,
         variables: dict[str, str] | None = None,
         arena_bytes: int = 0,
         threads: int = 1,
@@ -65,6 +69,9 @@ class WorkerProcess:
             self.scratch = Path(
                 opened.enter_context(tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True))
             )
+            self.compiled = self.scratch / f"torchinductor_{_USER}"  # where Torch looks for precompiled headers
+            if lent:
+                _link(lent, self.compiled)
             self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
             opened.callback(self.inputs.close)
             opened.callback(self.outputs.close)
@@ -73,7 +80,7 @@ class WorkerProcess:
             self._connection, other = socket.socketpair()
             opened.enter_context(self._connection)
             package = Path(kernel_builder.__file__).parent.parent
-            paths = sandbox.readable([*readable, package])
+            paths = sandbox.readable([*readable, *([lent] if lent else []), package])
             settings = {
                 "connection": other.fileno(),
                 "sandbox": kind,
@@ -201,10 +208,19 @@ class WorkerProcess:
         scratch = str(self.scratch)
         own = {
             "TORCH_EXTENSIONS_DIR": f"{scratch}/extensions",
-            "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
             "TRITON_CACHE_DIR": f"{scratch}/triton",
             "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONDONTWRITEBYTECODE": "1",
-            "USER": "judge",
+            "USER": _USER,
         }
         return {**sandbox.environment(self.scratch), **own, **more}
+
+
+def _link(lent: Path, here: Path) -> None:
+    """Put links to the files of a directory, which a worker can only read, into one of its own."""
+    for file in lent.rglob("*"):
+        place = here / file.relative_to(lent)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if not file.is_dir():
+            place.symlink_to(file)

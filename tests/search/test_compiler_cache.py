@@ -1,0 +1,53 @@
+"""The files that `torch.compile` makes once on a machine, and that all workers read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kernel_builder import sandbox
+from kernel_builder.progress import Silent
+from kernel_builder.search.compiler_cache import prepared
+from kernel_builder.search.worker import WorkerFailure, WorkerProcess
+
+# Changes each file that it was lent, and says in its name which it could change.
+WRITES = """
+from pathlib import Path
+import torch
+
+changed = []
+for file in Path.cwd().glob("torchinductor_judge/**/*"):
+    try:
+        if file.is_file():
+            file.resolve().chmod(0o644)
+            file.write_text("changed")
+            changed.append(file.name)
+    except OSError:
+        pass
+raise RuntimeError(f"changed {changed}, lent {len(list(Path.cwd().glob('torchinductor_judge/**/*.gch')))}")
+"""
+
+
+@pytest.mark.slow
+def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(tmp_path: Path) -> None:
+    started = []
+
+    def worker(lent: Path | None = None) -> WorkerProcess:
+        started.append(lent)
+        return WorkerProcess(sandbox.strongest(), "cpu", lent=lent)
+
+    made = prepared(tmp_path, worker, Silent())
+    assert made is not None and len(started) == 2  # eager's and torch.compile's
+    assert list(made.rglob("*.gch")) and list(made.rglob("*.so"))
+    before = {file: file.read_bytes() for file in made.rglob("*") if file.is_file()}
+    assert prepared(tmp_path, worker, Silent()) == made and len(started) == 2
+    assert [path.name for path in made.parent.iterdir() if path.name.startswith("new-")] == []
+
+    with worker(made) as candidate:
+        source = candidate.scratch / "candidate.py"
+        source.write_text(WRITES)
+        candidate.ready(120)
+        with pytest.raises(WorkerFailure, match=r"changed \[\], lent 1"):
+            candidate.ask("load", str(source), "ModelNew", seconds=60)
+    assert {file: file.read_bytes() for file in made.rglob("*") if file.is_file()} == before
