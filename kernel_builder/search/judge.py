@@ -34,7 +34,7 @@ _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
 _ARENA_SHARE = 26  # each of four workers has two, and its results; the judge has copies
 _UNSEEN = 3
 _START_SECONDS = 120.0
-_CPU_SECONDS = 11.0  # after which peers that still compile are left out, so that a verdict takes less than 20
+_CPU_SECONDS = 15.0  # after which peers that still compile are left out, so that a verdict takes less than 20
 _SILENT = Silent()
 
 
@@ -143,6 +143,11 @@ class _Trial:
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="candidate-")))
             file = self._built(directory)
             worker = stack.enter_context(self._worker([directory]))
+            self._progress.say("preparing the reference")
+            references = self._references()
+            timed = references[: max(1, min(len(references), 1 + len(self._task.settings.shapes or (1,))))]
+            modes = request.peers if request.rounds else ()
+            peers = stack.enter_context(Peers(self._task, timed, modes, lambda: self._worker([]), self._progress))
             try:
                 worker.ready(_START_SECONDS)
             except WorkerFailure as failure:
@@ -152,11 +157,6 @@ class _Trial:
                     hint="choose another with --sandbox",
                 ) from failure
             worker.start("load", str(file), MODEL)
-            self._progress.say("preparing the reference")
-            references = self._references()
-            timed = references[: max(1, min(len(references), 1 + len(self._task.settings.shapes or (1,))))]
-            modes = request.peers if request.rounds else ()
-            peers = stack.enter_context(Peers(self._task, timed, modes, lambda: self._worker([]), self._progress))
             worker.wait(request.build_seconds)
             for number, reference in enumerate(references):
                 _send_model(worker, number, reference, request.build_seconds)
