@@ -33,7 +33,7 @@ _RUN_SECONDS = 20e-3
 _CPU_RUN_BYTES = 32 << 20
 _MOST_CALLS = 400
 # After so many seconds at a shape, and this many rounds, no further round starts.
-_SHAPE_SECONDS = {"cpu": 2.0, "cuda": 60.0}
+_SHAPE_SECONDS = {"cpu": 1.5, "cuda": 60.0}
 _LEAST_ROUNDS = 3
 _LEAST_CALLS = 3
 _REPEATS = (3, 7)  # runs, and runs to be sure
