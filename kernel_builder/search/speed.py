@@ -37,6 +37,8 @@ _SHAPE_SECONDS = {"cpu": 1.5, "cuda": 60.0}
 _LEAST_ROUNDS = 3
 _LEAST_CALLS = 3
 _REPEATS = (3, 7)  # runs, and runs to be sure
+# Calls of such a run, whose first computes even if the candidate keeps its result, and its least time, in starts.
+_LEAST_EQUAL, _LONG_RUN = 8, 4.0
 # A run of less than this share of the time, on equal inputs, has skipped work.
 _SKIPPED = 0.5
 # How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
@@ -193,16 +195,21 @@ class _Race:
 
     def _share_of_repeats(self, name: str, number: int) -> float:
         """Return the time of calls with equal values, divided by that of calls with different ones."""
-        taken: dict[bool, list[float]] = {True: [], False: []}
-        for _ in range(number):
-            for equal, runs in taken.items():
-                calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
-                runs.append(self._run(name, [calls[0]] * len(calls) if equal else calls))
-        # The least of several: what else runs on the machine only adds time.
-        same, different = (min(taken[equal]) for equal in (True, False))
         # The start of a run, on a busy machine, is not part of the work that could be skipped.
-        start = _START[self._device]
-        return (_net(same, self._least_overhead) + start) / (_net(different, self._least_overhead) + start)
+        start, most = _START[self._device], max(self._calls, min(self._room(), _MOST_CALLS))
+        count = min(max(self._calls, _LEAST_EQUAL), most)
+        while True:
+            taken: dict[bool, list[float]] = {True: [], False: []}
+            for _ in range(number):
+                for equal, runs in taken.items():
+                    calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
+                    runs.append(self._run(name, [calls[0]] * len(calls) if equal else calls))
+            # The least of several: what else runs on the machine only adds time.
+            overhead = self._least_overhead * count / self._calls
+            same, different = (_net(min(taken[equal]), overhead) for equal in (True, False))
+            if different >= _LONG_RUN * start or count >= most:
+                return (same + start) / (different + start)
+            count = min(2 * count, most)
 
     def _run(self, name: str, calls: Sequence[Arguments]) -> float:
         """Return the seconds of one run by this process's clock."""
