@@ -18,6 +18,21 @@ _capturing = threading.Lock()
 _broken: list[torch.cuda.CUDAGraph] = []
 
 
+class Stopwatch:
+    """Measures the GPU time between two points of the current stream, which it does not wait for."""
+
+    def __init__(self) -> None:
+        self._first, self._last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._first.record()
+
+    def stop(self) -> None:
+        self._last.record()
+
+    def milliseconds(self) -> Optional[float]:
+        """Return the time, or None if the GPU has not got there."""
+        return self._first.elapsed_time(self._last) if self._last.query() else None
+
+
 class Gpu:
     """What the runner of one model asks of CUDA."""
 
@@ -109,6 +124,9 @@ class Gpu:
         """Wait until the GPU has finished all replays."""
         if self._last is not None:
             self._last[1].synchronize()
+
+    def start_timing(self) -> Stopwatch:
+        return Stopwatch()
 
     def release(self) -> None:
         """Give the memory of dropped graphs back."""

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .calls import PLAIN_TENSORS, Call, Refused, is_value, rebuild, take_apart
 from .gpu import Gpu
+from .graph_times import GraphTimes
 from .snapshots import Snapshot
 
 LIMIT = 8
@@ -56,12 +57,14 @@ class _Graph:
         inputs: For each tensor of the call: where its contents go.
         output: The structure of the result, with `_Cache` in place of a cache of the call.
         caches: The caches in its key, and their state.
+        times: Of a replay and of an eager call.
     """
 
     replay: Callable[[], None]
     inputs: list["_Input"]
     output: Any
     caches: "_Caches"
+    times: GraphTimes
 
 
 class _Cache:
@@ -167,8 +170,7 @@ class GraphRunner:
             difference = graph.caches.find_difference(call.caches)
             if difference is None:
                 self._graphs.move_to_end(call.key)
-                self.counts.replays += 1
-                return self._replay(graph, call)
+                return self._replay_if_faster(graph, call, forward, args, kwargs)
             self._drop(call.key)
             reason = f"{difference} has changed"
         if call.key in self._refused:
@@ -236,7 +238,7 @@ class GraphRunner:
         if not self._graphs:
             self._pool, self._pool_bytes = self._gpu.new_pool(), 0
         replay, output, pool_bytes = self._gpu.capture(lambda: forward(*args, **kwargs), self._pool, call.device)
-        graph = _Graph(replay, inputs, _output_of(output, call.caches), caches)
+        graph = _Graph(replay, inputs, _output_of(output, call.caches), caches, GraphTimes(self._gpu.start_timing))
         del output
         with self._gpu.in_order(call.device):
             result = self._launch(graph, call)
@@ -258,8 +260,29 @@ class GraphRunner:
         self._gpu.wait()  # `graph` ends here
         return result
 
+    def _replay_if_faster(
+        self, graph: _Graph, call: Call, forward: Callable, args: tuple, kwargs: dict[str, Any]
+    ) -> Any:
+        slower = graph.times.find_slower()
+        if slower is not None:
+            self._drop(call.key)
+            self._gpu.release()
+            _remember(self._refused, call.key, slower)
+            raise Refused(slower)
+        if graph.times.needs_eager():
+            try:
+                with graph.times.eager():
+                    result = forward(*args, **kwargs)
+            except torch.cuda.OutOfMemoryError:
+                pass  # there is memory for the graph, and not for an eager call beside it
+            else:
+                self.counts.eager["to compare its time with that of its graph"] += 1
+                return result
+        self.counts.replays += 1
+        return self._replay(graph, call)
+
     def _replay(self, graph: _Graph, call: Call) -> Any:
-        with self._gpu.in_order(call.device):
+        with self._gpu.in_order(call.device), graph.times.replay():
             for static, tensor in zip(graph.inputs, call.tensors):
                 static.fill(tensor)
             return self._launch(graph, call)
