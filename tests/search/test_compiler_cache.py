@@ -9,7 +9,9 @@ import pytest
 from kernel_builder import sandbox
 from kernel_builder.progress import Silent
 from kernel_builder.search.compiler_cache import prepared
+from kernel_builder.search.judge import judge
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
+from tests.search.conftest import HONEST, quick
 
 # Changes each file that it was lent, and says in its name which it could change.
 WRITES = """
@@ -29,8 +31,18 @@ raise RuntimeError(f"changed {changed}, lent {len(list(Path.cwd().glob('torchind
 """
 
 
+class Said(Silent):
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+
 @pytest.mark.slow
-def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(tmp_path: Path) -> None:
+def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = []
 
     def worker(lent: Path | None = None) -> WorkerProcess:
@@ -51,3 +63,10 @@ def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(tmp_path:
         with pytest.raises(WorkerFailure, match=r"changed \[\], lent 1"):
             candidate.ask("load", str(source), "ModelNew", seconds=60)
     assert {file: file.read_bytes() for file in made.rglob("*") if file.is_file()} == before
+
+    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(tmp_path))
+    said = Said()
+    file = next(one for one in HONEST if one.stem == "own_parameters")
+    verdict = judge(quick(file, rounds=3, peers=("eager", "compile"), compile_seconds=120.0), said)
+    assert set(verdict.speed) == {"eager", "compile"}, said.lines
+    assert not [line for line in said.lines if "prepar" in line and "torch.compile" in line]
