@@ -39,6 +39,12 @@ def get_init_inputs():
 _SECONDS = 180.0
 
 
+def found(root: Path) -> Path | None:
+    """Return the directory for this version of Torch in the builder's cache, or None."""
+    directory = _directory(root)
+    return directory if directory.is_dir() else None
+
+
 def prepared(root: Path, make: Callable[[], WorkerProcess], progress: Progress) -> Path | None:
     """Return the directory for this version of Torch, which is made if it is not there; None if nothing compiles here.
 
@@ -47,12 +53,16 @@ def prepared(root: Path, make: Callable[[], WorkerProcess], progress: Progress) 
         make: Starts a worker for the CPU.
         progress: Told if it is made, or cannot be.
     """
-    directory = root / "torch-compile" / torch.__version__
+    directory = _directory(root)
     try:
         return directory if directory.is_dir() or _made(directory, make, progress) else None
     except OSError as error:
         progress.say(f"torch.compile needs more time, since {error.filename} cannot be written: {error.strerror}")
         return None
+
+
+def _directory(root: Path) -> Path:
+    return root / "torch-compile" / torch.__version__
 
 
 def _made(directory: Path, make: Callable[[], WorkerProcess], progress: Progress) -> bool:

@@ -137,7 +137,9 @@ class _Trial:
         """
         request, device = self._request, self._device
         with ExitStack() as stack:
-            if device == "cpu" and request.rounds and set(request.peers) & set(COMPILED):
+            if device == "cpu":
+                self._lent = compiler_cache.found(default_cache())
+            if device == "cpu" and not self._lent and request.rounds and set(request.peers) & set(COMPILED):
                 self._lent = compiler_cache.prepared(default_cache(), lambda: self._worker([]), self._progress)
                 self._started = time.monotonic()
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="candidate-")))
