@@ -37,6 +37,8 @@ def get_init_inputs():
     return []
 """
 _SECONDS = 180.0
+# Locks, and what is of this model alone.
+_OF_THE_MODEL = ("*.lock", "locks", "*.py", "fxgraph", "aotautograd")
 
 
 def found(root: Path) -> Path | None:
@@ -82,6 +84,6 @@ def _made(directory: Path, make: Callable[[], WorkerProcess], progress: Progress
             if COMPILE not in peers.workers:
                 return False
             made = peers.workers[COMPILE].compiled
-            shutil.copytree(made, f"{staging}/made", ignore=shutil.ignore_patterns("*.lock", "locks"))
+            shutil.copytree(made, f"{staging}/made", ignore=shutil.ignore_patterns(*_OF_THE_MODEL))
         Path(staging, "made").rename(directory)
     return True

@@ -52,6 +52,7 @@ def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(
     made = prepared(tmp_path, worker, Silent())
     assert made is not None and len(started) == 2  # eager's and torch.compile's
     assert list(made.rglob("*.gch")) and list(made.rglob("*.so"))
+    assert not list(made.rglob("*.py")), "code of a model"
     before = {file: file.read_bytes() for file in made.rglob("*") if file.is_file()}
     assert prepared(tmp_path, worker, Silent()) == made and len(started) == 2
     assert [path.name for path in made.parent.iterdir() if path.name.startswith("new-")] == []
