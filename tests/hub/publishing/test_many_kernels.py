@@ -91,7 +91,7 @@ def test_jobs_that_run_code_of_a_pull_request_have_no_secret_and_only_read() -> 
         for step in job.get("steps", []):
             if step.get("uses", "").startswith("actions/checkout@"):
                 assert step["with"]["persist-credentials"] is False
-    assert jobs == 7  # test; twice a call, its selection, its build
+    assert jobs == 8  # test, device-code; twice a call, its selection, its build
 
 
 def test_jobs_with_the_right_to_comment_run_no_code_of_the_pull_request() -> None:
