@@ -13,7 +13,7 @@ from kernel_builder.search.judge import judge
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 from tests.search.conftest import HONEST, quick
 
-# Changes each file that it was lent, and says in its name which it could change.
+# Tries to change each file that it was lent, and names those that it could change.
 WRITES = """
 from pathlib import Path
 import torch
