@@ -17,17 +17,20 @@ pytest.importorskip("ray", reason="Ray is not installed")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A cluster of two nodes on this machine; yields its address. What nodes judge is counted in one file."""
+    """A cluster of two nodes on this machine, each with a cache of its own as two machines have; yields its address.
+
+    What nodes judge is counted in one file.
+    """
     from ray.cluster_utils import Cluster
 
     directory = tmp_path_factory.mktemp("cluster")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("QUICK_JUDGE_CALLS", str(directory / "calls"))
-        patch.setenv("KERNEL_BUILDER_CACHE", str(directory / "cache"))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        nodes = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-        nodes.add_node(num_cpus=1)
+        first, second = ({"KERNEL_BUILDER_CACHE": str(directory / "caches" / name)} for name in ("first", "second"))
+        nodes = Cluster(True, head_node_args={"num_cpus": 1, "include_dashboard": False, "env_vars": first})
+        nodes.add_node(num_cpus=1, env_vars=second)
         nodes.wait_for_nodes()
         try:
             yield nodes.address
@@ -43,7 +46,7 @@ def test_both_nodes_judge(tmp_path: Path, cluster: str) -> None:
     assert found.best and found.best["attempt"] in (1, 4)
     verdicts = [event["judged"]["verdict"] for event in logged(found.run, "try-ended")]
     assert len(verdicts) == 6
-    assert len({verdict["device"] for verdict in verdicts}) == 2
+    assert {verdict["device"] for verdict in verdicts} == {"first", "second"}
 
 
 def test_an_agent_asks_the_cluster(tmp_path: Path, cluster: str) -> None:
