@@ -5,7 +5,7 @@ python=${PYTHON:-python}
 export PYTHONPATH=$PWD OMP_NUM_THREADS=4 DEVICE=${DEVICE:-cuda}
 $python -c "import torch, importlib.util as u; print(torch.__version__, torch.version.cuda, 'triton', bool(u.find_spec('triton')))"
 command -v nvcc && nvcc --version | tail -1
-$python -c "from kernel_builder.search.sandbox import strongest; print('sandbox', strongest())"
+$python -c "from kernel_builder.sandbox import strongest; print('sandbox', strongest())"
 # One verdict first, with all peers: a failure here concerns everything below.
 tasks=tests/search/tasks
 for candidate in tests/search/honest/more_exact.py tests/search/gpu/honest/triton_softmax.py; do

@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from kernel_builder import sandbox
 from kernel_builder.build import ninja_run
 from kernel_builder.build.cache import object_path
 from kernel_builder.build.confinement import Confinement, chosen
 from kernel_builder.build.graph import Graph
 from kernel_builder.checks import ProbeProcess, run_all
 from kernel_builder.cli import main
+from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_builder.errors import ToolchainError
 from kernel_builder.package.tree_digest import hash_tree
 from tests.checks.sample import assemble
@@ -29,7 +29,7 @@ from tests.e2e.conftest import wait_for, working_in
 from tests.test_ninja import planned
 
 GXX = Path(shutil.which("g++") or "g++")
-KINDS = [sandbox.BUBBLEWRAP, sandbox.LANDLOCK]
+KINDS = [BUBBLEWRAP, LANDLOCK]
 
 # Prints what it reached of: a file of the user, the builder's cache, another process's variables, a listening port.
 REACHES = """
@@ -46,9 +46,9 @@ echo x > mine && cat mine
 def confinement(request: pytest.FixtureRequest) -> Confinement:
     """Return each sandbox that this system permits."""
     found = chosen("auto", GXX)
-    if request.param == sandbox.BUBBLEWRAP and found.kind != sandbox.BUBBLEWRAP:
+    if request.param == BUBBLEWRAP and found.kind != BUBBLEWRAP:
         pytest.skip("bubblewrap is not installed, or may not be used")
-    if found.kind is None or sandbox.landlock_version() <= 0:
+    if found.kind is None or landlock_version() <= 0:
         pytest.skip("Landlock is not there, or the network cannot be taken away")
     return Confinement(request.param, "", found.tools)
 

@@ -15,6 +15,7 @@ from typing import Literal
 
 from kernel_builder import sandbox
 from kernel_builder.build.graph import PlannedVariant
+from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_builder.errors import ConfigError, ToolchainError
 from kernel_builder.progress import Progress
 from kernel_builder.toolchain.host_compiler import environment
@@ -114,7 +115,7 @@ def _strongest(compiler: Path | None, *searched: str) -> Confinement:
         directories += [compiler.parent.parent, compiler.resolve().parent.parent]
     tools = tuple(sandbox.readable(directories))
     reasons = []
-    for kind in (sandbox.BUBBLEWRAP, sandbox.LANDLOCK):
+    for kind in (BUBBLEWRAP, LANDLOCK):
         reason = _missing(kind) or _tried(Confinement(kind, "", tools), compiler)
         if reason is None:
             return Confinement(kind, "", tools)
@@ -123,9 +124,9 @@ def _strongest(compiler: Path | None, *searched: str) -> Confinement:
 
 
 def _missing(kind: str) -> str | None:
-    if kind == sandbox.BUBBLEWRAP:
+    if kind == BUBBLEWRAP:
         return None if shutil.which("bwrap") else "there is no program bwrap"
-    return None if sandbox.landlock_version() > 0 else "the kernel does not have it"
+    return None if landlock_version() > 0 else "the kernel does not have it"
 
 
 def _tried(confinement: Confinement, compiler: Path | None) -> str | None:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kernel_builder import sandbox
+from kernel_builder.confine import confine
 
 _HEAD = struct.Struct("!Q")
 _WATCHED = (
@@ -280,7 +280,7 @@ def main() -> None:
     """Serve the commands that come over the connection, until the judge closes it."""
     settings = json.loads(sys.argv[1])
     scratch = Path(settings["scratch"])
-    sandbox.confine(settings["sandbox"], scratch, settings["paths"], settings["device"])
+    confine(settings["sandbox"], str(scratch), settings["paths"], settings["device"])
     os.chdir(scratch)
     with socket.socket(fileno=settings["connection"]) as connection:
         worker = Worker(settings)

@@ -12,6 +12,7 @@ from click.testing import CliRunner, Result
 
 from kernel_builder import sandbox
 from kernel_builder.cli import main
+from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from kernel_builder.search.judge import JudgeRequest, judge
 from kernel_builder.search.verdict import Verdict
 from tests.search.conftest import HERE, note, quick, scale_project
@@ -75,15 +76,15 @@ def _accept(server: socket.socket) -> None:
         return
 
 
-@pytest.mark.parametrize("kind", [sandbox.LANDLOCK, sandbox.PROCESS, sandbox.BUBBLEWRAP])
+@pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])
 def test_a_sandbox_takes_away_network_files_and_secrets(
     kind: str, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if kind == sandbox.BUBBLEWRAP and sandbox.strongest() != kind:
+    if kind == BUBBLEWRAP and sandbox.strongest() != kind:
         pytest.skip("bubblewrap is not installed, or may not be used")
     monkeypatch.setenv("JUDGE_SECRET", "x")
     # A plain process can read and write what the user can.
-    hides = kind != sandbox.PROCESS
+    hides = kind != PROCESS
     secret, outside = tmp_path / "secret", tmp_path / "outside"
     secret.write_text("secret")
     candidate = tmp_path / "candidate.py"

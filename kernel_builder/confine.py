@@ -1,0 +1,150 @@
+"""Confines its own process; as a program, it then becomes a command.
+
+    confine.py KIND DEVICE SCRATCH PATH... -- COMMAND...
+
+The builder starts it for each step, and the judge's workers import it before Torch: it imports little, to start fast.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import select
+import signal
+import struct
+import sys
+
+BUBBLEWRAP, LANDLOCK, PROCESS = "bubblewrap", "landlock", "process"
+
+_LARGEST_FILE = 8 << 30
+_PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
+_CLONE_NEWUSER, _CLONE_NEWPID, _CLONE_NEWNET, _CLONE_NEWIPC = 0x10000000, 0x20000000, 0x40000000, 0x08000000
+
+# System calls of Landlock, which have the same numbers on all architectures.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR, _TRUNCATE = 1 << 0, 1 << 1, 1 << 2, 1 << 3, 1 << 14
+_READ = _EXECUTE | _READ_FILE | _READ_DIR
+_OF_FILES = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE
+
+_PROC = ("/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/version", "/proc/filesystems", "/proc/mounts")
+_PROC_DIRECTORIES = ("/proc/self", "/proc/sys", "/proc/driver")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
+
+
+def confine(kind: str, scratch: str, paths: list[str], device: str) -> None:
+    """Confine this process, which must have one thread. What the system does not permit is left out."""
+    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, _LARGEST_FILE)):
+        try:
+            resource.setrlimit(limit, (value, value))
+        except (ValueError, OSError):
+            pass
+    if kind == BUBBLEWRAP:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    _leave_namespaces(libc, device)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    if kind == LANDLOCK:
+        _restrict(libc, scratch, paths, device)
+
+
+def _leave_namespaces(libc: ctypes.CDLL, device: str) -> None:
+    """Enter a user namespace, where root has no rights over the judge, and a network namespace without interfaces.
+
+    On the CPU the worker is the first process of a pid namespace as well, so that its helpers end with it.
+    """
+    if device == "cpu":
+        _enter_namespaces(libc, _CLONE_NEWNET | _CLONE_NEWPID | _CLONE_NEWIPC)
+    elif libc.unshare(_CLONE_NEWNET) != 0:  # the driver shares memory between processes of one user and pid namespace
+        _enter_namespaces(libc, _CLONE_NEWNET)
+
+
+def _enter_namespaces(libc: ctypes.CDLL, flags: int) -> None:
+    """Enter a user namespace and those of `flags`, if the system permits it.
+
+    With a pid namespace this process waits, and a child goes on: the namespace's first process, with which all others
+    in it end. It ends with this one.
+    """
+    user, group = os.getuid(), os.getgid()
+    if libc.unshare(_CLONE_NEWUSER | flags) != 0:
+        return
+    for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
+        try:
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
+        except OSError:
+            pass
+    if flags & _CLONE_NEWPID:
+        closes_with_parent, parents = os.pipe()
+        if child := os.fork():
+            _, status = os.waitpid(child, 0)
+            ended = os.waitstatus_to_exitcode(status)
+            os._exit(ended if ended >= 0 else 128 - ended)  # as shells and bubblewrap do
+        os.close(parents)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if select.select([closes_with_parent], [], [], 0)[0]:
+            os._exit(128 + signal.SIGKILL)  # the parent ended before the kernel knew what to do then
+        os.close(closes_with_parent)
+
+
+def landlock_version() -> int:
+    """Return the version of Landlock that the kernel has; 0 or less for none."""
+    return int(ctypes.CDLL(None, use_errno=True).syscall(_CREATE_RULESET, None, 0, 1))
+
+
+def _restrict(libc: ctypes.CDLL, scratch: str, paths: list[str], device: str) -> None:
+    """Permit reading `paths` and writing `scratch`, and nothing else; no TCP, no signals to other processes.
+
+    Raises:
+        OSError: If the kernel refuses, so that no candidate runs with less than the verdict says.
+    """
+    version = landlock_version()
+    everything = (1 << 13) - 1 | (1 << 13 if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    attributes = struct.pack("QQQ", everything, 3 if version >= 4 else 0, 3 if version >= 6 else 0)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    ruleset = _checked(libc.syscall(_CREATE_RULESET, attributes, size, 0))
+    written = [scratch, *_DEVICES]
+    if device != "cpu":
+        # CUDA names its threads in /proc/self, and does not start where it may not.
+        written += [
+            "/proc/self",
+            "/dev/shm",
+            *(f"/dev/{name}" for name in os.listdir("/dev") if name.startswith("nvidia")),
+        ]
+    rules = [(path, _READ) for path in (*paths, *_PROC, *_PROC_DIRECTORIES)] + [(path, everything) for path in written]
+    for path, rights in rules:
+        try:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue
+        permitted = rights & everything if os.path.isdir(path) else rights & everything & _OF_FILES
+        rule = struct.pack("=Qi", permitted, descriptor)
+        _checked(libc.syscall(_ADD_RULE, ruleset, 1, rule, 0))
+        os.close(descriptor)
+    _checked(libc.syscall(_RESTRICT_SELF, ruleset, 0))
+    os.close(ruleset)
+
+
+def _checked(result: int) -> int:
+    if result < 0:
+        raise OSError(ctypes.get_errno(), f"Landlock: {os.strerror(ctypes.get_errno())}")
+    return result
+
+
+def main() -> None:
+    """Confine this process, and become the command."""
+    kind, device, scratch, *words = sys.argv[1:]
+    end = words.index("--")
+    if kind == BUBBLEWRAP:  # which confines its command itself
+        libc = ctypes.CDLL(None)
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _enter_namespaces(libc, _CLONE_NEWPID)
+    else:
+        confine(kind, scratch, words[:end], device)
+    os.chdir(scratch)
+    os.execvp(words[end + 1], words[end + 1 :])
+
+
+if __name__ == "__main__":
+    main()
