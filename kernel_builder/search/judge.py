@@ -34,7 +34,7 @@ _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
 _ARENA_SHARE = 26  # each of four workers has two, and its results; the judge has copies
 _UNSEEN = 3
 _START_SECONDS = 120.0
-_CPU_SECONDS = 14.0  # after which peers that still compile are left out, so that a verdict takes less than 20
+_CPU_SECONDS = 12.5  # after which peers that still compile are left out, so that a verdict takes less than 20
 _SILENT = Silent()
 
 

@@ -39,6 +39,7 @@ _LEAST_CALLS = 3
 _FEW_RUNS, _MANY_RUNS = 3, 12  # on equal inputs
 # Calls of such a run, whose first computes even if the candidate keeps its result, and its least time, in starts.
 _LEAST_EQUAL, _LONG_RUN = 8, 4.0
+_EQUAL_SECONDS = 2.0  # after which, and after some runs, no further one starts
 # A run of less than this share of the time, on equal inputs, has skipped work; one of more than the other has not.
 _SKIPPED, _CLEAR = 0.5, 0.75
 # How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
@@ -136,7 +137,7 @@ class _Race:
         for turn in range(rounds + 1):
             if turn > _LEAST_ROUNDS and time.monotonic() > end:
                 break
-            calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
+            calls = self._new_calls(self._calls)
             names = list(runs)
             first = turn % len(names)
             taken = {}
@@ -161,7 +162,7 @@ class _Race:
         """Choose how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
         most = max(_LEAST_CALLS, min(self._room(), _MOST_CALLS))
         while True:
-            calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(self._calls)]
+            calls = self._new_calls(self._calls)
             taken = min(self._run(EAGER, calls) for _ in range(2))
             share = taken / _RUN_SECONDS
             if share >= 1 or self._calls >= most:
@@ -195,22 +196,39 @@ class _Race:
             )
 
     def _share_of_repeats(self, name: str, number: int) -> float:
-        """Return the time of calls with equal values, divided by that of calls with different ones."""
+        """Return the time of calls with equal values, divided by that of calls with different ones.
+
+        Args:
+            name: Whose calls.
+            number: Of runs of each kind; fewer if they take long.
+        """
         # The start of a run, on a busy machine, is not part of the work that could be skipped.
         start, most = _START[self._device], max(self._calls, min(self._room(), _MOST_CALLS))
         count = min(max(self._calls, _LEAST_EQUAL), most)
-        while True:
-            taken: dict[bool, list[float]] = {True: [], False: []}
-            for _ in range(number):
-                for equal, runs in taken.items():
-                    calls = [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
-                    runs.append(self._run(name, [calls[0]] * len(calls) if equal else calls))
-            # The least of several: what else runs on the machine only adds time.
-            overhead = self._least_overhead * count / self._calls
-            same, different = (_net(min(taken[equal]), overhead) for equal in (True, False))
-            if different >= _LONG_RUN * start or count >= most:
-                return (same + start) / (different + start)
+        overhead = self._least_overhead / self._calls
+        while count < most:
+            if (
+                _net(min(self._run(name, self._new_calls(count)) for _ in range(2)), overhead * count)
+                >= _LONG_RUN * start
+            ):
+                break
             count = min(2 * count, most)
+        different: list[Arguments] = []
+        taken: dict[bool, list[float]] = {True: [], False: []}
+        end = time.monotonic() + _EQUAL_SECONDS
+        for turn in range(number):
+            if turn > _FEW_RUNS and time.monotonic() > end:
+                break
+            if not different or name == _CANDIDATE:  # which may know values that it has seen
+                different = self._new_calls(count)
+            taken[False].append(self._run(name, different))
+            taken[True].append(self._run(name, self._new_calls(1) * count))
+        # The least of several: what else runs on the machine only adds time.
+        same, other = (_net(min(taken[equal]), overhead * count) for equal in (True, False))
+        return (same + start) / (other + start)
+
+    def _new_calls(self, count: int) -> list[Arguments]:
+        return [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
 
     def _run(self, name: str, calls: Sequence[Arguments]) -> float:
         """Return the seconds of one run by this process's clock."""
