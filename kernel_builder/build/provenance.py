@@ -43,27 +43,28 @@ def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
             return None
         return done.stdout if done.returncode == 0 else None
 
-    commit = git("rev-parse", "--verify", "HEAD")
-    top = git("rev-parse", "--show-toplevel") if commit else None
-    tree = git("ls-tree", "-r", "-z", "--full-tree", "HEAD") if top else None
-    if commit is None or top is None or tree is None:
+    found = git("rev-parse", "--show-toplevel", "--verify", "HEAD")
+    tree = git("ls-tree", "-r", "-z", "--full-tree", "HEAD") if found else None
+    if found is None or tree is None:
         return None
-    root = Path(os.fsdecode(top.rstrip(b"\n")))
-    entries = (entry.partition(b"\t") for entry in tree.split(b"\0") if entry)
+    top, _, commit = os.fsdecode(found.rstrip(b"\n")).rpartition("\n")
+    root = Path(top)
+    entries = [entry.partition(b"\t") for entry in tree.split(b"\0") if entry]
     committed = {os.fsdecode(name): about.split()[2].decode() for about, _, name in entries}
-    algorithm = "sha256" if len(commit.strip()) == 64 else "sha1"
+    submodules = {os.fsdecode(name) for about, _, name in entries if about.split()[1] == b"commit"}
+    algorithm = "sha256" if len(commit) == 64 else "sha1"
     modules: dict[str, list[Path]] = {}
     dirty = False
     for path in files:
         name = os.path.relpath(path, root)
-        if inside := [parent for parent in map(str, Path(name).parents) if parent in committed]:
-            modules.setdefault(inside[-1], []).append(path)
+        if submodules and (inside := submodules.intersection(map(str, Path(name).parents))):
+            modules.setdefault(inside.pop(), []).append(path)
         elif _blob(path, algorithm) != committed.get(name):
             dirty = True
     # A submodule stands in the tree with its commit.
     states = {name: git_state(root / name, paths) for name, paths in modules.items()}
     dirty = dirty or any(state != GitState(committed[name], dirty=False) for name, state in states.items())
-    return GitState(commit.decode().strip(), dirty)
+    return GitState(commit, dirty)
 
 
 def _blob(path: Path, algorithm: str) -> str | None:
@@ -94,7 +95,7 @@ def provenance(project: Project, sources: Iterable[str]) -> dict[str, Any]:
         sources: The files that its compile steps read, relative to its root.
     """
     here = Path(kernel_builder.__file__).resolve().parent
-    mine = (path for path in here.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    mine = [Path(parent, name) for parent, _, names in os.walk(here) for name in names if "__pycache__" not in parent]
     own = git_state(here, mine) if (here.parent / ".git").exists() else None
     recorded: dict[str, Any] = {"kernel-builder": builder_origin(asdict(own) if own else {})}
     inputs = {"build.toml", *(str(path.relative_to(project.root)) for _, path in project.python_files), *sources}
