@@ -33,7 +33,7 @@ Tensor forward_op(Tensor x) {
   check_backend(x, "x");
   const Type type = element_type(x, "x");
   [[maybe_unused]] const auto device = enter(x);
-  x = torch::stable::contiguous(x);
+  if (!x.is_contiguous()) x = torch::stable::contiguous(x);
   Tensor out = allocate_like(x);
   run({type, x.numel(), x.const_data_ptr(), nullptr, out.mutable_data_ptr()}, x);
   return out;
@@ -45,8 +45,8 @@ Tensor backward_op(Tensor grad, Tensor x) {
   const Type type = element_type(x, "x");
   check_like(grad, "grad", x);
   [[maybe_unused]] const auto device = enter(x);
-  x = torch::stable::contiguous(x);
-  grad = torch::stable::contiguous(grad);
+  if (!x.is_contiguous()) x = torch::stable::contiguous(x);
+  if (!grad.is_contiguous()) grad = torch::stable::contiguous(grad);
   Tensor grad_x = allocate_like(x);
   run({type, x.numel(), x.const_data_ptr(), grad.const_data_ptr(), grad_x.mutable_data_ptr()}, x);
   return grad_x;
