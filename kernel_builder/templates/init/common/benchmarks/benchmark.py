@@ -10,7 +10,7 @@ from workload import Workload
 
 # Rows and columns.
 GPU = [(1024, 1024), (4096, 4096), (16384, 4096)]
-CPU = [(1024, 1024)]
+CPU = [(1024, 1024), (4096, 4096)]
 SHAPES = {"forward": {"cuda": GPU, "cpu": CPU}, "backward": {"cuda": GPU, "cpu": CPU}}
 
 
