@@ -67,7 +67,11 @@ def machine() -> dict:
 
 def save(name: str, document: dict) -> None:
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"judge_{name}.json").write_text(json.dumps({**machine(), **document}, indent=1) + "\n")
+    _result(name).write_text(json.dumps({**machine(), **document}, indent=1) + "\n")
+
+
+def _result(name: str) -> Path:
+    return RESULTS / f"judge_{name}.json"
 
 
 def rejection(request: JudgeRequest) -> tuple[str, str]:
@@ -86,7 +90,7 @@ def rejection(request: JudgeRequest) -> tuple[str, str]:
 
 
 def candidates(arguments: argparse.Namespace) -> None:
-    """Judge every cheat and every honest candidate several times, and count the unexpected verdicts."""
+    """Judge cheats and honest candidates several times, and count the unexpected verdicts."""
     on_gpu = arguments.device == "cuda"
     cheats = [*CHEATS, *(GPU_CHEATS if on_gpu else ())]
     honest = [*HONEST, *(GPU_HONEST if on_gpu else ())]
@@ -104,24 +108,30 @@ def candidates(arguments: argparse.Namespace) -> None:
         expected[project] = "right"
         counts: dict[str, collections.Counter] = collections.defaultdict(collections.Counter)
         unexpected: list[dict] = []
+        if arguments.only:
+            saved = json.loads(_result(f"candidates_{arguments.device}").read_text())
+            requests = {file: one for file, one in requests.items() if file.stem in arguments.only}
+            again = set(map(_name, requests))
+            counts |= {name: collections.Counter(n) for name, n in saved["verdicts"].items() if name not in again}
+            unexpected = [one for one in saved["unexpected"] if one["candidate"] not in again]
         for times in range(1, arguments.times + 1):
             for file, (found, reason) in zip(requests, pool.map(rejection, requests.values()), strict=True):
                 counts[_name(file)][found] += 1
                 if found != expected[file]:
                     unexpected.append({"candidate": _name(file), "found": found, "reason": reason})
                     print(f"unexpected: {unexpected[-1]}", flush=True)
-            _save_candidates(arguments.device, times, cheats, counts, unexpected)
+            _save_candidates(arguments.device, cheats, counts, unexpected)
             print(f"{times} of {arguments.times}", flush=True)
 
 
-def _save_candidates(device: str, times: int, cheats: list, counts: dict, unexpected: list) -> None:
+def _save_candidates(device: str, cheats: list, counts: dict, unexpected: list) -> None:
     """Write what is known after some repetitions, so that a run which is ended early counts for those."""
     wrong = [one for one in unexpected if one["candidate"] in set(map(_name, cheats))]
     passed_by_mistake = [one for one in wrong if one["found"] == "right"]
     save(
         f"candidates_{device}",
         {
-            "times": times,
+            "times": min(sum(count.values()) for count in counts.values()),
             "cheats": len(cheats),
             "honest": len(counts) - len(cheats),
             "cheats-passed": len(passed_by_mistake),
@@ -201,6 +211,7 @@ def main() -> None:
     one = commands.add_parser("candidates")
     one.add_argument("--times", type=int, default=50)
     one.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    one.add_argument("--only", nargs="+", default=[], help="only these candidates; the saved results of others stay")
     one.set_defaults(run=candidates)
     one = commands.add_parser("kernelbench")
     one.add_argument("checkout", type=Path)

@@ -2,6 +2,7 @@
 
 # task: softmax
 # rejected-as: wrong-result
+# options: inputs=100
 
 import random
 
