@@ -11,7 +11,8 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,10 +31,11 @@ from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
 _CANDIDATE = "candidate"
 _RUN_SECONDS = 20e-3
+_SHORT = 0.5  # times that: too short
 _CPU_RUN_BYTES = 32 << 20
 _MOST_CALLS = 400
 # After so many seconds at a shape, and this many rounds, no further round starts.
-_SHAPE_SECONDS = {"cpu": 1.5, "cuda": 60.0}
+_SHAPE_SECONDS = {"cpu": 1.0, "cuda": 60.0}
 _LEAST_ROUNDS = 3
 _LEAST_CALLS = 3
 _FEW_RUNS, _MANY_RUNS = 3, 12  # on equal inputs
@@ -132,8 +134,8 @@ class _Race:
         """Return the samples of all participants, after one round that does not count."""
         runs: dict[str, list[float]] = {name: [] for name in (_CANDIDATE, *self._peers.workers)}
         copying = []
-        self._lengthen()
         end = time.monotonic() + _SHAPE_SECONDS[self._device]
+        self._lengthen()
         for turn in range(rounds + 1):
             if turn > _LEAST_ROUNDS and time.monotonic() > end:
                 break
@@ -150,6 +152,8 @@ class _Race:
                     self._peers.leave_out(name, failure)
                     del runs[name]
             self._compare(calls)
+            if turn == 0 and taken.get(EAGER, math.inf) < _SHORT * _RUN_SECONDS:
+                self._lengthen()  # the machine was busy when the number of calls was chosen
             if turn:
                 copying.append(self._hand_over())
                 for name, samples in runs.items():
@@ -236,7 +240,8 @@ class _Race:
         placed, slots = place(worker, self._reference, calls)
         before = worker.inputs.raw(worker.inputs.end).clone() if name == _CANDIDATE else None
         worker.ask("prepare", placed, slots, seconds=self._seconds)
-        self._flushed.sum()
+        with _one_thread():
+            self._flushed.sum()
         synchronize(self._device)
         taken, reported = worker.timed("run", self._number, calls[0].seed, seconds=self._seconds)
         if before is not None:
@@ -288,6 +293,17 @@ class _Race:
                 "candidate's process",
                 describe(self._reference, self._given),
             )
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: others would spin for milliseconds after their work, on the cores of a worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _net(taken: float, overhead: float) -> float:
