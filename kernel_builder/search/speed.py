@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,7 +33,7 @@ from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
 _CANDIDATE = "candidate"
 _RUN_SECONDS = 20e-3
-_SHORT = 0.5  # times that: too short
+_SHORT, _LONGEST = 0.5, 5.0  # times that: too short; the longest of eager, for a faster candidate's run to be as long
 _CPU_RUN_BYTES = 32 << 20
 _MOST_CALLS = 400
 # After so many seconds at a shape, and this many rounds, no further round starts.
@@ -46,6 +48,7 @@ _EQUAL_SECONDS = 2.0  # after which, and after some runs, no further one starts
 _SKIPPED, _CLEAR = 0.5, 0.75
 # How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
 _DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 2e-3}
+_BUSY = 0.3  # of the time, in which threads wait for a core
 _SPREAD = 3.0  # of the speedups at different shapes
 _FLUSHED = 2  # times the cache
 
@@ -98,13 +101,21 @@ def measure_speed(
     device = references[0].device
     timer = clock(device)
     shapes = []
+    started, stalled = time.monotonic(), _stalled()
     for number, reference in enumerate(references):
         race = _Race(worker, peers, number, reference, examination.rules[number], timer, seconds, choice)
         shapes.append(race.shape(rounds))
         if number == 0:
             race.check_repeats()
             race.check_clock()
-    return _report(shapes, timer)
+    share = (_stalled() - stalled) / (time.monotonic() - started)
+    report = _report(shapes, timer)
+    if share > _BUSY:
+        report.suspicious.append(
+            f"Threads waited for a core in {share:.0%} of the time: other work kept the CPU busy, and times are "
+            "uncertain. Judge it again on a quiet machine."
+        )
+    return report
 
 
 class _Race:
@@ -158,7 +169,7 @@ class _Race:
                 copying.append(self._hand_over())
                 for name, samples in runs.items():
                     samples.append(taken[name])
-        overhead, self._least_overhead = statistics.median(copying), min(copying)
+        self._least_overhead = overhead = min(copying)
         seconds = {name: [_net(one, overhead) / self._calls for one in taken] for name, taken in runs.items()}
         return _Shape(self._reference, self._given, self._calls, seconds)
 
@@ -167,8 +178,8 @@ class _Race:
         most = max(_LEAST_CALLS, min(self._room(), _MOST_CALLS))
         while True:
             calls = self._new_calls(self._calls)
-            taken = min(self._run(EAGER, calls) for _ in range(2))
-            share = taken / _RUN_SECONDS
+            eagers, ours = (min(self._run(name, calls) for _ in range(2)) for name in (EAGER, _CANDIDATE))
+            share = max(min(eagers, ours), eagers / _LONGEST) / _RUN_SECONDS
             if share >= 1 or self._calls >= most:
                 return
             self._calls = min(most, math.ceil(self._calls * max(1.2, min(1 / share, 8.0))))
@@ -295,6 +306,17 @@ class _Race:
             )
 
 
+def _stalled() -> float:
+    """Return for how many seconds, since the system's start, some thread was ready to run and had no core.
+
+    0 where Linux does not count it (https://docs.kernel.org/accounting/psi.html).
+    """
+    try:
+        return int(re.findall(r"^some .*total=(\d+)", Path("/proc/pressure/cpu").read_text())[0]) * 1e-6
+    except (OSError, IndexError):
+        return 0.0
+
+
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Compute with one thread: others would spin for milliseconds after their work, on the cores of a worker."""
@@ -307,8 +329,8 @@ def _one_thread() -> Iterator[None]:
 
 
 def _net(taken: float, overhead: float) -> float:
-    """Return a run's time without that of copying results, which varies by a few percent."""
-    return max(taken - overhead, 0.03 * taken)
+    """Return a run's time without that of copying results: at least a fifth, for it has written what was copied."""
+    return max(taken - overhead, 0.2 * taken)
 
 
 def _report(shapes: Sequence[_Shape], timer: Clock) -> SpeedReport:
