@@ -61,6 +61,12 @@ class ArenaView:
             flat = self._block[offset : offset + elements * dtype.itemsize].view(dtype)
         return flat.as_strided(shape, stride)
 
+    def addresses(self) -> range:
+        """Return the addresses of the arena in this process."""
+        size = len(self._block) if isinstance(self._block, mmap.mmap) else self._block.nbytes
+        start = self.raw(1).data_ptr()
+        return range(start, start + size)
+
     def raw(self, end: int) -> torch.Tensor:
         """Return the bytes before `end`."""
         if isinstance(self._block, mmap.mmap):
@@ -108,11 +114,9 @@ class Arena(ArenaView):
         """Forget all tensors; the next ones reuse their addresses."""
         self.end = 0
 
-    def place(self, tensor: torch.Tensor) -> Slot:
-        """Copy a tensor into the arena, with its strides."""
-        slot = self.reserve(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
-        self.tensor(slot).copy_(tensor.detach())
-        return slot
+    def reserve_like(self, tensor: torch.Tensor) -> Slot:
+        """Make room for a copy of a tensor, with its strides."""
+        return self.reserve(tuple(tensor.shape), tensor.dtype, tuple(tensor.stride()))
 
     def reserve(self, shape: Sequence[int], dtype: torch.dtype, stride: Sequence[int] | None = None) -> Slot:
         """Make room for a tensor, contiguous unless strides are given."""

@@ -165,18 +165,34 @@ def place(
     Returns:
         What the worker's commands take for each call: its arguments, and the slots of its results.
     """
+    placed, results = reserve(worker, reference, calls, append=append)
+    fill(worker, placed, calls)
+    return placed, results
+
+
+def reserve(
+    worker: WorkerProcess, reference: Reference, calls: Sequence[Arguments], *, append: bool = False
+) -> tuple[list[Any], list[list[Any]]]:
+    """Do as `place`, but leave the inputs to `fill`."""
     inputs, outputs = worker.inputs, worker.outputs
     if not append:
         inputs.clear()
         outputs.clear()
     placed = []
     for given in calls:
-        slots = [inputs.place(tensor) for tensor in given.tensors]
-        grads = None if given.grads is None else [inputs.place(grad) for grad in given.grads]
+        slots = [inputs.reserve_like(tensor) for tensor in given.tensors]
+        grads = None if given.grads is None else [inputs.reserve_like(grad) for grad in given.grads]
         placed.append((given.skeleton, slots, grads))
     results = [[outputs.reserve(shape, dtype) for shape, dtype in reference.results] for _ in calls]
     outputs.raw(outputs.end).fill_(POISON)
     return placed, results
+
+
+def fill(worker: WorkerProcess, placed: Sequence[Any], calls: Sequence[Arguments]) -> None:
+    """Copy the inputs of calls to where `reserve` has made room for them."""
+    for (_, slots, grads), given in zip(placed, calls, strict=True):
+        for slot, tensor in zip([*slots, *(grads or ())], [*given.tensors, *(given.grads or ())], strict=True):
+            worker.inputs.tensor(slot).copy_(tensor.detach())
 
 
 def describe(reference: Reference, given: Arguments) -> dict[str, Any]:

@@ -178,6 +178,7 @@ class _Trial:
             wait = request.compile_seconds
             if wait is None:
                 wait = _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
+            worker.stop()
             peers.finish(wait)
             return measure_speed(worker, peers, timed, examination, request.rounds, request.call_seconds, self._choice)
 

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import math
 import random
-import re
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +22,8 @@ from kernel_builder.measure.estimates import Estimate, estimate
 from kernel_builder.measure.results import geometric_mean
 from kernel_builder.measure.timing import Clock, clock, sets_needed
 from kernel_builder.search.comparison import ErrorRule
-from kernel_builder.search.examination import Examination, RejectedError, describe, place, synchronize
+from kernel_builder.search.examination import Examination, RejectedError, describe, fill, place, reserve, synchronize
+from kernel_builder.search.other_work import one_thread, stalled_seconds
 from kernel_builder.search.peers import EAGER, Peers
 from kernel_builder.search.reference import Arguments, Reference
 from kernel_builder.search.verdict import Speedup
@@ -50,6 +48,7 @@ _SKIPPED, _CLEAR = 0.5, 0.75
 _DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 2e-3}
 _BUSY = 0.3  # of the time, in which threads wait for a core
 _SPREAD = 3.0  # of the speedups at different shapes
+_BEYOND_COPIES = 2.0  # times copy speed; kernels that are bound by memory have 1, and caches help some
 _FLUSHED = 2  # times the cache
 
 
@@ -101,14 +100,14 @@ def measure_speed(
     device = references[0].device
     timer = clock(device)
     shapes = []
-    started, stalled = time.monotonic(), _stalled()
+    started, stalled = time.monotonic(), stalled_seconds()
     for number, reference in enumerate(references):
         race = _Race(worker, peers, number, reference, examination.rules[number], timer, seconds, choice)
         shapes.append(race.shape(rounds))
         if number == 0:
             race.check_repeats()
             race.check_clock()
-    share = (_stalled() - stalled) / (time.monotonic() - started)
+    share = (stalled_seconds() - stalled) / (time.monotonic() - started)
     report = _report(shapes, timer)
     if share > _BUSY:
         report.suspicious.append(
@@ -249,26 +248,27 @@ class _Race:
     def _run(self, name: str, calls: Sequence[Arguments]) -> float:
         """Return the seconds of one run by this process's clock."""
         worker = self._worker if name == _CANDIDATE else self._peers.workers[name]
-        placed, slots = place(worker, self._reference, calls)
-        before = worker.inputs.raw(worker.inputs.end).clone() if name == _CANDIDATE else None
+        placed, slots = reserve(worker, self._reference, calls)
         worker.ask("prepare", placed, slots, seconds=self._seconds)
-        with _one_thread():
+        # From here on, the worker's processes run only while the clock does, and none slows down another worker.
+        worker.stop()
+        fill(worker, placed, calls)
+        before = worker.inputs.raw(worker.inputs.end).clone() if name == _CANDIDATE else None
+        with one_thread():
             self._flushed.sum()
         synchronize(self._device)
         taken, reported = worker.timed("run", self._number, calls[0].seed, seconds=self._seconds)
+        worker.stop()
         if before is not None:
-            worker.stop()
             # In an order that the candidate cannot foresee, for it may still write to a GPU's memory.
             order = self._choice.sample(range(len(slots)), len(slots))
             found = {one: [worker.outputs.tensor(slot).clone() for slot in slots[one]] for one in order}
             self._found = [found[one] for one in range(len(slots))]
-            changed = not self._reference.mutates and not torch.equal(before, worker.inputs.raw(worker.inputs.end))
-            worker.go_on()
-            if changed:
+            if not self._reference.mutates and not torch.equal(before, worker.inputs.raw(worker.inputs.end)):
                 raise RejectedError(
                     "input-changed", "it changes its inputs when it is timed", describe(self._reference, calls[0])
                 )
-            self._reported.append((taken, float(reported) if isinstance(reported, (int, float)) else math.inf))
+            self._reported.append((taken, reported_seconds(reported)))
         elif name == EAGER:
             self._expected = [[worker.outputs.tensor(slot) for slot in one] for one in slots]
         return taken
@@ -307,26 +307,11 @@ class _Race:
             )
 
 
-def _stalled() -> float:
-    """Return for how many seconds, since the system's start, some thread was ready to run and had no core.
-
-    0 where Linux does not count it (https://docs.kernel.org/accounting/psi.html).
-    """
-    try:
-        return int(re.findall(r"^some .*total=(\d+)", Path("/proc/pressure/cpu").read_text())[0]) * 1e-6
-    except (OSError, IndexError):
-        return 0.0
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute with one thread: others would spin for milliseconds after their work, on the cores of a worker."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+def reported_seconds(answer: object) -> float:
+    """Return the time that a worker reports; infinity, which no clock agrees with, if it is no time."""
+    if isinstance(answer, (int, float)) and math.isfinite(answer):
+        return float(answer)
+    return math.inf
 
 
 def _net(taken: float, overhead: float) -> float:
@@ -356,6 +341,11 @@ def _report(shapes: Sequence[_Shape], timer: Clock) -> SpeedReport:
         report.speed[name] = Speedup(*(_short(geometric_mean(column)) for column in columns))
     report.share_of_copy_speed = _short(geometric_mean(shares))
     report.share_of_peak = _short(geometric_mean(peaks)) if len(peaks) == len(shapes) else None
+    if report.share_of_copy_speed > _BEYOND_COPIES:
+        report.suspicious.append(
+            f"It is {report.share_of_copy_speed:.3g} times as fast as a copy of its inputs, parameters and results: it "
+            "does not need all of them, or its time is not that of its work."
+        )
     medians = [one.median for one in ratios[EAGER]]
     if max(medians) > _SPREAD * min(medians):
         named = ", ".join(f"{one:.3g}" for one in medians)

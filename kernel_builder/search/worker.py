@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,7 @@ from kernel_builder.search.worker_process import receive, send
 _LONGEST_ANSWER = 1 << 20
 _LONGEST_WORDS = 1500
 _USER = "judge"
+_MOST_WALKS = 100
 
 
 class WorkerFailure(Exception):
@@ -64,6 +65,7 @@ class WorkerProcess:
         threads: int = 1,
     ) -> None:
         self._device = device
+        self._stopped: set[int] = set()
         self._stack = ExitStack()
         with ExitStack() as opened:
             self.scratch = Path(
@@ -125,6 +127,7 @@ class WorkerProcess:
         """Send a command without waiting for its answer."""
         message = pickle.dumps((command, arguments))
         self._said = os.fstat(self._words.fileno()).st_size
+        self.go_on()
         with suppress(OSError):  # it has died, which `wait` reports
             send(self._connection, message)
 
@@ -162,20 +165,42 @@ class WorkerProcess:
         """Return the seconds that a command took by this process's clock, and the value of its answer."""
         message = pickle.dumps((command, arguments))
         started = time.perf_counter()
+        self.go_on()
         with suppress(OSError):
             send(self._connection, message)
         value = self.wait(seconds)
         return time.perf_counter() - started, value
 
     def stop(self) -> None:
-        """Suspend the worker's threads while results are read, so that none can write late ones."""
-        if self._device == "cpu":
-            self._signal(signal.SIGSTOP)
+        """Suspend the worker's processes on a CPU until the next command, or `go_on`."""
+        if self._device != "cpu":
+            return
+        self._signal(signal.SIGSTOP)
+        for _ in range(_MOST_WALKS):  # a process that is not stopped yet may start another
+            if not (new := self._descendants() - self._stopped):
+                break
+            self._stopped |= new
+            _signal_each(new, signal.SIGSTOP)
 
     def go_on(self) -> None:
         """Resume the worker."""
-        if self._device == "cpu":
-            self._signal(signal.SIGCONT)
+        if self._device != "cpu":
+            return
+        self._signal(signal.SIGCONT)
+        _signal_each(self._stopped, signal.SIGCONT)
+        self._stopped.clear()
+
+    def _descendants(self) -> set[int]:
+        """Return the processes that the worker has started; they may have left its group."""
+        found: set[int] = set()
+        waiting = [self.process.pid]
+        while waiting:
+            with suppress(OSError):
+                for thread in Path(f"/proc/{waiting.pop()}/task").iterdir():
+                    children = [int(one) for one in (thread / "children").read_text().split()]
+                    found.update(children)
+                    waiting += children
+        return found
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
@@ -215,6 +240,12 @@ class WorkerProcess:
             "USER": _USER,
         }
         return {**sandbox.environment(self.scratch), **own, **more}
+
+
+def _signal_each(processes: Iterable[int], number: int) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(process, number)
 
 
 def _link(lent: Path, here: Path) -> None:

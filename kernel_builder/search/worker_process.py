@@ -125,6 +125,7 @@ class Worker:
         from kernel_builder.search.arena import ArenaView
 
         self._inputs, self._outputs = ArenaView.opened(inputs), ArenaView.opened(outputs)
+        self._judges_memory = self._outputs.addresses()
 
     def load(self, source: str, name: str) -> None:
         """Import a file and find the class in it; inline C++ is compiled here."""
@@ -233,6 +234,8 @@ class Worker:
                     raise _Refusal("wrong-shape", f"a result has the shape {shapes}")
                 if name != slot.dtype:
                     raise _Refusal("wrong-dtype", f"a result is {name}; expected {slot.dtype}")
+                if result.data_ptr() in self._judges_memory:  # the copy, whose time is subtracted, would cost nothing
+                    raise _Refusal("forged-answer", "a result is in the judge's memory; return memory of your own")
                 target.copy_(result)
 
     def layout(self) -> list[list[list[int]]]:
