@@ -23,7 +23,8 @@ from kernel_builder.search.examination import Examination, RejectedError
 from kernel_builder.search.peers import COMPILED, Peers
 from kernel_builder.search.reference import Reference
 from kernel_builder.search.scaling import affordable, fitted, unseen
-from kernel_builder.search.speed import SpeedReport, measure_speed
+from kernel_builder.search.speed import measure_speed
+from kernel_builder.search.speed_report import SpeedReport
 from kernel_builder.search.task import Task, read_task
 from kernel_builder.search.verdict import RIGHT, WRONG, Verdict
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
@@ -34,7 +35,9 @@ _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
 _ARENA_SHARE = 26  # each of four workers has two, and its results; the judge has copies
 _UNSEEN = 3
 _START_SECONDS = 120.0
-_CPU_SECONDS = 12.5  # after which peers that still compile are left out, so that a verdict takes less than 20
+# On a CPU, so that a verdict takes less than 20 seconds: after how many peers that still compile are left out, and
+# after how many timing ends.
+_CPU_SECONDS, _TIMED_SECONDS = 12.5, 17.0
 _SILENT = Silent()
 
 
@@ -180,7 +183,10 @@ class _Trial:
                 wait = _CPU_SECONDS - (time.monotonic() - self._started) if device == "cpu" else 600.0
             worker.stop()
             peers.finish(wait)
-            return measure_speed(worker, peers, timed, examination, request.rounds, request.call_seconds, self._choice)
+            end = self._started + _TIMED_SECONDS
+            return measure_speed(
+                worker, peers, timed, examination, request.rounds, request.call_seconds, end, self._choice
+            )
 
     def _built(self, directory: Path) -> Path:
         try:

@@ -9,32 +9,25 @@ from __future__ import annotations
 
 import math
 import random
-import statistics
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 
-from kernel_builder.measure.case import copies
-from kernel_builder.measure.estimates import Estimate, estimate
-from kernel_builder.measure.results import geometric_mean
-from kernel_builder.measure.timing import Clock, clock, sets_needed
+from kernel_builder.measure.timing import Clock, clock
 from kernel_builder.search.comparison import ErrorRule
 from kernel_builder.search.examination import Examination, RejectedError, describe, fill, place, reserve, synchronize
-from kernel_builder.search.other_work import one_thread, stalled_seconds
 from kernel_builder.search.peers import EAGER, Peers
 from kernel_builder.search.reference import Arguments, Reference
-from kernel_builder.search.verdict import Speedup
+from kernel_builder.search.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 
-_CANDIDATE = "candidate"
 _RUN_SECONDS = 20e-3
 _SHORT, _LONGEST = 0.5, 5.0  # times that: too short; the longest of eager, for a faster candidate's run to be as long
 _CPU_RUN_BYTES = 32 << 20
 _MOST_CALLS = 400
-# After so many seconds at a shape, and this many rounds, no further round starts.
+# The least time for a shape, and the least number of rounds.
 _SHAPE_SECONDS = {"cpu": 1.0, "cuda": 60.0}
 _LEAST_ROUNDS = 3
 _LEAST_CALLS = 3
@@ -46,31 +39,7 @@ _EQUAL_SECONDS = 2.0  # after which, and after some runs, no further one starts
 _SKIPPED, _CLEAR = 0.5, 0.75
 # How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
 _DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 2e-3}
-_BUSY = 0.3  # of the time, in which threads wait for a core
-_SPREAD = 3.0  # of the speedups at different shapes
-_BEYOND_COPIES = 2.0  # times copy speed; kernels that are bound by memory have 1, and caches help some
 _FLUSHED = 2  # times the cache
-
-
-@dataclass
-class SpeedReport:
-    """The part of a verdict that is about speed."""
-
-    speed: dict[str, Speedup] = field(default_factory=dict)
-    share_of_copy_speed: float | None = None
-    share_of_peak: float | None = None
-    suspicious: list[str] = field(default_factory=list)
-    cases: list[Mapping[str, Any]] = field(default_factory=list)
-
-
-@dataclass
-class _Shape:
-    """The samples of one shape: seconds of a call, by participant."""
-
-    reference: Reference
-    given: Arguments
-    calls: int
-    seconds: dict[str, list[float]]
 
 
 def measure_speed(
@@ -80,6 +49,7 @@ def measure_speed(
     examination: Examination,
     rounds: int,
     seconds: float,
+    end: float,
     choice: random.Random,
 ) -> SpeedReport:
     """Time a candidate and its peers at the sizes of the references.
@@ -91,6 +61,7 @@ def measure_speed(
         examination: Has checked the candidate; its errors bound what a timed result may differ by.
         rounds: Samples of each time.
         seconds: Limit of a run.
+        end: When to end on a CPU, by `time.monotonic`. Each shape gets a second, and some rounds, even after it.
         choice: Of seeds.
 
     Raises:
@@ -100,21 +71,14 @@ def measure_speed(
     device = references[0].device
     timer = clock(device)
     shapes = []
-    started, stalled = time.monotonic(), stalled_seconds()
     for number, reference in enumerate(references):
+        left = (end - time.monotonic()) / (len(references) - number) if device == "cpu" else 0.0
         race = _Race(worker, peers, number, reference, examination.rules[number], timer, seconds, choice)
-        shapes.append(race.shape(rounds))
+        shapes.append(race.shape(rounds, max(_SHAPE_SECONDS[device], left)))
         if number == 0:
             race.check_repeats()
             race.check_clock()
-    share = (stalled_seconds() - stalled) / (time.monotonic() - started)
-    report = _report(shapes, timer)
-    if share > _BUSY:
-        report.suspicious.append(
-            f"Threads waited for a core in {share:.0%} of the time: other work kept the CPU busy, and times are "
-            "uncertain. Judge it again on a quiet machine."
-        )
-    return report
+    return report_speed(shapes, timer)
 
 
 class _Race:
@@ -140,11 +104,16 @@ class _Race:
         self._reported: list[tuple[float, float]] = []
         self._least_overhead = 0.0
 
-    def shape(self, rounds: int) -> _Shape:
-        """Return the samples of all participants, after one round that does not count."""
-        runs: dict[str, list[float]] = {name: [] for name in (_CANDIDATE, *self._peers.workers)}
+    def shape(self, rounds: int, seconds: float) -> TimedShape:
+        """Return the samples of all participants, after one round that does not count.
+
+        Args:
+            rounds: How many samples each has at most.
+            seconds: After which, and after some rounds, no further one starts.
+        """
+        runs: dict[str, list[float]] = {name: [] for name in (CANDIDATE, *self._peers.workers)}
         copying = []
-        end = time.monotonic() + _SHAPE_SECONDS[self._device]
+        end = time.monotonic() + seconds
         self._lengthen()
         for turn in range(rounds + 1):
             if turn > _LEAST_ROUNDS and time.monotonic() > end:
@@ -157,7 +126,7 @@ class _Race:
                 try:
                     taken[name] = self._run(name, calls)
                 except WorkerFailure as failure:
-                    if name == _CANDIDATE:
+                    if name == CANDIDATE:
                         raise
                     self._peers.leave_out(name, failure)
                     del runs[name]
@@ -169,15 +138,15 @@ class _Race:
                 for name, samples in runs.items():
                     samples.append(taken[name])
         self._least_overhead = overhead = min(copying)
-        seconds = {name: [_net(one, overhead) / self._calls for one in taken] for name, taken in runs.items()}
-        return _Shape(self._reference, self._given, self._calls, seconds)
+        each = {name: [_net(one, overhead) / self._calls for one in taken] for name, taken in runs.items()}
+        return TimedShape(self._reference, self._given, self._calls, each)
 
     def _lengthen(self) -> None:
         """Choose how many calls a run needs to be long enough for the clock, within the memory for their inputs."""
         most = max(_LEAST_CALLS, min(self._room(), _MOST_CALLS))
         while True:
             calls = self._new_calls(self._calls)
-            eagers, ours = (min(self._run(name, calls) for _ in range(2)) for name in (EAGER, _CANDIDATE))
+            eagers, ours = (min(self._run(name, calls) for _ in range(2)) for name in (EAGER, CANDIDATE))
             share = max(min(eagers, ours), eagers / _LONGEST) / _RUN_SECONDS
             if share >= 1 or self._calls >= most:
                 self._reported.clear()  # of runs too short to compare clocks
@@ -198,10 +167,10 @@ class _Race:
         Raises:
             RejectedError: If the candidate is much faster on equal ones, and eager is not.
         """
-        if self._share_of_repeats(_CANDIDATE, _FEW_RUNS) >= _CLEAR:
+        if self._share_of_repeats(CANDIDATE, _FEW_RUNS) >= _CLEAR:
             return
         # Equal inputs may be in the cache, and a busy machine disturbs short runs: many of them tell.
-        share, eagers = (self._share_of_repeats(name, _MANY_RUNS) for name in (_CANDIDATE, EAGER))
+        share, eagers = (self._share_of_repeats(name, _MANY_RUNS) for name in (CANDIDATE, EAGER))
         if share < _SKIPPED * min(eagers, 1.0):
             raise RejectedError(
                 "cached-result",
@@ -234,7 +203,7 @@ class _Race:
         for turn in range(number):
             if turn > _FEW_RUNS and time.monotonic() > end:
                 break
-            if not different or name == _CANDIDATE:  # which may know values that it has seen
+            if not different or name == CANDIDATE:  # which may know values that it has seen
                 different = self._new_calls(count)
             taken[False].append(self._run(name, different))
             taken[True].append(self._run(name, self._new_calls(1) * count))
@@ -247,14 +216,14 @@ class _Race:
 
     def _run(self, name: str, calls: Sequence[Arguments]) -> float:
         """Return the seconds of one run by this process's clock."""
-        worker = self._worker if name == _CANDIDATE else self._peers.workers[name]
+        worker = self._worker if name == CANDIDATE else self._peers.workers[name]
         placed, slots = reserve(worker, self._reference, calls)
         worker.ask("prepare", placed, slots, seconds=self._seconds)
         # From here on, the worker's processes run only while the clock does, and none slows down another worker.
         worker.stop()
-        fill(worker, placed, calls)
-        before = worker.inputs.raw(worker.inputs.end).clone() if name == _CANDIDATE else None
-        with one_thread():
+        with _one_thread():
+            fill(worker, placed, calls)
+            before = worker.inputs.raw(worker.inputs.end).clone() if name == CANDIDATE else None
             self._flushed.sum()
         synchronize(self._device)
         taken, reported = worker.timed("run", self._number, calls[0].seed, seconds=self._seconds)
@@ -307,6 +276,17 @@ class _Race:
             )
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute with one thread: others would spin for milliseconds after their work, on the cores of a worker."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def reported_seconds(answer: object) -> float:
     """Return the time that a worker reports; infinity, which no clock agrees with, if it is no time."""
     if isinstance(answer, (int, float)) and math.isfinite(answer):
@@ -317,70 +297,3 @@ def reported_seconds(answer: object) -> float:
 def _net(taken: float, overhead: float) -> float:
     """Return a run's time without that of copying results: at least a fifth, for it has written what was copied."""
     return max(taken - overhead, 0.2 * taken)
-
-
-def _report(shapes: Sequence[_Shape], timer: Clock) -> SpeedReport:
-    report = SpeedReport()
-    ratios: dict[str, list[Estimate]] = {}
-    shares, peaks = [], []
-    for shape in shapes:
-        ours = shape.seconds[_CANDIDATE]
-        for name, taken in shape.seconds.items():
-            if name != _CANDIDATE:
-                found = estimate([peer / one for peer, one in zip(taken, ours, strict=True)])
-                ratios.setdefault(name, []).append(found)
-        milliseconds = {name: _short(statistics.median(taken) * 1e3) for name, taken in shape.seconds.items()}
-        moved = shape.reference.moved(shape.given)
-        shares.append(_copy_seconds(moved, shape.reference.device, timer) / statistics.median(ours))
-        if peak := _share_of_peak(shape, statistics.median(ours)):
-            peaks.append(peak)
-        case = describe(shape.reference, shape.given)
-        report.cases.append({**case, "bytes": moved, "calls": shape.calls, "milliseconds": milliseconds})
-    for name, each in ratios.items():
-        columns = zip(*each, strict=True)
-        report.speed[name] = Speedup(*(_short(geometric_mean(column)) for column in columns))
-    report.share_of_copy_speed = _short(geometric_mean(shares))
-    report.share_of_peak = _short(geometric_mean(peaks)) if len(peaks) == len(shapes) else None
-    if report.share_of_copy_speed > _BEYOND_COPIES:
-        report.suspicious.append(
-            f"It is {report.share_of_copy_speed:.3g} times as fast as a copy of its inputs, parameters and results: it "
-            "does not need all of them, or its time is not that of its work."
-        )
-    medians = [one.median for one in ratios[EAGER]]
-    if max(medians) > _SPREAD * min(medians):
-        named = ", ".join(f"{one:.3g}" for one in medians)
-        report.suspicious.append(
-            f"Its speed depends on the shape: it is {named} times as fast as eager at the shapes timed."
-        )
-    return report
-
-
-def _copy_seconds(moved: int, device: str, timer: Clock) -> float:
-    with timer.context():
-        run, _ = copies(max(moved, 4096), min(sets_needed(timer.cache, moved), 64), device, timer)
-        return min(run() for _ in range(3))
-
-
-def _share_of_peak(shape: _Shape, seconds: float) -> float | None:
-    """Return the share of the speed of a large matrix product in the same dtype; None if there is little arithmetic."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    if shape.given.grads is not None:
-        return None
-    with FlopCounterMode(display=False) as counter:
-        shape.reference.eager(shape.given)
-    operations = counter.get_total_flops()
-    if operations < 30 * shape.reference.moved(shape.given):
-        return None
-    size = 1024 if shape.reference.device == "cpu" else 8192
-    dtype = getattr(torch, shape.reference.dtype or "float32")
-    one = torch.randn(size, size, device=shape.reference.device).to(dtype)
-    timer = clock(shape.reference.device)
-    with timer.context():
-        run, _ = timer.series([lambda: one @ one])
-        peak = 2 * size**3 / min(run() for _ in range(3))
-    return _short(operations / seconds / peak)
-
-
-def _short(value: float) -> float:
-    return float(f"{value:.4g}")

@@ -106,9 +106,12 @@ class Worker:
     """The state of a worker: its arenas, its models by number, and the results that it handed over last."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
+        self._cores = os.sched_getaffinity(0)
         import torch
 
         torch.set_num_threads(settings["threads"])
+        # OpenMP has bound this thread, too, but others that it starts may run on all cores.
+        os.sched_setaffinity(0, self._cores)
         self._settings = settings
         self._cuda = settings["device"] != "cpu"
         self._patches = Patches()
@@ -186,6 +189,9 @@ class Worker:
         """Call a model on each set of inputs, hand all results over, and return the seconds by this clock."""
         import torch
 
+        if self._settings["threads"] > 1:  # the first core is this thread's: OpenMP has bound the others to the rest
+            os.sched_setaffinity(0, {min(self._cores)})
+            os.sched_setaffinity(0, self._cores)
         torch.manual_seed(seed)
         self._synchronize()
         if self._cuda:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
 from pathlib import Path
 
@@ -29,6 +31,28 @@ if os.fork() == 0:
         time.sleep(0.001)
 """
 
+# Writes the cores that threads may use: the main one, those of OpenMP, and one that this thread starts.
+CORES = """
+import json, os, threading
+from pathlib import Path
+import torch
+
+class ModelNew(torch.nn.Module):
+    pass
+
+def cores(thread):
+    return (thread / "status").read_text().partition("Cpus_allowed_list:")[2].split()[0]
+
+threads = Path("/proc/self/task")
+before = set(threads.iterdir())
+torch.ones(1 << 20).add_(1)
+found = {"openmp": [cores(thread) for thread in set(threads.iterdir()) - before], "main": cores(Path("/proc/self"))}
+thread = threading.Thread(target=lambda: found.update(own=cores(Path("/proc/thread-self"))))
+thread.start()
+thread.join()
+json.dump(found, open("cores", "w"))
+"""
+
 
 @pytest.mark.parametrize("kind", [LANDLOCK, PROCESS, BUBBLEWRAP])
 def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, tmp_path: Path) -> None:
@@ -53,6 +77,19 @@ def test_a_process_that_has_left_the_workers_group_is_suspended_too(kind: str, t
         assert not grows_within(0.2)
         worker.ask("patched", seconds=120)
         assert grows_within(60), "a command resumes all of them"
+
+
+def test_threads_of_openmp_have_a_core_each_and_other_threads_all(tmp_path: Path) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    everywhere = Path("/proc/self/status").read_text().partition("Cpus_allowed_list:")[2].split()[0]
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(CORES)
+    with WorkerProcess(PROCESS, "cpu", readable=[tmp_path], threads=len(cores)) as worker:
+        worker.ready(120)
+        worker.ask("load", str(candidate), "ModelNew", seconds=120)
+        found = json.loads((worker.scratch / "cores").read_text())
+    assert sorted(map(int, found["openmp"])) == cores[1:], "the main thread computes on the first"
+    assert found["main"] == found["own"] == everywhere
 
 
 def test_what_is_no_time_agrees_with_no_clock() -> None:
