@@ -81,6 +81,7 @@ def _counts(row: Row, target: Mapping[str, Any], untuned: set[tuple[int, ...]]) 
     return (
         point.operation in target.get("operations", [point.operation])
         and point.passes == target.get("passes", point.passes)
+        and list(point.shape) in target.get("shapes", [list(point.shape)])
         and (target.get("all-shapes", False) or is_untuned == target.get("untuned", False))
         and (not row.times or row.bytes > target.get("above-megabytes", 0) * 1e6)
     )
