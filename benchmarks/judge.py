@@ -98,8 +98,11 @@ def candidates(arguments: argparse.Namespace) -> None:
         [file for file in files if note(file, "device") in ("", arguments.device)] for files in (cheats, honest)
     )
     expected = {file: note(file, "rejected-as") for file in cheats} | dict.fromkeys(honest, "right")
-    processes = ProcessPoolExecutor(arguments.jobs, get_context("spawn"))  # Torch is imported once in each
-    with tempfile.TemporaryDirectory() as directory, processes as pool:
+    spawned = get_context("spawn")
+    processes = ProcessPoolExecutor(arguments.jobs, spawned)  # Torch is imported once in each
+    # Where a GPU is shared, a candidate waits for others in every call, whether it computes or not.
+    alone = ProcessPoolExecutor(1, spawned) if on_gpu else processes
+    with tempfile.TemporaryDirectory() as directory, processes, alone:
         project = scale_project(Path(directory))
         requests = {file: quick(file, device=arguments.device) for file in expected}
         requests[project] = dataclasses.replace(
@@ -115,11 +118,15 @@ def candidates(arguments: argparse.Namespace) -> None:
             counts |= {name: collections.Counter(n) for name, n in saved["verdicts"].items() if name not in again}
             unexpected = [one for one in saved["unexpected"] if one["candidate"] not in again]
         for times in range(1, arguments.times + 1):
-            for file, (found, reason) in zip(requests, pool.map(rejection, requests.values()), strict=True):
-                counts[_name(file)][found] += 1
-                if found != expected[file]:
-                    unexpected.append({"candidate": _name(file), "found": found, "reason": reason})
-                    print(f"unexpected: {unexpected[-1]}", flush=True)
+            timed = {file for file, request in requests.items() if request.rounds}
+            for pool, files in ((processes, requests.keys() - timed), (alone, timed)):
+                chosen = sorted(files)
+                answers = pool.map(rejection, [requests[file] for file in chosen])
+                for file, (found, reason) in zip(chosen, answers, strict=True):
+                    counts[_name(file)][found] += 1
+                    if found != expected[file]:
+                        unexpected.append({"candidate": _name(file), "found": found, "reason": reason})
+                        print(f"unexpected: {unexpected[-1]}", flush=True)
             _save_candidates(arguments.device, cheats, counts, unexpected)
             print(f"{times} of {arguments.times}", flush=True)
 

@@ -34,7 +34,7 @@ def readable(more: Iterable[Path]) -> list[str]:
     home = Path(os.path.realpath(os.path.expanduser("~")))  # noqa: PTH111  # `Path.home` needs a passwd entry
     found = [sys.prefix, sys.base_prefix, *(path for path in sys.path if path)]
     found += [os.environ.get("CUDA_HOME", "/usr/local/cuda"), *map(str, more)]
-    found = [path for path in found if not home.is_relative_to(os.path.realpath(path))]
+    found = [os.path.abspath(path) for path in found if not home.is_relative_to(os.path.realpath(path))]  # noqa: PTH100
     both = [path for one in (*_SYSTEM, *found) for path in (one, os.path.realpath(one))]
     return list(dict.fromkeys(path for path in both if Path(path).exists()))
 

@@ -24,6 +24,7 @@ from kernel_builder.cli import main
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, landlock_version
 from kernel_builder.errors import ToolchainError
 from kernel_builder.package.tree_digest import hash_tree
+from kernel_builder.sandbox import readable
 from tests.checks.sample import assemble
 from tests.e2e.conftest import wait_for, working_in
 from tests.test_ninja import planned
@@ -190,3 +191,12 @@ def test_a_build_tells_its_sandbox_and_its_packages_do_not(
         assert (package["sandbox"]["load"] is None) == (mode == "off" or chosen("auto", None).kind is None)
         made[mode] = hash_tree(out / "torch-cpu").value
     assert made["off"] == made["auto"]
+
+
+def test_a_sandbox_shows_a_relative_path_of_python_at_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [".", *sys.path])
+    assert str(tmp_path) in readable([])
+    assert all(Path(path).is_absolute() for path in readable([]))

@@ -32,8 +32,9 @@ _SHAPE_SECONDS = {"cpu": 1.0, "cuda": 60.0}
 _LEAST_ROUNDS = 3
 _LEAST_CALLS = 3
 _FEW_RUNS, _MANY_RUNS = 3, 12  # on equal inputs
-# Calls of such a run, whose first computes even if the candidate keeps its result, and its least time, in starts.
-_LEAST_EQUAL, _LONG_RUN = 8, 4.0
+# Calls of such a run, whose first computes even if the candidate keeps its result, and its least time, in starts. Other
+# work on a GPU takes it for milliseconds at a time.
+_LEAST_EQUAL, _LONG_RUN = 8, {"cpu": 4.0, "cuda": 20.0}
 _EQUAL_SECONDS = 2.0  # after which, and after some runs, no further one starts
 # A run of less than this share of the time, on equal inputs, has skipped work; one of more than the other has not.
 _SKIPPED, _CLEAR = 0.5, 0.75
@@ -193,7 +194,7 @@ class _Race:
         while count < most:
             if (
                 _net(min(self._run(name, self._new_calls(count)) for _ in range(2)), overhead * count)
-                >= _LONG_RUN * start
+                >= _LONG_RUN[self._device] * start
             ):
                 break
             count = min(2 * count, most)
