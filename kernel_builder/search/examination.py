@@ -144,6 +144,7 @@ class Examination:
 
     def _is_late(self, number: int, eager: Tensors, exact: Tensors | None) -> bool:
         """Return whether the results of the last call, which were wrong, have become right."""
+        self._worker.go_on()
         time.sleep(_LATE_SECONDS)
         try:
             self._worker.ask("hand_over", seconds=self._seconds)

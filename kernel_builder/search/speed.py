@@ -38,6 +38,7 @@ _LEAST_EQUAL, _LONG_RUN = 8, {"cpu": 4.0, "cuda": 20.0}
 _EQUAL_SECONDS = 2.0  # after which, and after some runs, no further one starts
 # A run of less than this share of the time, on equal inputs, has skipped work; one of more than the other has not.
 _SKIPPED, _CLEAR = 0.5, 0.75
+_STEADY = 1.5  # the longest of such runs, as a multiple of the shortest, on a machine that is not busy
 # How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
 _DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 2e-3}
 _FLUSHED = 2  # times the cache
@@ -168,10 +169,11 @@ class _Race:
         Raises:
             RejectedError: If the candidate is much faster on equal ones, and eager is not.
         """
-        if self._share_of_repeats(CANDIDATE, _FEW_RUNS) >= _CLEAR:
+        share, spread = self._share_of_repeats(CANDIDATE, _FEW_RUNS)
+        if share >= _CLEAR and spread < _STEADY:
             return
         # Equal inputs may be in the cache, and a busy machine disturbs short runs: many of them tell.
-        share, eagers = (self._share_of_repeats(name, _MANY_RUNS) for name in (CANDIDATE, EAGER))
+        share, eagers = (self._share_of_repeats(name, _MANY_RUNS)[0] for name in (CANDIDATE, EAGER))
         if share < _SKIPPED * min(eagers, 1.0):
             raise RejectedError(
                 "cached-result",
@@ -180,8 +182,10 @@ class _Race:
                 describe(self._reference, self._given),
             )
 
-    def _share_of_repeats(self, name: str, number: int) -> float:
-        """Return the time of calls with equal values, divided by that of calls with different ones.
+    def _share_of_repeats(self, name: str, number: int) -> tuple[float, float]:
+        """Return the time of calls with equal values, divided by that of calls with different ones, and its spread.
+
+        The spread is the longest of equal runs, divided by the shortest.
 
         Args:
             name: Whose calls.
@@ -210,7 +214,8 @@ class _Race:
             taken[True].append(self._run(name, self._new_calls(1) * count))
         # The least of several: what else runs on the machine only adds time.
         same, other = (_net(min(taken[equal]), overhead * count) for equal in (True, False))
-        return (same + start) / (other + start)
+        spread = max(max(runs) / min(runs) for runs in taken.values())
+        return (same + start) / (other + start), spread
 
     def _new_calls(self, count: int) -> list[Arguments]:
         return [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
