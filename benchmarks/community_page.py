@@ -6,16 +6,12 @@ benchmarks/community_notes.toml.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from figures import ROOT
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from kernel_builder import toml_file
 
 PAGE = ROOT / "docs" / "compatibility.md"
 NOTES = ROOT / "benchmarks" / "community_notes.toml"
@@ -29,7 +25,7 @@ _NAMES = {"cuda": "CUDA", "cpu": "CPU", "noarch": "Python only"}
 
 def page(results: Mapping[str, Any]) -> str:
     """Return the page for the results."""
-    notes = tomllib.loads(NOTES.read_text(encoding="utf-8"))
+    notes = toml_file.read(NOTES)
     paragraphs = [
         "# Compatibility\n\nThe builder takes the projects of the public builder as they are. This page shows how far "
         "that holds for every\nproject of one public repository, huggingface/kernels-community. "

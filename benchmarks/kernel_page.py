@@ -17,13 +17,9 @@ from typing import Any
 
 import click
 
+from kernel_builder import toml_file
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import OURS, BenchmarkReport, HostOverhead, Row, geometric_mean, shape_name
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -62,7 +58,7 @@ def read_results(directory: Path = RESULTS) -> dict[str, dict[str, BenchmarkRepo
 
 def outcomes(reports: Reports) -> Iterator[Outcome]:
     """Evaluate every target for which there are results."""
-    document = tomllib.loads((ROOT / "benchmarks" / "kernel_targets.toml").read_text())
+    document = toml_file.read(ROOT / "benchmarks" / "kernel_targets.toml")
     untuned = {tuple(shape) for shape in document["untuned-shapes"]}
     for target in document["target"]:
         found = reports.get(target["machine"], {}).values()

@@ -9,18 +9,14 @@ a test that silently stops running would otherwise look like one that passes.
 from __future__ import annotations
 
 import re
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from kernel_builder import toml_file
 
-ACCEPTED = tomllib.loads(Path(__file__).with_name("skips.toml").read_text())["skip"]
+ACCEPTED = toml_file.read(Path(__file__).with_name("skips.toml"))["skip"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -7,17 +7,12 @@ has loaded. One that only uses what the runtimes of CUDA 12 and 13 both export w
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 
+from kernel_builder import toml_file
 from kernel_builder.config.variant import Release
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _OF_RUNTIME = re.compile(r"(?:__)?cuda[A-Z]")
 
@@ -25,7 +20,7 @@ _OF_RUNTIME = re.compile(r"(?:__)?cuda[A-Z]")
 @cache
 def exports() -> Mapping[Release, frozenset[str]]:
     """Return CUDA release -> the functions of its runtime."""
-    data = tomllib.loads((Path(__file__).parent / "cuda_runtimes.toml").read_text(encoding="utf-8"))
+    data = toml_file.read(Path(__file__).with_name("cuda_runtimes.toml"))
     every = frozenset(data["every"])
     return {Release.parse(release): every | frozenset(own) for release, own in data["release"].items()}
 

@@ -14,13 +14,9 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
+from kernel_builder import toml_file
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.import_statements import ImportStatement, executed_files, of_source
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 NAME = "python-imports"
 
@@ -94,7 +90,7 @@ def _dependency_modules(package: CheckedPackage) -> frozenset[str]:
 
 @cache
 def _table() -> Mapping[str, Mapping[str, list[str]]]:
-    return tomllib.loads((Path(__file__).parent / "present_modules.toml").read_text(encoding="utf-8"))
+    return toml_file.read(Path(__file__).with_name("present_modules.toml"))
 
 
 @cache

@@ -7,20 +7,15 @@ compiled into a binary, but no C++ symbol of Torch may be left undefined.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from kernel_builder import toml_file
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.config.variant import Release, StableAbi
 from kernel_builder.demangle import demangle
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 NAME = "torch-stable-abi"
 
@@ -41,7 +36,7 @@ class Shims:
 @cache
 def shims() -> Shims:
     """Return the functions that this version of the builder knows."""
-    data = tomllib.loads((Path(__file__).parent / "torch_shims.toml").read_text(encoding="utf-8"))
+    data = toml_file.read(Path(__file__).with_name("torch_shims.toml"))
     since = {name: Release.parse(release) for release, names in data["release"].items() for name in names}
     return Shims(since, frozenset(data["library"]["cuda"]))
 

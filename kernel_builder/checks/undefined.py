@@ -8,24 +8,19 @@ or from a needed library that is known to define such names. `torch_libraries.to
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.checks import cuda_runtimes
 from kernel_builder.checks.findings import CheckedPackage, Finding
 from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi
 from kernel_builder.demangle import demangle
 from kernel_builder.elf import SharedObject
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 NAME = "undefined"
 _NAMED = 6  # so many undefined symbols are named
@@ -171,7 +166,7 @@ def _torch_families() -> tuple[_Family, ...]:
 @cache
 def _cuda_families(framework: FullAbi | StableAbi | Noarch | None) -> tuple[_Family, ...]:
     """Return the CUDA libraries that `torch_libraries.toml` lists, as a package for `framework` finds them."""
-    data = tomllib.loads((Path(__file__).parent / "torch_libraries.toml").read_text(encoding="utf-8"))
+    data = toml_file.read(Path(__file__).with_name("torch_libraries.toml"))
     prefixes = {stem: entry.get("symbols", stem) for stem, entry in data.items()}
     families = []
     # The longest first: the prefix of the driver begins the names of other libraries.

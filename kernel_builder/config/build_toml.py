@@ -7,32 +7,24 @@ This module reads the text alone; `project_files` checks the files that it names
 
 from __future__ import annotations
 
-import re
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.config import editions, kernel_sources, toml_schema
 from kernel_builder.config.project import Kernel, KernelDependency, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.toml_schema import Key, TomlPlace
 from kernel_builder.config.variant import BACKENDS, Release
 from kernel_builder.errors import ConfigError
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 FILE = "build.toml"
 NAME = r"[a-z][-a-z0-9]*[a-z0-9]"
 REPO_ID = r"[A-Za-z0-9][-.\w]*/[A-Za-z0-9][-.\w]*"
 # The longest build.toml on the Hub has 30 kB.
 _MOST_BYTES = 1_000_000
-# The memory that Python's parser takes grows with the square of a dotted key's parts. The format needs at most four.
-_LONG_KEY = re.compile(r"""(?:\.[ \t]*(?:[\w-]{1,60}|"(?:[^"\\\n]|\\.){0,60}"|'[^'\n]{0,60}')[ \t]*){16}""")
 
 # Packages that a kernel may import besides the standard library and Torch. The public client refuses any other at load.
 PYTHON_DEPENDS: Mapping[str, tuple[str, ...]] = {
@@ -192,7 +184,7 @@ def read(path: Path, root: Path) -> Project:
     Raises:
         ConfigError: If the file is missing, is not TOML, or is not valid.
     """
-    return from_document(parse(read_text(path), str(path)), str(path), root)
+    return from_document(toml_file.parse(read_text(path), str(path)), str(path), root)
 
 
 def from_document(document: Mapping[str, Any], where: str, root: Path) -> Project:
@@ -269,33 +261,7 @@ def read_text(path: Path) -> str:
         raise ConfigError(
             "is larger than 1 MB", where=str(path), hint="check that this is a build.toml; those have a few kB"
         )
-    try:
-        # TOML has no byte order mark, but editors write one and the public parser accepts it.
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(
-            f"line {line} is not UTF-8", where=str(path), hint="save the file in the encoding UTF-8"
-        ) from error
-
-
-def parse(document: str, where: str) -> dict[str, Any]:
-    """Return the text of a `build.toml` as a TOML document.
-
-    Raises:
-        ConfigError: If it is not TOML.
-    """
-    if found := _LONG_KEY.search(document):
-        line = document.count("\n", 0, found.start()) + 1
-        raise ConfigError(f"line {line} has a key of more than 16 parts", where=where, hint="shorten it")
-    try:
-        parsed: dict[str, Any] = tomllib.loads(document)
-        return parsed
-    except (ValueError, RecursionError) as error:
-        words = "too many nested brackets" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError(
-            f"is not TOML: {words}", where=where, hint="correct the line that the message names"
-        ) from error
+    return toml_file.decode(content, str(path))
 
 
 def _check_range(low: Release | None, high: Release | None, place: TomlPlace) -> None:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 
+from kernel_builder import toml_file
 from kernel_builder.config.variant import Release
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 
 @dataclass(frozen=True)
@@ -61,8 +56,7 @@ class Matrix:
 @lru_cache(maxsize=1)
 def load() -> Matrix:
     """Return the matrix that comes with the builder."""
-    text = (resources.files(__package__) / "matrix.toml").read_text()
-    data = tomllib.loads(text)
+    data = toml_file.read(Path(__file__).with_name("matrix.toml"))
     return Matrix(
         hub_releases=data["hub"]["torch-releases"],
         platforms=tuple(data["hub"]["platforms"]),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernel_builder import toml_file
 from kernel_builder.config import build_toml, editions
 from kernel_builder.config.toml_schema import TomlPlace
 from kernel_builder.config.variant import BACKENDS
@@ -30,13 +31,13 @@ def rewritten(path: Path) -> tuple[str, str]:
         ConfigError: If the file cannot be read, or would not be valid in edition 5.
     """
     old = build_toml.read_text(path)
-    general = build_toml.parse(old, str(path)).get("general")
+    general = toml_file.parse(old, str(path)).get("general")
     edition = general.get("edition") if isinstance(general, dict) else None
     if edition == editions.EDITION:
         return old, old
     editions.refuse_newer(edition, TomlPlace(str(path), "general", "edition"))
     new = _Rewrite(old.replace("\r\n", "\n"), TomlPlace(str(path))).text()
-    build_toml.from_document(build_toml.parse(new, str(path)), str(path), path.parent)
+    build_toml.from_document(toml_file.parse(new, str(path)), str(path), path.parent)
     return old, new.replace("\n", "\r\n") if "\r\n" in old else new
 
 

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.config import build_toml
 from kernel_builder.config.project import python_name
 from kernel_builder.errors import ConfigError
 from kernel_builder.port.extension_arguments import ArgumentReader, PortedExtension
 from kernel_builder.port.setup_script import Remark, SetupScript, read_setup
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _LICENCES = (
     ("apache-2.0", r"apache"),
@@ -106,7 +101,7 @@ def port(setup: Path, repo_id: str | None = None) -> Port:
     name = _name(repo_id, settings.get("name"), root)
     licence = _licence(root, settings)
     text = _render(name, repo_id, licence, _distinctly_named(kernels), left_out)
-    build_toml.from_document(build_toml.parse(text, build_toml.FILE), build_toml.FILE, root)
+    build_toml.from_document(toml_file.parse(text, build_toml.FILE), build_toml.FILE, root)
     package = f"torch-ext/{python_name(name)}/__init__.py"
     files = {build_toml.FILE: text}
     if not (root / package).exists():
@@ -133,8 +128,8 @@ def _settings(root: Path, script: SetupScript) -> dict[str, Any]:
     """Return the arguments of `setup(...)`, and in their place what `pyproject.toml` says."""
     settings = {key: value for key, value in script.settings.items() if isinstance(value, (str, list))}
     try:
-        project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8")).get("project", {})
-    except (OSError, ValueError):
+        project = toml_file.read(root / "pyproject.toml").get("project", {})
+    except (OSError, ConfigError):
         return settings
     licence = project.get("license")
     urls = {key.lower(): value for key, value in project.get("urls", {}).items()}

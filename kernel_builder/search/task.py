@@ -17,13 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kernel_builder import toml_file
 from kernel_builder.config.toml_schema import Key, TomlPlace, list_of, natural, one_of, table, tables
 from kernel_builder.errors import ConfigError
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 Sizes = Mapping[str, Any]
 """Names of a problem file's top level -> an integer, or a tuple of integers."""
@@ -137,14 +133,14 @@ def read_task(path: Path) -> Task:
         ) from error
     except (SyntaxError, ValueError, OSError) as error:
         raise ConfigError(f"is not a Python file: {error}", where=str(file)) from error
-    content = settings.read_bytes() if settings.is_file() else b""
+    text = toml_file.decode(settings.read_bytes(), str(settings)) if settings.is_file() else ""
     level = re.fullmatch(r"level(\d+)", file.parent.name)
     task = Task(
         name=path.stem if path.is_file() else path.resolve().name,
         path=file,
         source=source,
-        settings=_settings(content, settings),
-        digest=hashlib.sha256(json.dumps([source, content.decode()]).encode()).hexdigest(),
+        settings=_settings(text, settings),
+        digest=hashlib.sha256(json.dumps([source, text]).encode()).hexdigest(),
         level=int(level[1]) if level else None,
     )
     own = task.sizes()
@@ -188,13 +184,8 @@ def _problem_file(directory: Path) -> Path:
     return files[0]
 
 
-def _settings(content: bytes, path: Path) -> TaskSettings:
-    try:
-        document = tomllib.loads(content.decode())
-    except ValueError as error:
-        raise ConfigError(f"is not TOML: {error}", where=str(path)) from error
-    place = TomlPlace(str(path))
-    found: TaskSettings = _SETTINGS(document, place)
+def _settings(text: str, path: Path) -> TaskSettings:
+    found: TaskSettings = _SETTINGS(toml_file.parse(text, str(path)), TomlPlace(str(path)))
     return found
 
 

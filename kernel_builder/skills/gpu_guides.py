@@ -5,15 +5,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from kernel_builder import toml_file
 
 _HERE = Path(__file__).parent
 REFERENCES = _HERE / "cuda-kernels" / "references"
@@ -21,7 +17,7 @@ REFERENCES = _HERE / "cuda-kernels" / "references"
 
 def gpus() -> dict[str, dict[str, Any]]:
     """Return the GPUs of `gpus.toml` by their short names."""
-    return tomllib.loads((_HERE / "gpus.toml").read_text(encoding="utf-8"))
+    return toml_file.read(_HERE / "gpus.toml")
 
 
 def guide(gpu: Mapping[str, Any]) -> str:

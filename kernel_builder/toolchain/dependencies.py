@@ -5,20 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 
+from kernel_builder import toml_file
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain.tools import HeaderLibrary
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 VARIABLE = "KERNEL_BUILDER_DEPENDENCIES"
 
@@ -63,7 +57,7 @@ class Dependency:
 @lru_cache(maxsize=1)
 def known() -> Mapping[str, Dependency]:
     """Return every header library by name."""
-    data = tomllib.loads((resources.files(__package__) / "dependencies.toml").read_text(encoding="utf-8"))
+    data = toml_file.read(Path(__file__).with_name("dependencies.toml"))
     return {
         name: Dependency(
             name,

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernel_builder.config import build_toml
+from kernel_builder import toml_file
 from kernel_builder.errors import ConfigError
 from tests.build_toml.conftest import (
     DEPENDENCY,
@@ -29,7 +29,7 @@ from tests.build_toml.test_stricter import STRICTER
 
 # Valid files that `mutations` changes.
 SEEDS: list[dict[str, Any]] = [
-    build_toml.tomllib.loads(text)
+    toml_file.parse(text, "build.toml")
     for text in (
         general(
             kernel_depends=f"[{DEPENDENCY}]", python_depends='["einops"]', source='"https://github.com/o/r"', xpu="{}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -10,15 +9,11 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from kernel_builder import toml_file
 from kernel_builder.checks import AbiPolicy, run, run_all
 from kernel_builder.config.variant import Release
 
 from .sample import Make, findings
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -198,7 +193,7 @@ def test_imports_are_followed_from_the_first_file(make: Make, chain: dict[str, s
 
 def test_the_table_of_present_modules_is_what_torch_and_the_client_require() -> None:
     """Each direct requirement is in the table, and the table has nothing that nothing requires."""
-    table = tomllib.loads((ROOT / "kernel_builder" / "checks" / "present_modules.toml").read_text())
+    table = toml_file.read(ROOT / "kernel_builder" / "checks" / "present_modules.toml")
     for name, root in (("torch", "torch"), ("client", "kernels")):
         direct = {requirement for requirement in required(root) if requirement != "nvidia"}
         closure = {root, *direct}
