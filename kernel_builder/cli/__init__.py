@@ -10,7 +10,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import kernel_builder
-from kernel_builder.errors import BuildError, KernelBuilderError
+from kernel_builder.errors import BuildError, KernelBuilderError, ToolchainError
 
 if TYPE_CHECKING:
     from kernel_builder.config.project import Project
@@ -91,6 +92,17 @@ def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> N
     if others:
         names = [path.name for path in others]
         click.secho(f"left out, without a build.toml: {listed(names, 'paths')}", fg="yellow", err=True)
+
+
+@contextmanager
+def torch_required(what: str) -> Iterator[None]:
+    """Turn a failed import of Torch into an error that says what needs it."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise ToolchainError(f"Torch is not installed, and {what}", hint="pip install torch") from error
 
 
 def _exit(number: int, frame: FrameType | None) -> NoReturn:

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from kernel_builder.errors import ToolchainError
+from kernel_builder.cli import torch_required
+from kernel_builder.cli.shared_options import directory_argument
 from kernel_builder.measure import plot, tables
 from kernel_builder.measure.results import BenchmarkReport
 from kernel_builder.measure.selection import DTYPES
@@ -39,7 +40,7 @@ def _print(report: BenchmarkReport) -> None:
 
 
 @click.command()
-@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+@directory_argument
 @click.option(
     "--against",
     callback=_items,
@@ -139,11 +140,7 @@ def benchmark(
 
 
 def _measure(**arguments: Any) -> BenchmarkReport:
-    try:
+    with torch_required("kernels run in it"):
         from kernel_builder.measure.run import BenchmarkRequest, run
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ToolchainError("Torch is not installed, and kernels run in it", hint="pip install torch") from error
     with shown(sys.stderr) as progress:
         return run(BenchmarkRequest(**arguments), progress)

@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kernel_builder.checks import CheckReport
 from kernel_builder.checks import summary as checks_summary
 from kernel_builder.cli import report_error
-from kernel_builder.cli.cross_options import cross_cxx_option, cross_python_option
-from kernel_builder.cli.cuda_options import cuda_compiler_option, cuda_home_option
-from kernel_builder.cli.dependency_option import dependency_option
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import (
+    allow_option,
+    backends_option,
+    build_jobs_option,
+    cross_cxx_option,
+    cross_python_option,
+    dependency_option,
+    json_option,
+    load_option,
+    toolchain_options,
+    variants_option,
+    whole_option,
+)
 from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
@@ -28,7 +37,6 @@ from kernel_builder.progress import shown
 if TYPE_CHECKING:
     from kernel_builder.build.confinement import SandboxMode
     from kernel_builder.toolchain import Toolchains
-    from kernel_builder.toolchain.tools import CudaCompiler
 
 _ERRORS = 5  # so many are printed in full
 _NAMED = 3  # so many variants that are not built here are named
@@ -151,30 +159,26 @@ def _cut(text: str) -> str:
 
 @click.command()
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
-@click.option(
-    "--variant", "variants", multiple=True, metavar="NAME", help="Build exactly this variant; may be given again."
-)
-@click.option(
-    "--backend", "backends", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Build only for this backend."
-)
+@variants_option
+@backends_option
 @click.option(
     "--platform",
     "platforms",
     multiple=True,
     type=click.Choice(PLATFORMS),
-    help="Build for this platform; may be given again. [default: this machine's]",
+    help="Build for this platform; may be repeated. [default: this machine's]",
 )
 @click.option("--all-platforms", is_flag=True, help="Build for every platform that the Hub asks for.")
-@click.option("--all", "whole", is_flag=True, help="Build the whole matrix, not only what the Hub asks for.")
+@whole_option
 @click.option(
     "--capability",
     "capabilities",
     multiple=True,
     metavar="NUMBER",
-    help="Compile only for this capability, such as 9.0; may be given again. For local use: upload refuses it.",
+    help="Compile only for this capability, such as 9.0; may be repeated. For local use: upload refuses it.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
-@click.option("-j", "--jobs", "--max-jobs", type=click.IntRange(min=1), help="Processors to use at most.")
+@build_jobs_option
 @click.option(
     "--compiler-cache",
     "sccache",
@@ -183,18 +187,12 @@ def _cut(text: str) -> str:
     metavar="auto|off|PROGRAM",
     help="An sccache to use, with the back ends it is configured for.",
 )
-@cuda_home_option
-@cuda_compiler_option
-@click.option("--cxx", metavar="PROGRAM", help="The g++ to use (default: $CXX, then g++).")
+@toolchain_options
 @cross_cxx_option
 @dependency_option
-@click.option("--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]")
-@click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
-@click.option("--load/--no-load", default=True, help="Load each package that this machine can load.")
+@load_option
 @cross_python_option
-@click.option(
-    "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be given again."
-)
+@allow_option
 @click.option(
     "--sandbox",
     type=click.Choice(["auto", "require", "off"]),
@@ -215,18 +213,12 @@ def build(
     out: Path | None,
     jobs: int | None,
     sccache: str,
-    cuda_home: Path | None,
-    cuda_compiler: CudaCompiler | None,
-    cxx: str | None,
-    cross_cxx: str | None,
-    dependencies: Mapping[str, Path],
-    index_url: str | None,
-    offline: bool,
     load: bool,
     cross_python: Path | None,
     allow: tuple[str, ...],
     sandbox: SandboxMode,
     as_json: bool,
+    **toolchain: Any,
 ) -> None:
     """Build the kernel projects in DIR (default: here).
 
@@ -264,16 +256,7 @@ def build(
             allow=allow,
             sandbox=sandbox,
         ),
-        partial(
-            Toolchains,
-            cuda_home=cuda_home,
-            cuda_compiler=cuda_compiler,
-            cxx=cxx,
-            cross_cxx=cross_cxx,
-            offline=offline,
-            index_url=index_url,
-            dependencies=dependencies,
-        ),
+        partial(Toolchains, **toolchain),
     )
     click.echo(json.dumps(summary.as_dict(), indent=2)) if as_json else print_summary(summary)
     if summary.error:

@@ -11,8 +11,7 @@ from pathlib import Path
 import click
 
 from kernel_builder import checks
-from kernel_builder.cli.cross_options import cross_python_option
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import ReleaseType, allow_option, cross_python_option, json_option
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import CheckError
@@ -20,13 +19,6 @@ from kernel_builder.errors import CheckError
 _DIRECTORY = click.argument(
     "directory", type=click.Path(exists=True, file_okay=False, path_type=Path), default=".", metavar="[DIR]"
 )
-
-
-def _release(ctx: click.Context, param: click.Parameter, value: str | None) -> Release | None:
-    try:
-        return Release.parse(value) if value else None
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from error
 
 
 def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
@@ -53,13 +45,13 @@ def _manylinux(ctx: click.Context, param: click.Parameter, value: str) -> str:
     "--python-abi",
     default=str(checks.AbiPolicy.python),
     show_default=True,
-    callback=_release,
+    type=ReleaseType(),
     metavar="VERSION",
     help="The oldest Python to load in.",
 )
 @click.option(
     "--torch-stable-abi",
-    callback=_release,
+    type=ReleaseType(),
     metavar="VERSION",
     help="The oldest Torch to load in by its stable ABI.  [default: what a variant's name claims]",
 )
@@ -88,9 +80,7 @@ def check_abi(
 
 @click.command()
 @_DIRECTORY
-@click.option(
-    "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be given again."
-)
+@allow_option
 @cross_python_option
 @json_option
 def check_builds(directory: Path, allow: tuple[str, ...], cross_python: Path | None, as_json: bool) -> None:

@@ -14,8 +14,7 @@ import click
 
 from kernel_builder.build.buildable import missing_dependency
 from kernel_builder.cli import print_notices, report_error
-from kernel_builder.cli.dependency_option import dependency_option
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import dependency_option, json_option
 from kernel_builder.config import offered
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project

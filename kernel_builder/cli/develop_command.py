@@ -8,28 +8,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from kernel_builder.cli.cuda_options import cuda_compiler_option, cuda_home_option
+from kernel_builder.cli.shared_options import directory_argument, toolchain_options
 from kernel_builder.config.project_files import read_project
 from kernel_builder.plural import counted
 from kernel_builder.progress import shown
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Toolchains
-
-_DIRECTORY = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
-_TOOLCHAIN = (
-    cuda_home_option,
-    cuda_compiler_option,
-    click.option("--cxx", metavar="PROGRAM", help="The g++ to use. [default: $CXX, or else g++]"),
-    click.option("--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"),
-    click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing."),
-)
-
-
-def _toolchain_options(command: Any) -> Any:
-    for option in reversed(_TOOLCHAIN):
-        command = option(command)
-    return command
 
 
 class _ShellCommand(click.Command):
@@ -45,9 +30,9 @@ class _ShellCommand(click.Command):
 
 
 @click.command(cls=_ShellCommand)
-@_DIRECTORY
+@directory_argument
 @click.option("--variant", metavar="NAME", help="The variant to compile. [default: the one that fits the machine]")
-@_toolchain_options
+@toolchain_options
 def devshell(directory: Path, variant: str | None, command: tuple[str, ...], **toolchain: Any) -> None:
     """Start a shell with the compilers and headers of a variant, or run COMMAND with them.
 
@@ -69,7 +54,7 @@ def devshell(directory: Path, variant: str | None, command: tuple[str, ...], **t
 
 
 @click.command(cls=_ShellCommand)
-@_DIRECTORY
+@directory_argument
 @click.option("--variant", metavar="NAME", help="The variant to test. [default: the one that fits the machine]")
 @click.option(
     "--torch-index",
@@ -108,7 +93,7 @@ def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) ->
 
 
 @click.command("compile-commands")
-@_DIRECTORY
+@directory_argument
 @click.option("--variant", metavar="NAME", help="Take the commands of this variant only.")
 @click.option(
     "--output",
@@ -116,7 +101,7 @@ def _enter(title: str, environment: dict[str, str], command: tuple[str, ...]) ->
     metavar="FILE",
     help="Write to this file. [default: DIR/compile_commands.json]",
 )
-@_toolchain_options
+@toolchain_options
 def compile_commands(directory: Path, variant: str | None, output: Path | None, **toolchain: Any) -> None:
     """Write compile_commands.json, with which clangd and other tools of editors understand a project's sources.
 

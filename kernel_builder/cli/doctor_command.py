@@ -10,9 +10,7 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.cli.cross_options import cross_cxx_option
-from kernel_builder.cli.dependency_option import dependency_option
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import cross_cxx_option, dependency_option, json_option
 
 
 @click.command()

@@ -9,7 +9,7 @@ import click
 
 from kernel_builder.cli.hub_root_command import LARGE_FILES, ROOT, check, gc, require_server_packages
 from kernel_builder.cli.hub_transfer_command import export, import_
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import json_option
 from kernel_builder.errors import ConfigError
 
 TOKEN_FILE = click.option(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import json_option
 from kernel_builder.errors import ConfigError, HubError, KernelBuilderError
 
 ROOT = click.option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import json_option
 from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Lines
 

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from kernel_builder.errors import ConfigError, ToolchainError
+from kernel_builder.cli import torch_required
+from kernel_builder.errors import ConfigError
 from kernel_builder.progress import shown
 from kernel_builder.search.verdict import Verdict
 
@@ -89,13 +90,9 @@ def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
     kernel-builder judge my-kernel/ --task tasks/rms_norm.py --json
     kernel-builder judge candidate.py --task task.py --inputs 10 --rounds 0
     """
-    try:
+    with torch_required("candidates run in it"):
         from kernel_builder.search.judge import JudgeRequest
         from kernel_builder.search.judge import judge as judged
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ToolchainError("Torch is not installed, and candidates run in it", hint="pip install torch") from error
     with shown(sys.stderr) as progress:
         verdict = judged(JudgeRequest(candidate, task, **options), progress)
     if as_json:

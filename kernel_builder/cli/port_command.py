@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import json_option
 
 if TYPE_CHECKING:
     from kernel_builder.port.first_build_toml import Port

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import click
 
+from kernel_builder.cli.shared_options import directory_argument
 from kernel_builder.develop import wheel_backend
-
-_DIRECTORY = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 
 
 @click.command()
-@_DIRECTORY
+@directory_argument
 @click.option("--force", "-f", is_flag=True, help="Replace a pyproject.toml that is there already.")
 def create_pyproject(directory: Path, force: bool) -> None:
     """Write a pyproject.toml with which pip builds and installs a project, by calling kernel-builder.
@@ -28,7 +27,7 @@ def create_pyproject(directory: Path, force: bool) -> None:
 
 
 @click.command()
-@_DIRECTORY
+@directory_argument
 @click.option("--dry-run", "-d", is_flag=True, help="Print what would be removed, and remove nothing.")
 @click.option("--force", "-f", is_flag=True, help="Remove the file even if it has been changed.")
 def clean_pyproject(directory: Path, dry_run: bool, force: bool) -> None:

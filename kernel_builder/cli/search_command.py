@@ -10,9 +10,8 @@ from typing import Any
 
 import click
 
-from kernel_builder.cli.json_option import json_option
-from kernel_builder.cli.limit_option import limit_option, minutes_option
-from kernel_builder.errors import ToolchainError
+from kernel_builder.cli import torch_required
+from kernel_builder.cli.shared_options import json_option, limit_option, minutes_option
 from kernel_builder.progress import shown
 from kernel_builder.search.judging import JUDGE_COMMAND
 from kernel_builder.search.limited_process import Limits
@@ -135,11 +134,7 @@ def search(
 
 
 def _search(request: SearchRequest) -> Any:
-    try:
+    with torch_required("tasks run in it"):
         from kernel_builder.search import search_run
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ToolchainError("Torch is not installed, and tasks run in it", hint="pip install torch") from error
     with shown(sys.stderr) as progress:
         return search_run.search(request, progress)

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import directory_argument, json_option
 from kernel_builder.errors import VerificationError
 
 _HINT = "name a file that has a token of an OpenID provider, and nothing else"
 
 
 @click.command()
-@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+@directory_argument
 @click.option(
     "--identity-token",
     envvar="SIGSTORE_ID_TOKEN",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel_builder.cli.json_option import json_option
-from kernel_builder.cli.limit_option import minutes_option
+from kernel_builder.cli.shared_options import json_option, minutes_option, together
 from kernel_builder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,25 +21,33 @@ _DEFAULT = "cuda-kernels"
 _force = click.option("--force", is_flag=True, help="Also replace or remove files that were edited.")
 
 
-def _places(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that name a directory of skills."""
-    options = [
+_places = together(
+    *(
         click.option(f"--{tool}", tool, is_flag=True, help=f"The directory of skills of {title}.")
         for tool, title in zip(_TOOLS, ("Claude Code", "Codex", "OpenCode", "Cursor"), strict=True)
-    ]
-    options += [
-        click.option("--global", "globally", is_flag=True, help="Of all your projects, not of the project here."),
-        click.option(
-            "--dest",
-            "destination",
-            type=click.Path(path_type=Path, file_okay=False),
-            metavar="DIR",
-            help="Another directory of skills.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+    ),
+    click.option("--global", "globally", is_flag=True, help="Of all your projects, not of the project here."),
+    click.option(
+        "--dest",
+        "destination",
+        type=click.Path(path_type=Path, file_okay=False),
+        metavar="DIR",
+        help="Another directory of skills.",
+    ),
+)
+_evaluation_options = together(
+    click.option(
+        "-k",
+        "tries",
+        type=click.IntRange(min=1),
+        default=5,
+        show_default=True,
+        help="Tries of each task with the skill, and as many without it.",
+    ),
+    minutes_option,
+    click.option("-j", "--jobs", type=click.IntRange(min=1), help="Tries at a time. [default: one for each core]"),
+    json_option,
+)
 
 
 @click.group()
@@ -147,26 +153,6 @@ def list_skills(as_json: bool) -> None:
         click.echo(f"  {skill.name}: {there.state}, {AGENT_TOOLS[tool].title}, {scope}: {there.path}")
 
 
-def _evaluations(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options of an evaluation."""
-    options: list[Callable[[Callable[..., None]], Callable[..., None]]] = [
-        click.option(
-            "-k",
-            "tries",
-            type=click.IntRange(min=1),
-            default=5,
-            show_default=True,
-            help="Tries of each task with the skill, and as many without it.",
-        ),
-        minutes_option,
-        click.option("-j", "--jobs", type=click.IntRange(min=1), help="Tries at a time. [default: one for each core]"),
-        json_option,
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
-
-
 def _template(agent: str, run: Path, minutes: float, jobs: int | None) -> SearchRequest:
     from kernel_builder.search.search_request import SearchRequest
 
@@ -190,7 +176,7 @@ def _template(agent: str, run: Path, minutes: float, jobs: int | None) -> Search
     metavar="DIR",
     help="The directory of the evaluation. [default: eval-<skill>]",
 )
-@_evaluations
+@_evaluation_options
 def evaluate(
     skill: str, tasks: Path, agent: str, run: Path | None, tries: int, minutes: float, jobs: int | None, as_json: bool
 ) -> None:
@@ -244,7 +230,7 @@ def evaluate(
     metavar="DIR",
     help="The directory of work. [default: RUN/distil-<name>]",
 )
-@_evaluations
+@_evaluation_options
 def distil(
     source: Path,
     agent: str,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import ReleaseType, index_url_option, json_option
 from kernel_builder.config.variant import PLATFORMS, Release, this_platform
 from kernel_builder.errors import ToolchainError
 from kernel_builder.plural import counted
@@ -21,21 +21,6 @@ if TYPE_CHECKING:
     from kernel_builder.toolchain.trees import Tree
 
 
-class ReleaseType(click.ParamType[Release]):
-    """A command line value of the form `major.minor`."""
-
-    name = "release"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Release:
-        try:
-            return Release.parse(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-index_option = click.option(
-    "--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"
-)
 lock_option = click.option(
     "--lock",
     "lock_file",
@@ -93,7 +78,7 @@ def toolchain() -> None:
     multiple=True,
     help="Fetch what builds for this platform need; may be repeated. [default: this machine's]",
 )
-@index_option
+@index_url_option
 @lock_option
 @json_option
 def fetch(
@@ -261,7 +246,7 @@ def clean(everything: bool, older_than: int | None, as_json: bool) -> None:
     help="A CUDA release to pin; may be repeated. [default: those of the matrix]",
 )
 @click.option("--platform", "platforms", type=click.Choice(PLATFORMS), multiple=True, help="[default: all]")
-@index_option
+@index_url_option
 def lock(
     output: Path | None,
     torch: tuple[Release, ...],

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kernel_builder.cli import print_notices
+from kernel_builder.cli.shared_options import (
+    allow_option,
+    backends_option,
+    build_jobs_option,
+    directory_argument,
+    load_option,
+    quiet_option,
+    together,
+    variants_option,
+    whole_option,
+)
 from kernel_builder.config.project_files import read_project
 from kernel_builder.hub.publication import BranchResult, Published, PublishRequest
 from kernel_builder.hub.publish import publish
 from kernel_builder.plural import counted
 from kernel_builder.progress import Lines, Silent
 
-_OPTIONS = (
-    click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path)),
+_publish_options = together(
+    directory_argument,
     click.option(
         "--repo-id", metavar="ORG/NAME", help="The repository. [default: [general.hub] repo-id of build.toml]"
     ),
@@ -29,28 +39,20 @@ _OPTIONS = (
     click.option("--message", metavar="TEXT", help="The first line of the commits."),
     click.option("--card-note", metavar="TEXT", help="A sentence for the card, such as how the packages were tested."),
     click.option("--dry-run", is_flag=True, help="Check and compare, print what would be done, and write nothing."),
-    click.option("--load/--no-load", default=True, help="Check that the packages for this machine load."),
-    click.option(
-        "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be repeated."
-    ),
+    load_option,
+    allow_option,
     click.option(
         "--allow-api-change",
         metavar="REASON",
         help="Publish an API that breaks users of this version, with the reason in the card.",
     ),
-    click.option("--quiet", "-q", is_flag=True, help="Print errors only."),
+    quiet_option,
     click.option("--output-json", "--json", "as_json", is_flag=True, help="Print the result as JSON."),
 )
 
 
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
 @click.command()
-@_options
+@_publish_options
 @click.option("--build", is_flag=True, help="First build the packages that are in DIR/build again, where they changed.")
 def upload(directory: Path, build: bool, quiet: bool, as_json: bool, **options: Any) -> None:
     """Publish the packages of a project to a Hub.
@@ -85,13 +87,11 @@ def _buildable_here(directory: Path) -> tuple[str, ...]:
 
 
 @click.command()
-@_options
-@click.option("--variant", "variants", multiple=True, metavar="NAME", help="Build only this variant; may be repeated.")
-@click.option(
-    "--backend", "backends", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Build only for this backend."
-)
-@click.option("--all", "whole", is_flag=True, help="Build the whole matrix, not only the variants of the Hub.")
-@click.option("-j", "--jobs", "--max-jobs", type=click.IntRange(min=1), help="The most CPU cores to use.")
+@_publish_options
+@variants_option
+@backends_option
+@whole_option
+@build_jobs_option
 def build_and_upload(
     directory: Path,
     quiet: bool,

@@ -12,8 +12,7 @@ import click
 
 from kernel_builder.build.buildable import obstacle
 from kernel_builder.cli import print_notices, report_error
-from kernel_builder.cli.cuda_options import cuda_compiler_option, cuda_home_option
-from kernel_builder.cli.dependency_option import dependency_option
+from kernel_builder.cli.shared_options import cuda_compiler_option, cuda_home_option, dependency_option, whole_option
 from kernel_builder.config import changed, offered
 from kernel_builder.config.notices import listed
 from kernel_builder.config.project import Project
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("directories", metavar="[DIR]...", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--arch", is_flag=True, help="Only variants for this machine's platform, and Python-only ones.")
-@click.option("--all", "whole", is_flag=True, help="The whole matrix, not only what the Hub asks for.")
+@whole_option
 @cuda_home_option
 @cuda_compiler_option
 @dependency_option

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import json_option
 from kernel_builder.errors import VerificationError
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import Any
 
 import click
 
-from kernel_builder.cli.json_option import json_option
+from kernel_builder.cli.shared_options import allow_option, directory_argument, json_option, load_option, quiet_option
 from kernel_builder.progress import Lines, Silent
 
 
 @click.command()
-@click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+@directory_argument
 @click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Where to write. [default: DIR/dist]")
 @click.option("--name", metavar="NAME", help="The name in the package index. [default: that of build.toml]")
 @click.option(
@@ -22,11 +22,9 @@ from kernel_builder.progress import Lines, Silent
     metavar="N.M",
     help="The version in the package index; N is the version of build.toml. [default: N.0]",
 )
-@click.option("--load/--no-load", default=True, help="Check that the packages for this machine load.")
-@click.option(
-    "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be repeated."
-)
-@click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+@load_option
+@allow_option
+@quiet_option
 @json_option
 def wheel(directory: Path, quiet: bool, as_json: bool, **options: Any) -> None:
     """Write wheels of a project, for pip and uv.

@@ -1,0 +1,114 @@
+"""Options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from kernel_builder.config.variant import Release
+
+_Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def together(*options: _Decorator) -> _Decorator:
+    """Return one decorator that adds options to a command, in the order in which `--help` lists them."""
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return add
+
+
+class ReleaseType(click.ParamType[Release]):
+    """A command line value of the form `major.minor`."""
+
+    name = "release"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Release:
+        try:
+            return Release.parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+directory_argument = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+
+# What to build.
+variants_option = click.option(
+    "--variant", "variants", multiple=True, metavar="NAME", help="Build only this variant; may be repeated."
+)
+backends_option = click.option(
+    "--backend", "backends", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Build only for this backend."
+)
+whole_option = click.option(
+    "--all", "whole", is_flag=True, help="Take the whole matrix, not only what the Hub asks for."
+)
+build_jobs_option = click.option(
+    "-j", "--jobs", "--max-jobs", type=click.IntRange(min=1), help="The most CPU cores to use."
+)
+
+# Compilers and headers.
+cuda_home_option = click.option(
+    "--cuda-home", type=click.Path(path_type=Path), help="A CUDA toolkit to use for its version of CUDA."
+)
+cuda_compiler_option = click.option(
+    "--cuda-compiler",
+    type=click.Choice(["nvcc", "clang"]),
+    help="Compile every CUDA variant with it. [default: nvcc, and clang for CUDA 12 without --cuda-home]",
+)
+cxx_option = click.option("--cxx", metavar="PROGRAM", help="The g++ to use. [default: $CXX, or else g++]")
+cross_cxx_option = click.option(
+    "--cross-cxx", metavar="PROGRAM", help="The g++ for another platform. [default: its name, aarch64-linux-gnu-g++]"
+)
+index_url_option = click.option(
+    "--index-url", metavar="URL", help="Package index. [default: the one pip or uv is set to use]"
+)
+offline_option = click.option("--offline", is_flag=True, help="Do not use the network; fail if something is missing.")
+# The arguments of `Toolchains` that are the same in all commands.
+toolchain_options = together(cuda_home_option, cuda_compiler_option, cxx_option, index_url_option, offline_option)
+
+
+def _given(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> Mapping[str, Path]:
+    from kernel_builder.toolchain.dependencies import parse_given
+
+    return dict(parse_given(value, "--dependency") for value in values)
+
+
+dependency_option = click.option(
+    "--dependency",
+    "dependencies",
+    multiple=True,
+    metavar="NAME=DIR",
+    callback=_given,
+    help="A directory with a library that `depends` names, e.g. cutlass_4_5=/opt/cutlass; may be repeated. "
+    "$KERNEL_BUILDER_DEPENDENCIES holds such entries too, separated by colons.",
+)
+
+# Checks of packages.
+allow_option = click.option(
+    "--allow", multiple=True, metavar="CHECK", help="Report the errors of this check as warnings; may be repeated."
+)
+load_option = click.option("--load/--no-load", default=True, help="Load each package that this machine can load.")
+cross_python_option = click.option(
+    "--cross-python",
+    type=click.Path(exists=True, dir_okay=False, executable=True, path_type=Path),
+    metavar="PROGRAM",
+    help="A Python of another platform with Torch and the client, run by qemu-user, to load its packages with.",
+)
+
+
+# What an agent may use.
+def limit_option(name: str, default: float, text: str) -> _Decorator:
+    """Return the option of a limit, a number above zero."""
+    above_zero = click.FloatRange(min=0, min_open=True)
+    return click.option(name, type=above_zero, default=default, show_default=True, help=text)
+
+
+minutes_option = limit_option("--minutes", 30.0, "The longest call of an agent.")
