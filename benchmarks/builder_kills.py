@@ -30,7 +30,7 @@ from typing import Any
 import click
 import requests
 from figures import ROOT, machine
-from hub import served
+from hub_process import running_hub
 
 from kernel_builder.config.variant import this_platform
 
@@ -150,22 +150,22 @@ def kill_uploads(directory: Path, count: int, chosen: random.Random, kills: Kill
     cache, project = directory / "cache", directory / "project"
     shutil.copytree(PROJECT, project)
     _run(command(cache, "build", project, "--variant", VARIANT, "--compiler-cache", "off", "--no-load"))
-    with served(directory / "hub") as (url, _):
+    with running_hub(directory / "hub", "--log-level", "warning") as hub:
 
         def upload(repo_id: str) -> subprocess.Popen[bytes]:
-            more = {"HF_ENDPOINT": url, "HF_TOKEN": "any", "HF_HUB_DISABLE_TELEMETRY": "1"}
+            more = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "any", "HF_HUB_DISABLE_TELEMETRY": "1"}
             return command(cache, "upload", project, "--repo-id", repo_id, "--no-load", "--quiet", **more)
 
         began = time.monotonic()
         _run(upload("org/whole"))
-        kills.usual, expected = time.monotonic() - began, _published(url, "org/whole")
+        kills.usual, expected = time.monotonic() - began, _published(hub.url, "org/whole")
         for number in _numbers(kills, count):
             repo_id = f"org/k{number}"
             disturbed(kills, lambda: upload(repo_id), chosen)  # noqa: B023  # called at once
-            kills.saw(_published(url, repo_id), expected, f"upload {number}")
+            kills.saw(_published(hub.url, repo_id), expected, f"upload {number}")
             if number % 10 == 9:
                 _run(upload(repo_id))
-                if _published(url, repo_id) != expected:
+                if _published(hub.url, repo_id) != expected:
                     kills.incomplete.append(f"upload {number}")
 
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import re
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,10 +33,10 @@ from figures import (
     options,
     write_page,
 )
+from hub_process import HubProcess, running_hub
 from kernels_data import Digest, DigestAlgorithm
 
 MB = 1_000_000
-BUILDER = Path(sys.executable).with_name("kernel-builder")
 KERNEL = "kernels-community/twice"
 BINARY = 20 * MB
 BINARIES = 100
@@ -77,41 +75,14 @@ def write_random(path: Path, size: int) -> None:
             file.write(os.urandom(min(1 << 24, size - start)))
 
 
-@contextmanager
-def served(root: Path) -> Iterator[tuple[str, int]]:
-    """Run a Hub in the context; yields its address and its process id."""
-    command = [
-        BUILDER,
-        "hub",
-        "serve",
-        "--root",
-        root,
-        "--trust",
-        "kernels-community",
-        "--log-level",
-        "warning",
-        "--json",
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield json.loads(process.stdout.readline())["url"], process.pid
-        finally:
-            process.terminate()
+OPTIONS = ("--trust", "kernels-community", "--log-level", "warning")
 
 
-def client(url: str, home: Path, code: str, **environment: str) -> dict[str, Any]:
+def client(hub: HubProcess, home: Path, code: str, **environment: str) -> dict[str, Any]:
     """Run a program that uses the clients in a fresh process, and return the JSON object that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={
-            **os.environ,
-            "HF_ENDPOINT": url,
-            "HF_HOME": str(home),
-            "HF_TOKEN": "any",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            **environment,
-        },
+        env=hub.client_environment(home, **environment),
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -142,10 +113,10 @@ def measure_first_load(directory: Path) -> Measured:
     """Measure `get_kernel` with an empty cache, and a copy of the same files."""
     variant = write_kernel(directory / "kernel", BINARY)
     loads, copies = [], []
-    with served(directory / "hub") as (url, _):
-        client(url, directory / "publisher", PUBLISH.format(repo=KERNEL, folder=directory / "kernel"))
+    with running_hub(directory / "hub", *OPTIONS) as hub:
+        client(hub, directory / "publisher", PUBLISH.format(repo=KERNEL, folder=directory / "kernel"))
         for number in range(REPEATS):
-            loads.append(client(url, directory / f"home-{number}", LOAD.format(repo=KERNEL))["seconds"])
+            loads.append(client(hub, directory / f"home-{number}", LOAD.format(repo=KERNEL))["seconds"])
             began = time.perf_counter()
             shutil.copytree(variant, directory / f"copy-{number}")
             copies.append(time.perf_counter() - began)
@@ -171,12 +142,12 @@ def measure_publish(directory: Path) -> Measured:
     for number in range(BINARIES):
         write_random(directory / "kernel" / "build" / f"variant-{number:03}" / "kernel.abi3.so", BINARY_OF_MANY)
     taken = {}
-    with served(directory / "hub") as (url, _):
+    with running_hub(directory / "hub", *OPTIONS) as hub:
         for transfer, disabled in (("xet", "0"), ("lfs", "1")):
             code = PUBLISH.format(repo=f"{KERNEL}-{transfer}", folder=directory / "kernel")
             for when in ("first", "again"):
                 taken[f"{transfer}-{when}-seconds"] = client(
-                    url, directory / transfer, code, HF_HUB_DISABLE_XET=disabled
+                    hub, directory / transfer, code, HF_HUB_DISABLE_XET=disabled
                 )["seconds"]
     values = {**taken, "bytes": BINARIES * BINARY_OF_MANY}
     return Measured(("HfApi().upload_folder(repo_type='kernel', revision='v1', …)",), values)
@@ -207,19 +178,13 @@ def _load_at_once(home: str, barrier: Any, results: Any) -> None:
         results.put(repr(error))
 
 
-def process_cpu_seconds(pid: int) -> float:
-    """Return the CPU time of a process, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def measure_at_once(directory: Path) -> Measured:
     """Measure many clients that load the same kernel at once, each with an empty cache."""
     write_kernel(directory / "kernel", BINARY // 10)
-    with served(directory / "hub") as (url, pid):
-        client(url, directory / "publisher", PUBLISH.format(repo=KERNEL, folder=directory / "kernel"))
+    with running_hub(directory / "hub", *OPTIONS) as hub:
+        client(hub, directory / "publisher", PUBLISH.format(repo=KERNEL, folder=directory / "kernel"))
         # The clients are forks of a process that has imported everything, so that only the load is measured.
-        os.environ.update(HF_ENDPOINT=url, HF_HUB_DISABLE_PROGRESS_BARS="1")
+        os.environ.update(HF_ENDPOINT=hub.url, HF_HUB_DISABLE_PROGRESS_BARS="1")
         import kernels  # noqa: F401
         import torch  # noqa: F401
 
@@ -229,11 +194,11 @@ def measure_at_once(directory: Path) -> Measured:
             fork.Process(target=_load_at_once, args=(str(directory / f"home-{number}"), barrier, results))
             for number in range(CLIENTS)
         ]
-        before, theirs = process_cpu_seconds(pid), children_cpu_seconds()
+        before, theirs = hub.cpu_seconds(), children_cpu_seconds()
         for one in clients:
             one.start()
         ended = [results.get() for _ in clients]
-        used, most = process_cpu_seconds(pid) - before, peak(pid)
+        used, most = hub.cpu_seconds() - before, hub.peak_bytes()
         for one in clients:
             one.join()
         theirs = children_cpu_seconds() - theirs
@@ -261,19 +226,6 @@ def at_once_row(values: Values) -> Row:
     )
 
 
-def peak(pid: int) -> int:
-    """Return the peak resident memory of a process since `reset_peak`, in bytes."""
-    status = Path(f"/proc/{pid}/status").read_text()
-    found = re.search(r"VmHWM:\s*(\d+) kB", status)
-    assert found is not None
-    return int(found[1]) * 1024
-
-
-def reset_peak(pid: int) -> None:
-    """Reset the peak resident memory of a process."""
-    Path(f"/proc/{pid}/clear_refs").write_text("5")
-
-
 FETCH = """
 import json, hashlib, requests
 digest = hashlib.sha256()
@@ -292,19 +244,19 @@ def measure_memory(directory: Path) -> Measured:
         ["sha256sum", directory / "kernel" / "huge.so"], stdout=subprocess.PIPE, text=True, check=True
     ).stdout.split()[0]
     peaks, seconds = {}, {}
-    with served(directory / "hub") as (url, pid):
-        peaks["idle"] = peak(pid)
+    with running_hub(directory / "hub", *OPTIONS) as hub:
+        peaks["idle"] = hub.peak_bytes()
         for transfer, disabled in (("lfs", "1"), ("xet", "0")):
             repo = f"{KERNEL}-{transfer}"
-            reset_peak(pid)
+            hub.reset_peak()
             code = PUBLISH.format(repo=repo, folder=directory / "kernel")
-            seconds[f"{transfer}-up"] = client(url, directory / "home", code, HF_HUB_DISABLE_XET=disabled)["seconds"]
-            peaks[f"{transfer}-up"] = peak(pid)
-        reset_peak(pid)
+            seconds[f"{transfer}-up"] = client(hub, directory / "home", code, HF_HUB_DISABLE_XET=disabled)["seconds"]
+            peaks[f"{transfer}-up"] = hub.peak_bytes()
+        hub.reset_peak()
         began = time.perf_counter()
-        came = client(url, directory / "home", FETCH.format(url=url, repo=repo))["sha256"]
+        came = client(hub, directory / "home", FETCH.format(url=hub.url, repo=repo))["sha256"]
         seconds["down"] = time.perf_counter() - began
-        peaks["down"] = peak(pid)
+        peaks["down"] = hub.peak_bytes()
     if came != expected:
         raise RuntimeError(f"the downloaded file has the SHA-256 {came}, not {expected}")
     values = {"peak-bytes": peaks, "seconds": seconds}

@@ -11,17 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -30,6 +28,7 @@ from typing import Any
 import click
 import requests
 from figures import machine
+from hub_process import HEADERS, HubProcess, running_hub
 from hub_soak import housekeeping, soak
 
 from kernel_builder.server import locks
@@ -37,7 +36,7 @@ from kernel_builder.server.git_objects import FileChange
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.settings import Settings
 
-TOKEN = {"Authorization": "Bearer any"}
+OPTIONS = ("--log-level", "warning")
 MB = 1_000_000
 
 
@@ -51,59 +50,27 @@ class Attack:
     values: dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Target:
-    """The Hub under attack."""
-
-    url: str
-    pid: int
-    root: Path
-
-    def status(self, key: str) -> int:
-        """Return a size of the server's memory in bytes, such as VmHWM, its peak."""
-        found = re.search(rf"{key}:\s*(\d+) kB", Path(f"/proc/{self.pid}/status").read_text())
-        assert found
-        return int(found[1]) * 1024
-
-    def cpu(self) -> float:
-        """Return the CPU time of the server in seconds."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def connect(self) -> socket.socket:
-        """Open a connection."""
-        host, port = self.url.removeprefix("http://").split(":")
-        return socket.create_connection((host, int(port)), timeout=10)
-
-    def create(self, repo_id: str, files: dict[str, str]) -> None:
-        """Create a kernel with small files."""
-        organization, name = repo_id.split("/")
-        described = {"name": name, "organization": organization, "type": "kernel"}
-        requests.post(f"{self.url}/api/repos/create", json=described, headers=TOKEN, timeout=10)
-        self.commit(repo_id, files).raise_for_status()
-
-    def commit(self, repo_id: str, files: dict[str, str], timeout: float = 60) -> requests.Response:
-        """Commit small files to `main`."""
-        lines: list[dict[str, Any]] = [{"key": "header", "value": {"summary": "s"}}]
-        lines += [{"key": "file", "value": {"path": path, "content": text}} for path, text in files.items()]
-        body = "\n".join(json.dumps(line) for line in lines)
-        return requests.post(f"{self.url}/api/kernels/{repo_id}/commit/main", data=body, headers=TOKEN, timeout=timeout)
+def connect(hub: HubProcess) -> socket.socket:
+    """Open a connection."""
+    host, port = hub.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
 
 
-@contextmanager
-def target(root: Path, *options: str) -> Iterator[Target]:
-    """Run a Hub in the context."""
-    code = "from kernel_builder.cli import main; main()"
-    command = [sys.executable, "-c", code, "hub", "serve", "--root", str(root), "--json", "--log-level", "warning"]
-    with subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield Target(json.loads(process.stdout.readline())["url"], process.pid, root)
-        finally:
-            process.kill()
+def commit_files(hub: HubProcess, repo_id: str, files: dict[str, str], timeout: float = 60) -> requests.Response:
+    """Commit small files to `main`."""
+    lines: list[dict[str, Any]] = [{"key": "header", "value": {"summary": "s"}}]
+    lines += [{"key": "file", "value": {"path": path, "content": text}} for path, text in files.items()]
+    body = "\n".join(json.dumps(line) for line in lines)
+    return requests.post(f"{hub.url}/api/kernels/{repo_id}/commit/main", data=body, headers=HEADERS, timeout=timeout)
 
 
-def slowest_health(hub: Target, during: Callable[[], object]) -> float:
+def create_kernel(hub: HubProcess, repo_id: str, files: dict[str, str]) -> None:
+    """Create a kernel with small files."""
+    hub.create(repo_id)
+    commit_files(hub, repo_id, files).raise_for_status()
+
+
+def slowest_health(hub: HubProcess, during: Callable[[], object]) -> float:
     """Call a function, and return the longest time that /health took meanwhile, in seconds."""
     slowest = 0.0
     with ThreadPoolExecutor(1) as other:
@@ -128,15 +95,15 @@ def yaml_attack(directory: Path) -> Attack:
         "a number of base 60": "a: !!int '" + "1:" * 30_000 + "1'",
     }
     costs: dict[str, float] = {}
-    with target(directory / "hub") as hub:
+    with running_hub(directory / "hub", *OPTIONS) as hub:
 
         def send() -> None:
             for name, document in documents.items():
                 card = {"content": f"---\n{document}\n---\n"}
-                before = hub.cpu()
+                before = hub.cpu_seconds()
                 for _ in range(20):
                     requests.post(f"{hub.url}/api/validate-yaml", json=card, timeout=60)
-                costs[name] = (hub.cpu() - before) / 20
+                costs[name] = (hub.cpu_seconds() - before) / 20
 
         slowest = slowest_health(hub, send)
     most = max(costs, key=lambda name: costs[name])
@@ -160,17 +127,17 @@ def heads_attack(directory: Path) -> Attack:
         ),
     }
     taken: dict[str, int] = {}
-    with target(directory / "hub") as hub:
-        before = hub.status("VmHWM")
+    with running_hub(directory / "hub", *OPTIONS) as hub:
+        before = hub.peak_bytes()
         for name, (start, more) in floods.items():
             sent = 0
-            with hub.connect() as connection, suppress(OSError):
+            with connect(hub) as connection, suppress(OSError):
                 connection.sendall(start)
                 while sent < 1000 * MB:
                     connection.sendall(more)
                     sent += len(more)
             taken[name] = sent
-        grown = hub.status("VmHWM") - before
+        grown = hub.peak_bytes() - before
     return Attack(
         "request heads without end",
         f"up to 1 GB each of {', '.join(floods)}",
@@ -181,8 +148,8 @@ def heads_attack(directory: Path) -> Attack:
 
 def readers_attack(directory: Path, readers: int = 500) -> Attack:
     """Ask for a file and do not read it."""
-    with target(directory / "hub") as hub, ExitStack() as opened:
-        hub.create("a/one", {"large": "x" * 9 * MB})
+    with running_hub(directory / "hub", *OPTIONS) as hub, ExitStack() as opened:
+        create_kernel(hub, "a/one", {"large": "x" * 9 * MB})
         for _ in range(readers):
             connection = opened.enter_context(socket.socket())
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -191,7 +158,7 @@ def readers_attack(directory: Path, readers: int = 500) -> Attack:
             connection.connect((host, int(port)))
             connection.sendall(b"GET /kernels/a/one/resolve/main/large HTTP/1.1\r\nHost: localhost\r\n\r\n")
         slowest = slowest_health(hub, lambda: time.sleep(5))
-        most = hub.status("VmHWM")
+        most = hub.peak_bytes()
     return Attack(
         "readers that do not read",
         f"{readers} connections ask for a file of 9 MB in git, and read nothing",
@@ -202,13 +169,13 @@ def readers_attack(directory: Path, readers: int = 500) -> Attack:
 
 def lock_attack(directory: Path, waiting: int = 100) -> Attack:
     """Let many requests wait for one repository."""
-    with target(directory / "hub") as hub:
-        hub.create("a/held", {"x": "x"})
-        hub.create("a/free", {"x": "x"})
+    with running_hub(directory / "hub", *OPTIONS) as hub:
+        create_kernel(hub, "a/held", {"x": "x"})
+        create_kernel(hub, "a/free", {"x": "x"})
         statuses: list[int] = []
 
         def commit(number: int) -> None:
-            statuses.append(hub.commit("a/held", {"x": str(number)}).status_code)
+            statuses.append(commit_files(hub, "a/held", {"x": str(number)}).status_code)
 
         held = locks.repository_lock(directory / "hub/repositories/a/held.git", "a/held")
         with ThreadPoolExecutor(waiting) as clients, held:
@@ -216,7 +183,7 @@ def lock_attack(directory: Path, waiting: int = 100) -> Attack:
                 clients.submit(commit, number)
             slowest = slowest_health(hub, lambda: time.sleep(3))
             began = time.perf_counter()
-            hub.commit("a/free", {"y": "y"}).raise_for_status()
+            commit_files(hub, "a/free", {"y": "y"}).raise_for_status()
             free = time.perf_counter() - began
         counted = {str(status): statuses.count(status) for status in sorted(set(statuses))}
     return Attack(
@@ -239,9 +206,9 @@ def scale(directory: Path, repositories: int) -> Attack:
         began = time.perf_counter()
         Hub(Settings(root))
         built = time.perf_counter() - began
-        with target(root) as hub:
+        with running_hub(root, *OPTIONS) as hub:
             seconds[str(count)] = {route: _median(hub, route) for route in _routes()}
-            memory[str(count)] = hub.status("VmHWM")
+            memory[str(count)] = hub.peak_bytes()
     slowest = max(seconds[str(repositories)], key=lambda route: seconds[str(repositories)][route])
     ratio = memory[str(repositories)] / memory["10"]
     return Attack(
@@ -274,12 +241,12 @@ def _routes() -> list[str]:
     ]
 
 
-def _median(hub: Target, route: str) -> float:
+def _median(hub: HubProcess, route: str) -> float:
     session = requests.Session()
     times = []
     for _ in range(9):
         began = time.perf_counter()
-        session.get(hub.url + route, headers=TOKEN, timeout=60).raise_for_status()
+        session.get(hub.url + route, headers=HEADERS, timeout=60).raise_for_status()
         times.append(time.perf_counter() - began)
     return sorted(times)[4]
 
@@ -303,12 +270,14 @@ def fill(root: Path, count: int) -> None:
 
 def expansion_attack(directory: Path) -> Attack:
     """Describe many bytes by a small shard."""
-    with target(directory / "hub", "--repository-quota", "100") as hub:
-        hub.create("a/one", {"x": "x"})
+    with running_hub(directory / "hub", *OPTIONS, "--repository-quota", "100") as hub:
+        create_kernel(hub, "a/one", {"x": "x"})
         size = 20_000 * MB
         body = {"operation": "upload", "objects": [{"oid": hashlib.sha256(b"x").hexdigest(), "size": size}]}
-        lfs = requests.post(f"{hub.url}/kernels/a/one.git/info/lfs/objects/batch", json=body, headers=TOKEN, timeout=10)
-        commit = hub.commit("a/one", {str(number): os.urandom(2 * MB).hex() for number in range(40)})
+        lfs = requests.post(
+            f"{hub.url}/kernels/a/one.git/info/lfs/objects/batch", json=body, headers=HEADERS, timeout=10
+        )
+        commit = commit_files(hub, "a/one", {str(number): os.urandom(2 * MB).hex() for number in range(40)})
     stored = sum(path.stat().st_size for path in (directory / "hub").rglob("*") if path.is_file())
     return Attack(
         "more than the quota",

@@ -17,17 +17,16 @@ import sys
 import tarfile
 import tempfile
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import click
+from hub_process import running_hub
 from huggingface_hub import HfApi
 from kernels_data import Digest, DigestAlgorithm
 
-BUILDER = Path(sys.executable).with_name("kernel-builder")
 TRUSTED = ("kernels-community", "kernels-test")
 SECONDS = 900
 
@@ -163,19 +162,6 @@ def publish(api: HfApi, work: Path) -> None:
             api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type="kernel", revision=branch)
 
 
-@contextmanager
-def serving(root: Path, tokens: Path) -> Iterator[str]:
-    """Run a Hub in the context, and yield its address."""
-    trust = [option for name in TRUSTED for option in ("--trust", name)]
-    command = [str(BUILDER), "hub", "serve", "--root", str(root), "--token-file", str(tokens), "--json", *trust]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        try:
-            assert process.stdout is not None
-            yield json.loads(process.stdout.readline())["url"]
-        finally:
-            process.terminate()
-
-
 def install_older(into: Path) -> Path:
     """Install the older client beside the installed packages, and return its directory."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(into), f"huggingface_hub=={OLDER}"]
@@ -221,15 +207,16 @@ def main(report: Path | None) -> None:
         ]
         (work / "tokens.json").write_text(json.dumps({"tokens": described}))
         environment = {"HF_HOME": str(work / "home"), "HF_HUB_DISABLE_PROGRESS_BARS": "1", "OMP_NUM_THREADS": "1"}
-        with serving(work / "hub", work / "tokens.json") as url:
-            publish(HfApi(endpoint=url, token="root"), work / "published")
+        trusted = [option for name in TRUSTED for option in ("--trust", name)]
+        with running_hub(work / "hub", "--token-file", str(work / "tokens.json"), *trusted, log=work / "log") as hub:
+            publish(HfApi(endpoint=hub.url, token="root"), work / "published")
             for file in ("testing_constants.py", "test_kernels.py"):
                 path = hub_client / "tests" / file
                 text = path.read_text()
                 for public in (constants["ENDPOINT_STAGING"], constants["ENDPOINT_PRODUCTION"]):
-                    text = text.replace(public, url)
+                    text = text.replace(public, hub.url)
                 path.write_text(text)
-            environment["HF_ENDPOINT"] = url
+            environment["HF_ENDPOINT"] = hub.url
             (hub_client / "tests" / "__init__.py").touch()
             # The doctest needs a package of its own, and no Hub.
             others = ["tests", "--ignore", "tests/test_doctest.py"]

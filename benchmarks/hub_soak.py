@@ -11,7 +11,6 @@ import os
 import random
 import sqlite3
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 import requests
+from hub_process import HEADERS, start_hub
 
 from kernel_builder.server import mend
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.settings import Settings
 
-TOKEN = {"Authorization": "Bearer any"}
 REPOSITORIES = ["soak/k0", "soak/k1", "soak/k2", "soak/k3"]
 WRITERS = 8
 READERS = 56
@@ -51,32 +50,24 @@ class Soak:
         self.commits: dict[str, list[str]] = {}
         self.files: dict[tuple[str, str], str] = {}
         self.slowest_health = 0.0
-        self._process: subprocess.Popen[str] | None = None
-        self._port = "0"
-        self.url = ""
+        self.hub = start_hub(self.root, "--log-level", "error")
 
-    def start(self) -> None:
-        """Start the server, on the port that it had before."""
-        code = "from kernel_builder.cli import main; main()"
-        command = [sys.executable, "-c", code, "hub", "serve", "--root", str(self.root), "--json"]
-        options = ["--port", self._port, "--log-level", "error"]
-        self._process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.url = json.loads(self._process.stdout.readline())["url"]
-        self._port = self.url.rpartition(":")[2]
+    @property
+    def url(self) -> str:
+        """The address, which stays the same when the server is started again."""
+        return self.hub.url
 
-    def kill(self) -> None:
-        """Kill the server with SIGKILL."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
+    def restart(self) -> None:
+        """Kill the server, and start it on the port that it had."""
+        self.hub.kill()
+        self.hub = start_hub(self.root, "--port", self.url.rpartition(":")[2], "--log-level", "error")
 
     def ask(self, session: requests.Session, method: str, path: str, **options: Any) -> requests.Response | None:
         """Send a request, and count its answer. None: the server was killed meanwhile."""
         url = path if path.startswith("http") else self.url + path
         full = self.full.is_set()
         try:
-            answer = session.request(method, url, headers=TOKEN, timeout=60, **options)
+            answer = session.request(method, url, headers=HEADERS, timeout=60, **options)
         except requests.RequestException:
             self.statuses["cut"] += 1
             time.sleep(0.1)
@@ -189,8 +180,7 @@ class Soak:
         while not self.stop.wait(random.uniform(0.5, 1.5) * KILL_SECONDS):
             if self.full.is_set():
                 continue
-            self.kill()
-            self.start()
+            self.restart()
             self.events["kill -9"] += 1
 
 
@@ -217,10 +207,8 @@ def housekeeping(directory: Path, seconds: float) -> dict[str, Any]:
 
 
 def _run(run: Soak, seconds: float, *, readers: int, disturbed: bool) -> dict[str, Any]:
-    run.start()
     for repo_id in REPOSITORIES:
-        described = {"name": repo_id.partition("/")[2], "organization": "soak", "type": "kernel"}
-        requests.post(f"{run.url}/api/repos/create", json=described, headers=TOKEN, timeout=10).raise_for_status()
+        run.hub.create(repo_id)
     jobs: list[tuple[Callable[..., None], ...]] = [(run.watch,), (run.mend,)]
     if disturbed:
         jobs += [(run.fill_disk,), (run.kill_often,)]
@@ -236,7 +224,7 @@ def _run(run: Soak, seconds: float, *, readers: int, disturbed: bool) -> dict[st
     try:
         return {"seconds": seconds, **_found(run)}
     finally:
-        run.kill()
+        run.hub.kill()
 
 
 def _found(run: Soak) -> dict[str, Any]:

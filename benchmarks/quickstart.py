@@ -12,11 +12,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from hub_process import running_hub
 from packaging.version import Version
 from rich.console import Console
 from rich.table import Column, Table
@@ -86,34 +86,6 @@ def check_and_time_shape(kernel: Any, rows: int, hidden: int, dtype: Any) -> dic
         "seconds": seconds("kernel.rms_norm(x, weight)"),
         "eager_seconds": seconds("eager(x, weight)"),
     }
-
-
-@contextmanager
-def hub_server() -> Iterator[dict[str, str]]:
-    """Run a Hub server in a temporary directory; yields the environment in which clients use it."""
-    with tempfile.TemporaryDirectory() as directory:
-        command = [
-            str(BUILDER),
-            *("hub", "serve", "--root", f"{directory}/hub", "--trust", "kernels-community", "--json"),
-        ]
-        with Path(directory, "log").open("w+") as log:
-            server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-            try:
-                assert server.stdout is not None
-                ready = server.stdout.readline()
-                if not ready:
-                    raise SystemExit("the Hub server did not start:\n" + Path(log.name).read_text())
-                kept = {name: value for name, value in os.environ.items() if name != "HF_HUB_OFFLINE"}
-                yield {
-                    **kept,
-                    "HF_ENDPOINT": json.loads(ready)["url"],
-                    "HF_HOME": f"{directory}/home",
-                    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-                    "HF_TOKEN": "any",  # a server without tokens accepts any; only this machine reaches it
-                }
-            finally:
-                server.terminate()
-                server.wait()
 
 
 def run_json(command: list[str | Path], environment: Mapping[str, str], failed: str) -> tuple[dict[str, Any], float]:
@@ -198,12 +170,16 @@ def main() -> None:
     summary, build_seconds = run_json(build, os.environ, "the build failed")
     print_build(console, summary)
 
-    with hub_server() as environment:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        running_hub(Path(directory, "hub"), "--trust", "kernels-community", log=Path(directory, "log")) as hub,
+    ):
+        environment = hub.client_environment(Path(directory, "home"))
         print_heading(
             console,
             "2. Upload to a Hub server, which runs until this program ends",
             "kernel-builder hub serve --root DIRECTORY --trust kernels-community",
-            f"HF_ENDPOINT={environment['HF_ENDPOINT']} kernel-builder upload kernels/rmsnorm --repo-id {REPOSITORY}",
+            f"HF_ENDPOINT={hub.url} kernel-builder upload kernels/rmsnorm --repo-id {REPOSITORY}",
         )
         upload: list[str | Path] = [BUILDER, "upload", PROJECT, "--repo-id", REPOSITORY, "--no-load", "--json"]
         uploaded, upload_seconds = run_json(upload, environment, "the upload failed")
