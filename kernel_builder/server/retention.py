@@ -6,10 +6,8 @@ the files that it guards are examined.
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
-import subprocess
 import time
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -19,6 +17,7 @@ from pathlib import Path
 
 import pygit2
 
+from kernel_builder.server.git_command import run_git
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.locks import patiently, repository_lock
@@ -153,17 +152,8 @@ def _pack(path: Path, before: float, dry_run: bool) -> int:
 
 
 def _git(path: Path, *command: str) -> str:
-    """Run git in a repository, without any other configuration. A failure leaves things as they are."""
-    environment = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": "/nonexistent",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-    }
-    settings = ("-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null", "-c", "gc.auto=0", "-c", "pack.threads=1")
-    command = ("git", *settings, "-C", str(path), *command)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=_GIT_SECONDS)
-    return done.stdout
+    """Run git in a repository, and return what it prints. A failure leaves things as they are."""
+    return run_git("-C", str(path), *command, seconds=_GIT_SECONDS).stdout
 
 
 def _size(path: Path) -> int:

@@ -14,6 +14,7 @@ from typing import IO
 from urllib.parse import quote
 
 from kernel_builder import __version__
+from kernel_builder.server.git_command import run_git
 
 SECONDS = 15.0  # without an answer, or without data
 FETCH_SECONDS = 600
@@ -21,12 +22,11 @@ _REFS_BYTES = 8 << 20
 
 # Where the other Hub is reached, and which certificates are believed. Nothing else of the machine's applies to git.
 _NETWORK = ("http_proxy", "https_proxy", "all_proxy", "no_proxy", "ssl_cert_file", "ssl_cert_dir", "git_ssl_cainfo")
-_GIT = (
-    "git",
-    *("-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null", "-c", "credential.helper="),
-    *("-c", "protocol.allow=never", "-c", "protocol.http.allow=always", "-c", "protocol.https.allow=always"),
-    *("-c", "protocol.version=2", "-c", "http.lowSpeedLimit=1000", "-c", "http.lowSpeedTime=30"),
-    *("-c", "gc.auto=0", "-c", "maintenance.auto=false", "-c", "fetch.unpackLimit=1", "-c", "pack.threads=1"),
+_SETTINGS = (
+    "credential.helper=",
+    *("protocol.allow=never", "protocol.http.allow=always", "protocol.https.allow=always", "protocol.version=2"),
+    *("http.lowSpeedLimit=1000", "http.lowSpeedTime=30"),
+    *("maintenance.auto=false", "fetch.unpackLimit=1"),
 )
 
 
@@ -84,21 +84,15 @@ class Upstream:
         Raises:
             UpstreamError: If git is not installed, or cannot fetch them.
         """
-        environment = {name: value for name, value in os.environ.items() if name.lower() in _NETWORK}
-        environment |= {"PATH": os.environ.get("PATH", os.defpath), "HOME": "/nonexistent", "GIT_TERMINAL_PROMPT": "0"}
-        environment |= {"GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": os.devnull}
+        network = {name: value for name, value in os.environ.items() if name.lower() in _NETWORK}
         address = f"{self.url}/kernels/{repo_id}"
-        command = [*_GIT, "-C", str(into), "fetch", "--quiet", "--no-tags", "--no-write-fetch-head", address, *commits]
+        fetch = ("fetch", "--quiet", "--no-tags", "--no-write-fetch-head", address, *commits)
         try:
-            done = subprocess.run(
-                command,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-                timeout=FETCH_SECONDS,
+            done = run_git(
+                *("-C", str(into), *fetch),
+                seconds=FETCH_SECONDS,
+                settings=_SETTINGS,
+                environment={**network, "GIT_TERMINAL_PROMPT": "0"},
             )
         except FileNotFoundError:
             raise UpstreamError("this machine has no git, which a mirror needs") from None

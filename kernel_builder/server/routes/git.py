@@ -22,6 +22,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from kernel_builder.server.git_command import git_command, git_environment
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.receive import Slots
 from kernel_builder.server.refusals import Moved, Refusal, bad_request, forbidden, mirrored, no_token, too_large
@@ -40,24 +41,15 @@ BLOCK = 64 << 10
 _PROTOCOLS = {"version=1", "version=2"}
 _NO_CACHE = {"Cache-Control": "no-cache"}
 _PUSH = "this Hub takes no pushes: publish with `kernel-builder upload` or huggingface_hub"
-# Nothing of the machine's or the user's configuration applies.
-_GIT = (
-    "git",
-    *("-c", "safe.directory=*", "-c", "core.hooksPath=/dev/null", "-c", "pack.threads=1"),
-    *("-c", "pack.windowMemory=64m", "-c", "uploadpack.allowFilter=true"),
+_UPLOAD_PACK = git_command(
     *("upload-pack", "--strict", "--stateless-rpc"),
+    settings=("pack.windowMemory=64m", "uploadpack.allowFilter=true"),
 )
 
 
 def _environment(request: Request) -> dict[str, str]:
     protocol = request.headers.get("git-protocol", "")
-    environment = {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": "/nonexistent",
-        "GIT_CONFIG_NOSYSTEM": "1",
-        "GIT_CONFIG_GLOBAL": os.devnull,
-    }
-    return {**environment, "GIT_PROTOCOL": protocol} if protocol in _PROTOCOLS else environment
+    return {**git_environment(), "GIT_PROTOCOL": protocol} if protocol in _PROTOCOLS else git_environment()
 
 
 async def _path(request: Request, hub: Hub, repo_id: str, caller: Caller) -> str:
@@ -157,7 +149,7 @@ def _unpacked(body: bytes) -> bytes:
 async def _started(request: Request, *arguments: str) -> Process:
     try:
         process = await anyio.open_process(
-            [*_GIT, *arguments], env=_environment(request), stderr=subprocess.DEVNULL, start_new_session=True
+            [*_UPLOAD_PACK, *arguments], env=_environment(request), stderr=subprocess.DEVNULL, start_new_session=True
         )
     except FileNotFoundError:
         raise Refusal(501, "the machine of this Hub has no git, which clones need", code="NotSupported") from None
