@@ -1,11 +1,11 @@
-"""Files that several processes read and write: atomic writes, and locks."""
+"""Files that several processes read and write: atomic writes, locks, and digests."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
@@ -40,6 +40,17 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o644) -> 
     """Write a file whole or not at all, as `replacing` does."""
     with replacing(path, mode=mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
+
+
+def digest_files(root: Path, paths: Iterable[Path]) -> str:
+    """Return one SHA-256 over files and all files of directories: over their names below `root` and their contents."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                content = hashlib.sha256(file.read_bytes()).hexdigest()
+                digest.update(f"{file.relative_to(root).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()
 
 
 def read_unchanged(path: Path, expected: str) -> bytes:

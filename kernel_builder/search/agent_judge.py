@@ -11,10 +11,11 @@ import tempfile
 from pathlib import Path
 
 from kernel_builder.errors import KernelBuilderError
+from kernel_builder.search.candidate_files import copy_candidate
 from kernel_builder.search.given import task_path
 from kernel_builder.search.judging import open_judge
 from kernel_builder.search.run_log import LOG, STARTED, read_events
-from kernel_builder.search.workspace import PROJECT, copy_candidate, verdict_text, written
+from kernel_builder.search.workspace import PROJECT, verdict_text, written
 
 
 def main(run: Path, workspace: Path) -> int:

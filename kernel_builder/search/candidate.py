@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +12,10 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.develop.choice import loadable
 from kernel_builder.errors import BuildError, ConfigError
 from kernel_builder.pipeline import BuildRequest, build
+from kernel_builder.search.candidate_files import candidate_digest, ignored
 from kernel_builder.toolchain import Toolchains
 
 MODEL = "ModelNew"
-_IGNORED = shutil.ignore_patterns("build", ".git", "__pycache__", "*.pyc", ".venv")
 # What calls a kernel that is not PyTorch's own.
 _KERNELS = (
     "load_inline",
@@ -56,7 +55,7 @@ class Candidate:
         if not self.is_project:
             return Path(shutil.copy(self.file, directory))
         copy = directory / self.path.resolve().name
-        shutil.copytree(self.path, copy, ignore=_IGNORED)
+        shutil.copytree(self.path, copy, ignore=ignored)
         toolchains = Toolchains()
         variants, _ = buildable.available(read_project(copy), toolchains, backends=(device,))
         here = variants if len(variants) == 1 else loadable(variants)
@@ -105,10 +104,10 @@ def read_candidate(path: Path) -> Candidate:
                 where=str(path),
                 hint=f"write candidate.py with a torch.nn.Module named {MODEL} that loads the kernel beside it",
             )
-        return Candidate(path, files[0], _digest(path), is_project=True)
+        return Candidate(path, files[0], candidate_digest(path), is_project=True)
     if not path.is_file():
         raise ConfigError("does not exist; expected a candidate", where=str(path), hint="name a file or a directory")
-    return Candidate(path, path, hashlib.sha256(path.read_bytes()).hexdigest(), is_project=False)
+    return Candidate(path, path, candidate_digest(path), is_project=False)
 
 
 def _defines_model(file: Path) -> bool:
@@ -125,16 +124,6 @@ def _defines_model(file: Path) -> bool:
         if isinstance(target, ast.Name)
     ]
     return MODEL in names
-
-
-def _digest(directory: Path) -> str:
-    digest = hashlib.sha256()
-    ignored = {"build", ".git", "__pycache__", ".venv"}
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory)
-        if path.is_file() and ignored.isdisjoint(name.parts) and path.suffix != ".pyc":
-            digest.update(f"{name.as_posix()}\0{hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
-    return digest.hexdigest()
 
 
 def _capability() -> str:

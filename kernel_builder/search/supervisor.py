@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kernel_builder.progress import Progress
 from kernel_builder.search import workspace as files
+from kernel_builder.search.candidate_files import candidate_digest
 from kernel_builder.search.judging import Judge, Judged
 from kernel_builder.search.limited_process import Ended, kill_marked, run_limited
 from kernel_builder.search.run_log import AGENT_ENDED, TRY_ENDED, Event, RunLog
@@ -119,7 +120,7 @@ class Supervisor:
             "exit-status": ended.exit_status,
             "stopped": ended.stopped,
             "seconds": round(ended.seconds, 3),
-            "candidate": files.digest(frozen) if frozen else None,
+            "candidate": candidate_digest(frozen) if frozen else None,
         }
         self.log.append(AGENT_ENDED, **key, **entry)
         return entry

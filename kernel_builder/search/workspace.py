@@ -10,7 +10,6 @@ RUN/best/                   the best kernel, as a project
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shlex
 import shutil
@@ -19,14 +18,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernel_builder.package.tree_digest import hash_tree
+from kernel_builder.search.candidate_files import candidate_digest, copy_candidate
 from kernel_builder.search.search_request import PlannedAttempt, SearchRequest
 from kernel_builder.search.verdict import Verdict
 
 _TEMPLATES = Path(__file__).parent.parent / "templates" / "search"
 FILE, PROJECT = "candidate.py", "kernel"  # what an agent writes: one of them
 PROMPT = "PROMPT.md"
-_BUILT = shutil.ignore_patterns("build", "__pycache__", ".git", ".pytest_cache")
 
 
 class Workspace:
@@ -97,28 +95,9 @@ def written(directory: Path, pristine: Path) -> Path | None:
     if (directory / FILE).is_file():
         return directory / FILE
     project = directory / PROJECT
-    if not project.is_dir() or digest(project) == digest(pristine):
+    if not project.is_dir() or candidate_digest(project) == candidate_digest(pristine):
         return None
     return project
-
-
-def digest(candidate: Path) -> str:
-    """Return a digest of a candidate's files, without what was built."""
-    if candidate.is_file():
-        return hashlib.sha256(candidate.read_bytes()).hexdigest()
-    found = hash_tree(candidate).files
-    sources = {name: value for name, value in found.items() if not name.startswith("build/")}
-    return hashlib.sha256(json.dumps(sources).encode()).hexdigest()
-
-
-def copy_candidate(source: Path, target: Path) -> None:
-    """Copy a candidate without what was built from it."""
-    if target.is_dir():
-        shutil.rmtree(target)
-    if source.is_file():
-        shutil.copyfile(source, target)
-    else:
-        shutil.copytree(source, target, symlinks=True, ignore=_BUILT)
 
 
 def prompt_text(request: SearchRequest, attempt: PlannedAttempt, task_name: str, feedback: str) -> str:

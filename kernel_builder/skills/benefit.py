@@ -6,7 +6,6 @@ machine. Like any search, it goes on where it was stopped.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -22,7 +21,7 @@ from kernel_builder.search.search_request import SKILL, SearchRequest
 from kernel_builder.search.supervisor import RIGHT, judged_in
 from kernel_builder.search.workspace import Workspace
 from kernel_builder.skills.agent_usage import reported_tokens
-from kernel_builder.skills.catalog import Skill
+from kernel_builder.skills.catalog import Skill, digests
 from kernel_builder.skills.intervals import CONFIDENCE, Compared, compare_best, compare_means, compare_shares
 
 HELPS, HARMS, MIXED, NO_HELP = "helps", "harms", "mixed", "no measurable help"
@@ -131,7 +130,7 @@ def measure_benefit(
 
 def _claim(run: Path, skill: Skill, tries: int) -> None:
     """Write down what is evaluated, or check that it is the same as before: groups of tries must not be mixed."""
-    files = {name: hashlib.sha256(content).hexdigest() for name, content in skill.files().items()}
+    files = digests(skill.files())
     settings = json.dumps({"skill": skill.name, "files": files, "tries": tries}, indent=1)
     run.mkdir(parents=True, exist_ok=True)
     file = run / _SETTINGS

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +42,11 @@ class Skill:
         """Return the content of all files, by relative path."""
         paths = sorted(path for path in self.directory.rglob("*") if path.is_file())
         return {path.relative_to(self.directory).as_posix(): path.read_bytes() for path in paths}
+
+
+def digests(files: Mapping[str, bytes]) -> dict[str, str]:
+    """Return the SHA-256 of each file, in hexadecimal."""
+    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def built_in() -> list[Skill]:

@@ -6,7 +6,6 @@ An installed skill has a record of what was installed. A file that differs from 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 from kernel_builder.errors import ConfigError, PackageError
 from kernel_builder.package.swap import publish, staging
-from kernel_builder.skills.catalog import Skill, built_in
+from kernel_builder.skills.catalog import Skill, built_in, digests
 
 RECORD = ".kernel-builder.json"
 ABSENT, CURRENT, OUTDATED, EDITED = "absent", "current", "outdated", "edited"
@@ -69,8 +68,8 @@ def inspect_skill(skill: Skill, directory: Path) -> Installed:
         return Installed(path, ABSENT)
     if path.is_symlink() or not path.is_dir():
         return Installed(path, EDITED, (".",))
-    found = _digests(_contents(path))
-    offered = _digests(skill.files())
+    found = digests(_contents(path))
+    offered = digests(skill.files())
     if {name: found.get(name) for name in offered} == offered and not set(found) - set(offered):
         return Installed(path, CURRENT)
     recorded = _recorded(path)
@@ -95,7 +94,7 @@ def install_skill(skill: Skill, directories: Sequence[Path], *, force: bool) -> 
 
 
 def _replace(files: Mapping[str, bytes], path: Path) -> None:
-    record = json.dumps({"files": _digests(files)}, indent=1) + "\n"
+    record = json.dumps({"files": digests(files)}, indent=1) + "\n"
     try:
         with staging(path, movable=lambda _: True) as staged:
             for name, content in {**files, RECORD: record.encode()}.items():
@@ -154,10 +153,6 @@ def _check_edits(there: Installed, force: bool) -> None:
 def _contents(path: Path) -> dict[str, bytes]:
     files = (file for file in path.rglob("*") if file.is_file() and file.name != RECORD)
     return {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
-
-
-def _digests(files: Mapping[str, bytes]) -> dict[str, str]:
-    return {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
 
 
 def _recorded(path: Path) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from kernel_builder import toml_file
 from kernel_builder.errors import ToolchainError
+from kernel_builder.files import digest_files
 from kernel_builder.toolchain.tools import HeaderLibrary
 
 VARIABLE = "KERNEL_BUILDER_DEPENDENCIES"
@@ -137,7 +137,8 @@ def in_directory(name: str, directory: Path) -> HeaderLibrary:
         ToolchainError: As `check_directory`.
     """
     root = check_directory(name, directory)
-    return HeaderLibrary(name, root, include_directories(root), _identify(root))
+    directories = include_directories(root)
+    return HeaderLibrary(name, root, directories, digest_files(root, directories))
 
 
 def stated_version(root: Path) -> str | None:
@@ -148,12 +149,3 @@ def stated_version(root: Path) -> str | None:
     text = path.read_text(encoding="utf-8", errors="replace")
     numbers = [re.search(rf"#define CUTLASS_{part}\s+(\d+)", text) for part in ("MAJOR", "MINOR", "PATCH")]
     return ".".join(number[1] for number in numbers if number)
-
-
-def _identify(root: Path) -> str:
-    digest = hashlib.sha256()
-    for directory in include_directories(root):
-        for path in sorted(path for path in directory.rglob("*") if path.is_file()):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
-    return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
+from kernel_builder.files import digest_files
 from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
 from kernel_builder.toolchain.tools import CudaToolkit
 
@@ -42,7 +42,7 @@ def find(probes: ProbeCache, cuda_home: Path | None = None) -> CudaToolkit | Non
         nvcc=root / "bin/nvcc",
         include=include_directories(root),
         lib=next((root / name for name in ("lib64", "lib") if (root / name).is_dir()), root / "lib64"),
-        identity=probes.recall("cuda identity", parts, lambda: _identify(root, parts)),
+        identity=probes.recall("cuda identity", parts, lambda: digest_files(root, parts)),
         origin="system",
         capabilities=capabilities,
     )
@@ -70,13 +70,3 @@ def probe(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:
 
     about = probes.recall("nvcc", [nvcc], find_out)
     return about["version"], tuple(about["capabilities"])
-
-
-def _identify(root: Path, parts: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        for path in sorted(part.rglob("*")) if part.is_dir() else [part]:
-            if path.is_file():
-                content = hashlib.sha256(path.read_bytes()).hexdigest()
-                digest.update(f"{path.relative_to(root).as_posix()}\0{content}\n".encode())
-    return digest.hexdigest()

@@ -1,0 +1,41 @@
+"""The files that a candidate consists of: what is copied, and what its digest covers."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from kernel_builder.files import digest_files
+
+# What tools leave in a project, as the patterns of names that `shutil.ignore_patterns` takes.
+_LEFT_BY_TOOLS = ("build", "__pycache__", "*.pyc", ".git", ".venv", ".pytest_cache")
+
+ignored = shutil.ignore_patterns(*_LEFT_BY_TOOLS)
+"""An `ignore` for `shutil.copytree`: the names that do not belong to a candidate."""
+
+
+def copy_candidate(source: Path, target: Path) -> None:
+    """Replace `target` by a copy of a candidate. Symbolic links stay links: an agent's may point anywhere."""
+    if target.is_dir():
+        shutil.rmtree(target)
+    if source.is_file():
+        shutil.copyfile(source, target)
+    else:
+        shutil.copytree(source, target, symlinks=True, ignore=ignored)
+
+
+def candidate_digest(candidate: Path) -> str:
+    """Return the SHA-256 of a candidate's files, in hexadecimal."""
+    if candidate.is_file():
+        return hashlib.sha256(candidate.read_bytes()).hexdigest()
+    return digest_files(candidate, _files(candidate))
+
+
+def _files(directory: Path) -> list[Path]:
+    files = []
+    for path in sorted(directory.rglob("*")):
+        names = path.relative_to(directory).parts
+        if path.is_file() and not ignored("", list(names)):
+            files.append(path)
+    return files
