@@ -44,7 +44,7 @@ def of_clang(flags: Sequence[str], where: str) -> tuple[str, ...]:
         where: The place of the flags in `build.toml`, for errors.
 
     Raises:
-        ConfigError: If clang has nothing like a flag.
+        ConfigError: If clang has no counterpart of a flag.
     """
     found: list[str] = []
     for option in options(flags):

@@ -154,47 +154,24 @@ def _draft(
     generated = {"builder/registration.h": header}
     if _REGISTRATION not in dict(scanned.files):
         generated[f"src/{_REGISTRATION}"] = header
-    identities = [tools.host.identity]
-    roots, headers = dict[str, Path](), tools.host.headers
-    includes = [f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in _searched(kernel, scanned)]
-    includes.append("-Ibuilder")
-    standard = 17
+    outside = _outside(project, kernel, source, scanned, tools)
     if scanned.torch:
-        torch = tools.torch()
-        standard = matrix.cxx_standard(torch.release)
-        kernel = _without_older_standards(kernel, standard)
-        identities.append(torch.identity)
-        roots[TORCH] = torch.include[0]
-        includes += commands.system_includes(TORCH, torch.include[0], torch.include)
-    of_cuda = tools.cuda_libraries() if scanned.cuda_libraries else None
-    libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
-    for library in [*libraries, *([of_cuda] if of_cuda else [])]:
-        token = f"\0{library.name}\0"
-        identities.append(library.identity)
-        roots[token] = library.root
-        includes += commands.system_includes(token, library.root, library.include)
-    if scanned.python:
-        identities.append(sys.version)
-        roots[PYTHON] = _python_include(project, source, tools.host.platform)
-        includes += ["-isystem", PYTHON]
-        headers = (*headers, _configuration(roots[PYTHON]))
-    if cuda := tools.cuda:
-        identities.append(cuda.identity)
-        roots[CUDA] = cuda.root
+        kernel = _without_older_standards(kernel, outside.standard)
+    cuda = tools.cuda
     is_cuda = PurePosixPath(source).suffix in include_scan.CUDA_SUFFIXES
     by_clang = is_cuda and cuda is not None and cuda.clang is not None
     if by_clang:
         assert cuda and cuda.clang
-        roots[CLANG] = cuda.clang.root
+        outside.roots[CLANG] = cuda.clang.root
         generated[commands.PTXAS] = (resources.files("kernel_builder") / "templates/clang/ptxas").read_text()
     options = commands.CompileOptions(
         source=source,
         alias=_alias(project, kernel, source),
-        standard=standard,
+        standard=outside.standard,
         defines=defines,
-        includes=tuple(includes),
+        includes=(*_own_includes(kernel, scanned), *outside.includes),
         cxx_flags=kernel.cxx_flags,
-        roots=roots,
+        roots=outside.roots,
     )
     argv = (
         _cuda_command(project, kernel, variant, tools, options)
@@ -202,24 +179,70 @@ def _draft(
         else commands.gxx(tools.host, tools.cuda, options)
     )
     return CompileStep(
-        key=_key(argv, tools, identities, scanned, generated),
+        key=_key(argv, tools, outside.identities, scanned, generated),
         project=project.root,
         source=source,
         tool="clang" if by_clang else "cuda" if is_cuda else "cxx",
         argv=argv,
-        roots=roots,
+        roots=outside.roots,
         files=scanned.files,
         generated=generated,
-        headers=headers,
+        headers=outside.headers,
         uses_namespace=scanned.namespace,
         title=f"{project.name}/{source} ({variant.backend}{f' {variant.cuda}' if variant.cuda else ''})",
     )
 
 
-def _searched(kernel: Kernel, scanned: include_scan.Scan) -> tuple[str, ...]:
-    """Return the project's directories to search for headers."""
+def _own_includes(kernel: Kernel, scanned: include_scan.Scan) -> list[str]:
+    """Return the options for the project's directories of headers, and for the builder's own header."""
     has_default = any(name.startswith(f"{_DEFAULT_INCLUDE}/") for name, _ in scanned.files)
-    return (*kernel.include, _DEFAULT_INCLUDE) if has_default else kernel.include
+    searched = (*kernel.include, _DEFAULT_INCLUDE) if has_default else kernel.include
+    return [*(f"-Isrc/{entry}" if entry != "." else "-Isrc" for entry in searched), "-Ibuilder"]
+
+
+@dataclass
+class _Outside:
+    """What a step reads besides files of the project.
+
+    Attributes:
+        identities: Of the compilers and headers, for the step's key.
+        roots: Placeholder in commands -> directory.
+        includes: Options for the compiler.
+        headers: Regular expressions for the paths of headers that are in no root.
+        standard: The C++ standard that the headers need.
+    """
+
+    identities: list[str]
+    roots: dict[str, Path]
+    includes: list[str]
+    headers: tuple[str, ...]
+    standard: int = 17
+
+
+def _outside(project: Project, kernel: Kernel, source: str, scanned: include_scan.Scan, tools: _Tools) -> _Outside:
+    found = _Outside([tools.host.identity], {}, [], tools.host.headers)
+    if scanned.torch:
+        torch = tools.torch()
+        found.standard = matrix.cxx_standard(torch.release)
+        found.identities.append(torch.identity)
+        found.roots[TORCH] = torch.include[0]
+        found.includes += commands.system_includes(TORCH, torch.include[0], torch.include)
+    of_cuda = tools.cuda_libraries() if scanned.cuda_libraries else None
+    libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
+    for library in [*libraries, *([of_cuda] if of_cuda else [])]:
+        token = f"\0{library.name}\0"
+        found.identities.append(library.identity)
+        found.roots[token] = library.root
+        found.includes += commands.system_includes(token, library.root, library.include)
+    if scanned.python:
+        found.identities.append(sys.version)
+        found.roots[PYTHON] = _python_include(project, source, tools.host.platform)
+        found.includes += ["-isystem", PYTHON]
+        found.headers = (*found.headers, _configuration(found.roots[PYTHON]))
+    if tools.cuda:
+        found.identities.append(tools.cuda.identity)
+        found.roots[CUDA] = tools.cuda.root
+    return found
 
 
 def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:

@@ -23,7 +23,7 @@ from kernel_builder.toolchain.host_compiler import environment
 SandboxMode = Literal["auto", "require", "off"]
 
 _TRIAL_SECONDS = 60
-# An empty source is compiled, and no network is there but loopback: two lines of a title and one more.
+# Compiles an empty source, and checks that /proc/net/dev lists only loopback: two lines of headings and one more.
 _TRIAL = """
 echo | "$0" -x c++ -c -o trial.o - || exit 1
 lines=0

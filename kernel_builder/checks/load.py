@@ -77,7 +77,7 @@ def loading(
         cross: The process to ask about packages for another platform than this machine's, if there is one.
 
     Yields:
-        A function that waits for the answers. Those packages have by directory the `outcome` (`loaded`, `skipped` or
+        A function that waits for the answers. An answer has, by directory, the `outcome` (`loaded`, `skipped` or
         `failed`), a `text`, and where they apply the modules that this machine lacks (`missing`) and the names of
         `__all__` that the module lacks (`absent`).
     """

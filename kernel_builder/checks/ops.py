@@ -43,7 +43,7 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
 def check_op_sources(project: Project, variant: Variant, probe: ProbeProcess) -> list[Finding]:
     """Return what `check_ops` finds in a project's sources alone, before they are compiled.
 
-    What macros write is not among it, nor what needs a Torch that this machine lacks.
+    Registrations that macros write are not covered, nor is what needs Torch on a machine without it.
     """
     texts = registrations.sources(project, variant)
     if not any("TORCH_LIBRARY" in text for text in texts.values()):

@@ -37,7 +37,7 @@ def difference(
     """Return where results differ by more than the tolerance, or None.
 
     An element is right if |a - b| <= tolerance + tolerance |b|, where b is the float64 result, or eager's without one.
-    Elements at which eager itself does not hold it are left to the comparison of errors.
+    Where eager itself is off by more, only the comparison of errors applies.
     """
     for number, (one, plain) in enumerate(zip(found, eager, strict=True), 1):
         which = "the result" if len(eager) == 1 else f"result {number}"
@@ -116,7 +116,7 @@ class ErrorRule:
             if not bool((finite == a.isfinite()).all()) or bool(_outside(a[~finite], b[~finite], 0.0).any()):
                 return False
             norm = float((a - b)[finite].norm()) / max(float(b[finite].norm()), torch.finfo(torch.float64).tiny)
-            # Each of the two may be off, and another input may be worse than those that were noted.
+            # Both results may be off, and this input may be harder than those that were noted.
             worst = max(self.worst[number].relative, _rounding(plain.dtype).relative)
             if norm > 2 * (1 + ALLOWED_PEERS) * worst:
                 return False

@@ -1,4 +1,4 @@
-"""What `torch.compile` makes for a CPU, not for a model: probes of its instructions, Torch's headers precompiled.
+"""What `torch.compile` makes once for a CPU, whatever the model: probes of instructions, precompiled Torch headers.
 
 A worker has an empty home, and would need 15 s to make them. All workers read them from one directory. Only a worker
 that runs the judge's own model adds to it, never one that runs a candidate or a task.

@@ -74,7 +74,7 @@ class LocalJudge:
     Args:
         task: The task's file or directory.
         seconds: The judge is stopped after this time, which includes the build of the candidate.
-        command: The judge; what it takes and prints is that of `kernel-builder judge --json`.
+        command: The judge, with the arguments and the output of `kernel-builder judge --json`.
         environment: Variables of the judge's process besides those of this one.
     """
 

@@ -139,7 +139,7 @@ class Supervisor:
             )
 
     def _judged(self, candidate: Path, digest: str, place: list[int]) -> tuple[Judged, list[int] | None]:
-        """Judge a candidate, or take the verdict on an equal one; returns also the attempt and try of that one."""
+        """Judge a candidate, or take the verdict on an equal one; also return the attempt and try that got it."""
         with self._guard:
             lock = self._judging.setdefault(digest, threading.Lock())
         with lock:

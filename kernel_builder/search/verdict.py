@@ -30,7 +30,7 @@ class Verdict:
         rejected_as: The kind of failure, such as "wrong-result" or "input-changed"; None if it is right.
         failing_case: Of the first wrong case: "shapes", "dtypes", "seed", and what was found; None if there is none.
         task: The name of the task.
-        task_digest: SHA-256 of the task's files and of the scale, in hexadecimal.
+        task_digest: SHA-256 of the task's files, in hexadecimal.
         candidate_digest: SHA-256 of the candidate's files, in hexadecimal.
         sandbox: What confined the candidate: "bubblewrap", "landlock" or "process".
         device: The device's name.

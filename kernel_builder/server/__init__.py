@@ -10,6 +10,7 @@ blobs.py             files by name, in any store that fsspec supports
 large_files.py       large files, named by their SHA-256
 blob_spool.py        copies of git blobs for slow readers
 allowances.py        quotas, and free space on the disk
+git_command.py       how `git` is run
 git_lock_files.py    git's own lock files
 git_configuration.py values in a repository's configuration
 git_ignore.py        what a .gitignore excludes

@@ -54,7 +54,7 @@ class AuditFile:
         except ConfigError as error:  # goes on in the old file
             log.warning("%s", error)
             return
-        os.dup2(opened, self._descriptor, inheritable=False)  # the number stays, which a writer may hold
+        os.dup2(opened, self._descriptor, inheritable=False)  # the same descriptor, which a writer may be using
         os.close(opened)
 
     def write(self, line: dict[str, object]) -> None:

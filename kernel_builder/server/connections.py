@@ -41,7 +41,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     - Connections, in all and of one address, so that one client cannot use up all of them.
     - The head of a request, and trailers, by time, size and count: the parser keeps all of them in memory.
-    - The time in which a client takes what waits for it, at most 256 KB.
+    - The time in which a client has to receive what is sent to it, of which at most 256 KB wait.
     """
 
     limits: ConnectionLimits
@@ -60,7 +60,7 @@ class LimitedConnection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait()
-        with suppress(OSError):  # of what waits in the kernel, which otherwise takes some megabytes
+        with suppress(OSError):  # the kernel would otherwise buffer some megabytes
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         address = self.client[0] if self.client else ""
         if not self.is_proxy(address):

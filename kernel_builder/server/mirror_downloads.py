@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.02
 
 
 class Download:
-    """A large file that is being copied. Its last block is not readable until the digest of all was compared."""
+    """A large file that is being copied. Its last block is not readable until the file's digest was compared."""
 
     def __init__(self, incoming: IncomingFile) -> None:
         self._size = incoming.size

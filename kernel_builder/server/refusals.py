@@ -78,7 +78,7 @@ def no_repository(repo_id: str, *, hidden: bool = False) -> Refusal:
 class Moved(Refusal):
     """A repository has another name now. A request that has the name in its address is redirected.
 
-    To others, such as the deletion of the old name, there is no such repository.
+    Other requests, such as the deletion of the old name, find no such repository.
     """
 
     def __init__(self, repo_id: str, target: str) -> None:

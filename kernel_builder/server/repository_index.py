@@ -103,11 +103,11 @@ class RepositoryIndex:
                     where=str(self._path),
                     hint="stop all servers of this root; the next one to start builds the index anew",
                 )
-            time.sleep(random.uniform(0, 0.1))  # several that wait must not find each other forever
+            time.sleep(random.uniform(0, 0.1))  # at random, so that waiting servers do not block each other forever
         self._lock(fcntl.LOCK_SH)
 
     def _lock(self, kind: int) -> bool:
-        """Lock `index.lock`, or change the kind of the lock; return whether it could be had."""
+        """Lock `index.lock`, or change the kind of the lock; return whether that succeeded."""
         try:
             fcntl.flock(self._users, kind)
         except BlockingIOError:
@@ -217,7 +217,7 @@ class RepositoryIndex:
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Write in one transaction. It begins before what it writes is read, so that the last writer is right."""
+        """Write in one transaction, begun before the repository is read: the last writer has the newest state."""
         database = self._database
         database.execute("BEGIN IMMEDIATE")
         try:
@@ -234,7 +234,7 @@ class RepositoryIndex:
         left = database.execute("SELECT id, repo_id, began FROM marks WHERE since < ?", (now - _ABANDONED_SECONDS,))
         try:
             for mark, repo_id, began in left.fetchall():
-                # One reader reads it again, and the others wait until the mark is as old once more.
+                # This reader reads it again; others do so only if the mark is still there when it is that old again.
                 database.execute("UPDATE marks SET since = ? WHERE id = ?", (now, mark))
                 self.refresh(repo_id, mark if now - began > _FORGOTTEN_SECONDS else None)
         except sqlite3.OperationalError as error:  # the disk is full; what the index has is nearly right

@@ -138,7 +138,7 @@ def unused_xorbs(hub: Hub, now: float, dry_run: bool) -> Iterator[Freed]:
 
 
 def _pack(path: Path, before: float, dry_run: bool) -> int:
-    """Pack a repository, without the objects that no ref has and that are older; return the bytes that are freed."""
+    """Pack a repository and drop objects from before a time that no ref reaches; return the freed bytes."""
     if shutil.which("git") is None:
         return 0
     expire = f"@{int(before)}"

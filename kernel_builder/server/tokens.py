@@ -61,7 +61,7 @@ class Caller:
     key: str = ""
 
     def _scopes_of(self, what: str) -> set[str]:
-        """Return the scopes that cover an organisation, or a repository and so its organisation's scope as well."""
+        """Return the scopes that cover an organisation, or a repository: its own and its organisation's."""
         covering = (what, what.partition("/")[0], ANY)
         return {self.scopes[name] for name in covering if name in self.scopes}
 
@@ -74,7 +74,7 @@ class Caller:
         return None if ANY in self.scopes else list(self.scopes)
 
     def organizations(self) -> set[str]:
-        """Return the organisations that this caller has a scope for, or for a repository of which."""
+        """Return the organisations for which this caller has a scope, or for one of whose repositories."""
         return {name.partition("/")[0] for name in self.scopes if name != ANY}
 
     def may_write(self, what: str) -> bool:
@@ -216,7 +216,7 @@ def day(seconds: int) -> str:
 
 
 def parse_end(text: str) -> int:
-    """Return when a token ends, in seconds since 1970: at the begin of a day in UTC (2027-01-31), or in days (90d).
+    """Return when a token ends, in seconds since 1970: at the start of a day in UTC (2027-01-31), or in days (90d).
 
     Raises:
         ConfigError: If the text is neither, or the time has passed.
