@@ -83,6 +83,13 @@ def ada_norms_mismatch(name: str, *norms: nn.Module) -> Optional[str]:
     return None
 
 
+def projections_mismatch(*projections: nn.Module) -> Optional[str]:
+    """Return why projections, or activations between them, cannot be called as modules."""
+    if not all(isinstance(projection, nn.Module) for projection in projections):
+        return "its projections are not modules"
+    return None
+
+
 def are_own(cls: type, *modules: nn.Module) -> bool:
     """Return whether kernels may compute in place of all modules."""
     for module in modules:  # noqa: SIM110 - `all` over a generator costs the host twice as much

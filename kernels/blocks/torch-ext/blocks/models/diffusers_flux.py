@@ -18,6 +18,7 @@ from .diffusers_attention import (
     library_of,
     norms_mismatch,
     plain_layer_norms_mismatch,
+    projections_mismatch,
     rotated_heads,
     split_tables,
     transformed,
@@ -71,12 +72,11 @@ class FluxBlock:
 
 
 def _single_block_mismatch(block: nn.Module) -> Optional[str]:
-    for module in (block.proj_mlp, block.act_mlp, block.proj_out):
-        if not isinstance(module, nn.Module):
-            return "its projections are not modules"
     if path_of(original_class(block.attn)) != "diffusers.models.transformers.transformer_flux.FluxAttention":
         return "its attention is not FluxAttention"
-    return ada_norms_mismatch("AdaLayerNormZeroSingle", block.norm)
+    return projections_mismatch(block.proj_mlp, block.act_mlp, block.proj_out) or ada_norms_mismatch(
+        "AdaLayerNormZeroSingle", block.norm
+    )
 
 
 @replaces(

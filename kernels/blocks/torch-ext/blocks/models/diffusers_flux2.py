@@ -16,6 +16,7 @@ from .diffusers_attention import (
     library_of,
     norms_mismatch,
     plain_layer_norms_mismatch,
+    projections_mismatch,
     rotated_heads,
     transformed,
     within_float16,
@@ -137,10 +138,9 @@ def _parallel_mismatch(attention: nn.Module) -> Optional[str]:
     for size in (attention.inner_dim, attention.head_dim, attention.mlp_hidden_dim, attention.mlp_mult_factor):
         if not isinstance(size, int):
             return "its sizes are not numbers"
-    for module in (attention.to_qkv_mlp_proj, attention.mlp_act_fn, attention.to_out):
-        if not isinstance(module, nn.Module):
-            return "its projections are not modules"
-    return norms_mismatch("torch.nn.modules.normalization.RMSNorm", attention.norm_q, attention.norm_k)
+    return projections_mismatch(attention.to_qkv_mlp_proj, attention.mlp_act_fn, attention.to_out) or norms_mismatch(
+        "torch.nn.modules.normalization.RMSNorm", attention.norm_q, attention.norm_k
+    )
 
 
 @replaces(

@@ -19,6 +19,7 @@ from .diffusers_attention import (
     library_of,
     norms_mismatch,
     plain_layer_norms_mismatch,
+    projections_mismatch,
     transformed,
 )
 from .diffusers_feed_forward import activated_projection
@@ -86,13 +87,14 @@ class HunyuanVideoBlock:
 
 
 def _single_block_mismatch(block: nn.Module) -> Optional[str]:
-    for module in (block.proj_mlp, block.act_mlp, block.proj_out):
-        if not isinstance(module, nn.Module):
-            return "its projections are not modules"
     attention = block.attn
     if attention.add_q_proj is not None or attention.to_out is not None or attention.to_add_out is not None:
         return "its attention has projections of its own for a stream"
-    return ada_norms_mismatch("AdaLayerNormZeroSingle", block.norm) or _attention_mismatch(attention)
+    return (
+        projections_mismatch(block.proj_mlp, block.act_mlp, block.proj_out)
+        or ada_norms_mismatch("AdaLayerNormZeroSingle", block.norm)
+        or _attention_mismatch(attention)
+    )
 
 
 @replaces(

@@ -7,7 +7,15 @@ from torch import Tensor, nn
 from ..kernel_set import adaln, rope3d, takes
 from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves, keep_tables, with_halves
-from .diffusers_attention import are_own_norms, diffusers_norms, heads_of, library_of, mask_of_heads, norms_mismatch
+from .diffusers_attention import (
+    are_own_norms,
+    diffusers_norms,
+    dispatch_attention,
+    heads_of,
+    library_of,
+    mask_of_heads,
+    norms_mismatch,
+)
 
 
 def _block_mismatch(block: nn.Module) -> Optional[str]:
@@ -93,18 +101,10 @@ class LTXAttention:
             options = {"eps": norm_q.eps, "norm": "token", "layout": "bsc"}
             query, key = rope3d.norm_rotary(query, key, norm_q.weight, norm_k.weight, *tables, **options)
         heads = self.heads
-        attended = library_of(self).dispatch_attention_fn(
-            heads_of(query, heads),
-            heads_of(key, heads),
-            heads_of(value, heads),
-            attn_mask=mask_of_heads(self, attention_mask, source),
-            dropout_p=0.0,
-            is_causal=False,
-            backend=processor._attention_backend,
-            parallel_config=processor._parallel_config,
-        )
+        qkv = heads_of(query, heads), heads_of(key, heads), heads_of(value, heads)
+        attended = dispatch_attention(library_of(self), processor, *qkv, mask_of_heads(self, attention_mask, source))
         to_out, dropout = self.to_out
-        return dropout(to_out(attended.flatten(2, 3).to(query.dtype)))
+        return dropout(to_out(attended))
 
 
 def _rotary_mismatch(rotary: nn.Module) -> Optional[str]:

@@ -8,7 +8,14 @@ from torch import Tensor, nn
 from ..kernel_set import adaln, rope3d, takes
 from ..replacements import is_own, original_class, path_of, replaces
 from ..rotary_tables import halves, keep_tables
-from .diffusers_attention import are_own_norms, diffusers_norms, heads_of, library_of, norms_mismatch
+from .diffusers_attention import (
+    are_own_norms,
+    diffusers_norms,
+    dispatch_attention,
+    heads_of,
+    library_of,
+    norms_mismatch,
+)
 from .torch_norms import weight_for
 
 _NORM = "diffusers.models.normalization.FP32LayerNorm"
@@ -145,18 +152,10 @@ class WanAttention:
             layout="bsc",
             head_dim=query.shape[-1] // heads,
         )
-        attended = library_of(self).dispatch_attention_fn(
-            heads_of(query, heads),
-            heads_of(key, heads),
-            heads_of(value, heads),
-            attn_mask=attention_mask,
-            dropout_p=0.0,
-            is_causal=False,
-            backend=processor._attention_backend,
-            parallel_config=processor._parallel_config,
-        )
+        qkv = heads_of(query, heads), heads_of(key, heads), heads_of(value, heads)
+        attended = dispatch_attention(library_of(self), processor, *qkv, attention_mask)
         to_out, dropout = self.to_out
-        return dropout(to_out(attended.flatten(2, 3).type_as(query)))
+        return dropout(to_out(attended))
 
 
 def _rotary_mismatch(rotary: nn.Module) -> Optional[str]:

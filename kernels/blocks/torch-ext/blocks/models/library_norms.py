@@ -6,11 +6,7 @@ from torch import Tensor, nn
 
 from ..kernel_set import adaln, rmsnorm
 from ..replacements import replaces
-from .torch_norms import takes_rows
-
-
-def _one_dimension(norm: nn.Module) -> Optional[str]:
-    return None if len(norm.normalized_shape) == 1 else "it normalizes over several dimensions"
+from .torch_norms import one_dimension, takes_rows
 
 
 def _one_dim(norm: nn.Module) -> Optional[str]:
@@ -39,7 +35,7 @@ class DiffusersRMSNorm:
         return rmsnorm.layers.DiffusersRMSNorm.forward(self, hidden_states)
 
 
-@replaces("diffusers.models.normalization.FP32LayerNorm", does="LayerNorm", mismatch=_one_dimension)
+@replaces("diffusers.models.normalization.FP32LayerNorm", does="LayerNorm", mismatch=one_dimension)
 class DiffusersLayerNorm:
     def forward(self, inputs: Tensor) -> Tensor:
         if not takes_rows(inputs, self.normalized_shape[0]):

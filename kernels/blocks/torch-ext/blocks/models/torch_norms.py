@@ -9,7 +9,8 @@ from ..kernel_set import adaln, rmsnorm, takes
 from ..replacements import replaces
 
 
-def _one_dimension(norm: nn.Module) -> Optional[str]:
+def one_dimension(norm: nn.Module) -> Optional[str]:
+    """Return why the kernels cannot compute a norm over `normalized_shape`, or None."""
     return None if len(norm.normalized_shape) == 1 else "it normalizes over several dimensions"
 
 
@@ -27,7 +28,7 @@ def weight_for(parameter: Optional[Tensor], x: Tensor) -> Optional[Tensor]:
     return parameter if parameter is None or parameter.dtype == x.dtype else parameter.float()
 
 
-@replaces("torch.nn.modules.normalization.RMSNorm", does="RMSNorm", mismatch=_one_dimension)
+@replaces("torch.nn.modules.normalization.RMSNorm", does="RMSNorm", mismatch=one_dimension)
 class TorchRMSNorm:
     def forward(self, x: Tensor) -> Tensor:
         if not takes_rows(x, self.normalized_shape[0]):
@@ -40,7 +41,7 @@ class TorchRMSNorm:
         return rmsnorm.layers.RMSNorm.forward(self, x)
 
 
-@replaces("torch.nn.modules.normalization.LayerNorm", does="LayerNorm", mismatch=_one_dimension)
+@replaces("torch.nn.modules.normalization.LayerNorm", does="LayerNorm", mismatch=one_dimension)
 class TorchLayerNorm:
     def forward(self, input: Tensor) -> Tensor:
         if not takes_rows(input, self.normalized_shape[0]):

@@ -83,16 +83,15 @@ def _head_norms_mismatch(attention: nn.Module) -> Optional[str]:
     return _attention_mismatch("sliding_window")(attention) or _norms_mismatch(attention)
 
 
-# --- rotary embedding alone ------------------------------------------------------------------------------------------
+class _Attention:
+    """The forward of every attention here; a subclass says how q, k and v are computed."""
 
+    def _projected(self, x: Tensor, embeddings: Optional[Embeddings]) -> Optional[tuple[Tensor, Tensor, Tensor]]:
+        """Return q and k, rotated, and v, each [batch, tokens, elements of all heads]; None if the kernels cannot."""
+        raise NotImplementedError
 
-@replaces(
-    "transformers.models.llama.modeling_llama.LlamaAttention",
-    does="rotary embedding of q and k",
-    mismatch=_attention_mismatch(*_SEPARATE),
-)
-class LlamaAttention:
     def _attention_options(self) -> dict[str, Any]:
+        """Return the arguments that the model gives the attention function besides those of all models."""
         return {}
 
     def forward(
@@ -103,18 +102,27 @@ class LlamaAttention:
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> Attended:
-        if not takes(hidden_states):
+        qkv = self._projected(hidden_states, position_embeddings) if takes(hidden_states) else None
+        if qkv is None:
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         kwargs.update(self._attention_options())
+        return _attend(self, *qkv, attention_mask, past_key_values, kwargs)
+
+
+# --- rotary embedding alone ------------------------------------------------------------------------------------------
+
+
+@replaces(
+    "transformers.models.llama.modeling_llama.LlamaAttention",
+    does="rotary embedding of q and k",
+    mismatch=_attention_mismatch(*_SEPARATE),
+)
+class LlamaAttention(_Attention):
+    def _projected(self, x: Tensor, embeddings: Optional[Embeddings]) -> tuple[Tensor, Tensor, Tensor]:
         q, k = rope3d.apply_rotary(
-            self.q_proj(hidden_states),
-            self.k_proj(hidden_states),
-            *position_embeddings,
-            pairs="half",
-            layout="bsc",
-            head_dim=self.head_dim,
+            self.q_proj(x), self.k_proj(x), *embeddings, pairs="half", layout="bsc", head_dim=self.head_dim
         )
-        return _attend(self, q, k, self.v_proj(hidden_states), attention_mask, past_key_values, kwargs)
+        return q, k, self.v_proj(x)
 
 
 @replaces(
@@ -152,27 +160,20 @@ class Gemma2Attention(LlamaAttention):
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch("qkv_proj", "num_key_value_heads"),
 )
-class Phi3Attention:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: Optional[Embeddings] = None,
-        attention_mask: Optional[Tensor] = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Attended:
-        if not takes(hidden_states):
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+class Phi3Attention(_Attention):
+    def _attention_options(self) -> dict[str, Any]:
+        return {"sliding_window": getattr(self.config, "sliding_window", None)}
+
+    def _projected(self, x: Tensor, embeddings: Optional[Embeddings]) -> tuple[Tensor, Tensor, Tensor]:
         q_width = self.config.num_attention_heads * self.head_dim
         k_width = self.num_key_value_heads * self.head_dim
-        q, k, v = self.qkv_proj(hidden_states).split((q_width, k_width, k_width), -1)
-        cos, sin = position_embeddings
+        q, k, v = self.qkv_proj(x).split((q_width, k_width, k_width), -1)
+        cos, sin = embeddings
         # The tables are narrower than a head in models that rotate a part of each.
         q, k = rope3d.apply_rotary(
             q, k, cos, sin, pairs="half", layout="bsc", head_dim=self.head_dim, rotary_dim=cos.shape[-1]
         )
-        kwargs["sliding_window"] = getattr(self.config, "sliding_window", None)
-        return _attend(self, q, k, v, attention_mask, past_key_values, kwargs)
+        return q, k, v
 
 
 # --- q/k norms and rotary embedding ----------------------------------------------------------------------------------
@@ -181,12 +182,7 @@ class Phi3Attention:
 def _normed_and_rotated(
     attention: nn.Module, x: Tensor, embeddings: Optional[Embeddings], norm: str
 ) -> Optional[tuple[Tensor, Tensor, Tensor]]:
-    """Return normalized and rotated q and k, and v, or None if kernels must not compute them.
-
-    Each is [batch, tokens, elements of all heads].
-    """
-    if not takes(x):
-        return None
+    """Return what `_projected` does, with q and k normalized over each `norm`: a head, or a token."""
     q_norm, k_norm = attention.q_norm, attention.k_norm
     form = form_of(q_norm)
     if form is None or form_of(k_norm) is not form:
@@ -218,20 +214,12 @@ def _normed_and_rotated(
     does="q/k RMSNorm with rotary embedding",
     mismatch=_head_norms_mismatch,
 )
-class HeadNormAttention:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: Optional[Embeddings] = None,
-        attention_mask: Optional[Tensor] = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Attended:
-        qkv = _normed_and_rotated(self, hidden_states, position_embeddings, "head")
-        if qkv is None:
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
-        kwargs["sliding_window"] = self.sliding_window
-        return _attend(self, *qkv, attention_mask, past_key_values, kwargs)
+class HeadNormAttention(_Attention):
+    def _attention_options(self) -> dict[str, Any]:
+        return {"sliding_window": self.sliding_window}
+
+    def _projected(self, x: Tensor, embeddings: Optional[Embeddings]) -> Optional[tuple[Tensor, Tensor, Tensor]]:
+        return _normed_and_rotated(self, x, embeddings, "head")
 
 
 @replaces(
@@ -239,16 +227,6 @@ class HeadNormAttention:
     does="q/k RMSNorm with rotary embedding",
     mismatch=_norms_mismatch,
 )
-class Olmo2Attention:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        position_embeddings: Optional[Embeddings] = None,
-        attention_mask: Optional[Tensor] = None,
-        past_key_values: Any = None,
-        **kwargs: Any,
-    ) -> Attended:
-        qkv = _normed_and_rotated(self, hidden_states, position_embeddings, "token")
-        if qkv is None:
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
-        return _attend(self, *qkv, attention_mask, past_key_values, kwargs)
+class Olmo2Attention(_Attention):
+    def _projected(self, x: Tensor, embeddings: Optional[Embeddings]) -> Optional[tuple[Tensor, Tensor, Tensor]]:
+        return _normed_and_rotated(self, x, embeddings, "token")

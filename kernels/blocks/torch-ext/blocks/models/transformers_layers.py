@@ -37,6 +37,12 @@ def _layer_mismatch(fused: str, *names: str) -> Mismatch:
     mismatch=_layer_mismatch("post_attention_layernorm"),
 )
 class PreNormLayer:
+    def _after_attention(self, attended: Tensor) -> Tensor:
+        return attended
+
+    def _after_mlp(self, x: Tensor) -> Tensor:
+        return x
+
     def forward(
         self,
         hidden_states: Tensor,
@@ -63,8 +69,8 @@ class PreNormLayer:
             position_embeddings=position_embeddings,
             **kwargs,
         )
-        normed, x = add_norm(form, norm, attended, x)
-        return x + self.mlp(normed)
+        normed, x = add_norm(form, norm, self._after_attention(attended), x)
+        return x + self._after_mlp(self.mlp(normed))
 
 
 @replaces(
@@ -72,35 +78,12 @@ class PreNormLayer:
     does="residual sum with RMSNorm",
     mismatch=_layer_mismatch("post_attention_layernorm", "resid_attn_dropout", "resid_mlp_dropout"),
 )
-class Phi3Layer:
-    def forward(
-        self,
-        hidden_states: Tensor,
-        attention_mask: Optional[Tensor] = None,
-        position_ids: Optional[Tensor] = None,
-        past_key_values: Any = None,
-        use_cache: Optional[bool] = False,
-        position_embeddings: Optional[tuple[Tensor, Tensor]] = None,
-        **kwargs: Any,
-    ) -> Tensor:
-        x = hidden_states
-        norm = self.post_attention_layernorm
-        form = form_of(norm) if takes(x) else None
-        if form is None:
-            return super().forward(
-                x, attention_mask, position_ids, past_key_values, use_cache, position_embeddings, **kwargs
-            )
-        attended, _ = self.self_attn(
-            hidden_states=self.input_layernorm(x),
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            use_cache=use_cache,
-            position_embeddings=position_embeddings,
-            **kwargs,
-        )
-        normed, x = add_norm(form, norm, self.resid_attn_dropout(attended), x)
-        return x + self.resid_mlp_dropout(self.mlp(normed))
+class Phi3Layer(PreNormLayer):
+    def _after_attention(self, attended: Tensor) -> Tensor:
+        return self.resid_attn_dropout(attended)
+
+    def _after_mlp(self, x: Tensor) -> Tensor:
+        return self.resid_mlp_dropout(x)
 
 
 @replaces(
