@@ -73,6 +73,12 @@ def on_the_device_of_the_kernels(blocks):
             yield
 
 
+@pytest.fixture
+def no_grad():
+    with torch.no_grad():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def seed():
     torch.manual_seed(0)

@@ -1,12 +1,17 @@
 """Small models for the tests of CUDA graphs, and a stand-in for CUDA on machines without it."""
 
 import contextlib
+import copy
 import importlib
 import itertools
 
 import torch
 from diffusers import LTXVideoTransformer3DModel
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
+
+FIRST = "the first call of its shape"
+"""Why an accelerated model runs eagerly then."""
 
 
 def ltx():
@@ -121,3 +126,53 @@ def accelerate_on_cpu(blocks, model, limit=8, error=None, times=(0.0,)):
     runner = graphs.GraphRunner(model, limit, Cpu())
     graphs._runners[model] = runner
     return runner.counts
+
+
+def warm(model, counts, inputs):
+    """Call a model until a graph is held."""
+    for _ in range(3):
+        model(**inputs)
+    assert counts.held == 1, counts
+
+
+def eager(model, inputs):
+    """Return what a model computes without graphs: copies have none."""
+    return copy.deepcopy(model)(**inputs)
+
+
+def ltx_on_gpu(dtype=torch.bfloat16):
+    return ltx().to("cuda", dtype)
+
+
+def inputs_on_gpu(frames=2, batch=1, dtype=torch.bfloat16):
+    inputs = ltx_inputs(frames, batch, dtype)
+    return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
+
+
+def graphed(blocks, model, limit=8):
+    """Accelerate a model with graphs, and return their counts."""
+    report = blocks.accelerate(model, graphs=True)
+    (counts,) = report.graphs.values()
+    module_of(blocks, "graphs")._runners[model]._limit = limit
+    return counts
+
+
+def without_graphs(blocks, model, inputs):
+    """Return what an accelerated model computes eagerly."""
+    graphs = module_of(blocks, "graphs")
+    runner = graphs._runners.pop(model)
+    try:
+        return model(**inputs)
+    finally:
+        graphs._runners[model] = runner
+
+
+class Wrapped(nn.Module):
+    """A model with one layer."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x):
+        return self.layer(x)

@@ -6,46 +6,16 @@ import weakref
 
 import pytest
 import torch
-from graph_models import decode, llama, ltx, ltx_inputs, module_of
+from graph_models import decode, graphed, inputs_on_gpu, llama, ltx, ltx_on_gpu, module_of, without_graphs
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from torch import nn
 from transformers import StaticCache
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-
-@pytest.fixture(autouse=True)
-def no_grad():
-    with torch.no_grad():
-        yield
-
-
-def ltx_on_gpu(dtype=torch.bfloat16):
-    return ltx().to("cuda", dtype)
-
-
-def inputs_on_gpu(frames=2, batch=1, dtype=torch.bfloat16):
-    inputs = ltx_inputs(frames, batch, dtype)
-    return {name: value.cuda() if isinstance(value, torch.Tensor) else value for name, value in inputs.items()}
-
-
-def graphed(blocks, model, limit=8):
-    """Accelerate a model with graphs, and return their counts."""
-    report = blocks.accelerate(model, graphs=True)
-    (counts,) = report.graphs.values()
-    module_of(blocks, "graphs")._runners[model]._limit = limit
-    return counts
-
-
-def without_graphs(blocks, model, inputs):
-    """Return what an accelerated model computes eagerly."""
-    graphs = module_of(blocks, "graphs")
-    runner = graphs._runners.pop(model)
-    try:
-        return model(**inputs)
-    finally:
-        graphs._runners[model] = runner
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("no_grad"),
+]
 
 
 def random_numbers_work():

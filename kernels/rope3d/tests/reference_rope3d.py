@@ -68,6 +68,30 @@ def rotated(x, angles, half=False, dtype=torch.float64):
     return result if dtype == torch.float64 else result.to(x.dtype)
 
 
+def layouts_of(q, k):
+    """Return copies of q and k, `[batch, tokens, heads, dim]`, in all layouts, by name: the layout's name, q and k."""
+    heads, more, dim = q.shape[2], k.shape[2], q.shape[3]
+    joined = torch.cat([q, k, k], 2)
+    widths = [heads * dim, more * dim, more * dim]
+
+    def strided(x, lead):
+        """Return the same values as a view: `lead` elements into longer rows."""
+        storage = x.new_zeros(*x.shape[:-1], x.shape[-1] + 16)
+        view = storage[..., lead : lead + x.shape[-1]]
+        return view.copy_(x)
+
+    return {
+        "heads first": ("bhsd", q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()),
+        "heads first, transposed": ("bhsd", q.clone().transpose(1, 2), k.clone().transpose(1, 2)),
+        "heads last, transposed": ("bshd", *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))),
+        "heads in one dimension": ("bsc", q.flatten(2).clone(), k.flatten(2).clone()),
+        "slices of one projection": ("bshd", *joined.clone().split([heads, more, more], 2)[:2]),
+        "slices in one dimension": ("bsc", *joined.flatten(2).split(widths, 2)[:2]),
+        "longer rows": ("bshd", strided(q, 8), strided(k, 8)),
+        "odd offset": ("bshd", strided(q, 1), strided(k, 3)),
+    }
+
+
 def assert_as_good(actual, x, angles, half=False):
     """Assert that the error of `actual` is at most 1.1 times that of float32 arithmetic, rounded once."""
     exact, eager = rotated(x, angles, half), rotated(x, angles, half, torch.float32)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from reference_norm_rotary import FORMS, HEADS, angles, assert_normed_and_rotated, heads_of, reference, tables
-from reference_rope3d import DTYPES, kernel, random
+from reference_rope3d import DTYPES, kernel, layouts_of, random
 
 
 def options_of(norm, half):
@@ -103,24 +103,8 @@ def test_layouts(prefix, norm, half, dim, dtype):
     wanted = kernel.norm_rotary(q, k, *weights, cos, sin, **options)
     assert_normed_and_rotated(wanted, (q, k), weights, (cos, sin), half, norm=norm, prefix=prefix)
 
-    def strided(x, lead):
-        """Return the same values as a view: `lead` elements into longer rows."""
-        storage = x.new_zeros(*x.shape[:-1], x.shape[-1] + 16)
-        view = storage[..., lead : lead + x.shape[-1]]
-        return view.copy_(x)
-
-    joined = torch.cat([q, k, k], 2)
-    cases = {
-        "heads first": ("bhsd", q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()),
-        "heads first, transposed": ("bhsd", q.clone().transpose(1, 2), k.clone().transpose(1, 2)),
-        "heads last, transposed": ("bshd", *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))),
-        "heads in one dimension": ("bsc", q.flatten(2).clone(), k.flatten(2).clone()),
-        "slices of one projection": ("bshd", *joined.clone().split([5, 2, 2], 2)[:2]),
-        "slices in one dimension": ("bsc", *joined.flatten(2).split([5 * dim, 2 * dim, 2 * dim], 2)[:2]),
-        "longer rows": ("bshd", strided(q, 8), strided(k, 8)),
-        "odd offset": ("bshd", strided(q, 1), strided(k, 3)),
-        "elements apart": ("bshd", *(x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k))),
-    }
+    apart = (x.transpose(2, 3).contiguous().transpose(2, 3) for x in (q, k))
+    cases = {**layouts_of(q, k), "elements apart": ("bshd", *apart)}
     for name, (layout, a, b) in cases.items():
         form = {"layout": layout, "head_dim": dim if layout == "bsc" else None}
         outs = kernel.norm_rotary(a, b, *weights, cos, sin, **form, **options)

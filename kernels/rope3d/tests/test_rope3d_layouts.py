@@ -12,6 +12,7 @@ from reference_rope3d import (
     assert_agrees,
     assert_as_good,
     kernel,
+    layouts_of,
     points,
     random,
     rotated,
@@ -35,24 +36,7 @@ def test_layouts(inplace, prefix, half, dim, dtype):
     assert_as_good(want_q, q, angles, half)
     assert torch.equal(want_q[:, :prefix], q[:, :prefix]) and torch.equal(want_k[:, :prefix], k[:, :prefix])
 
-    def strided(x, lead):
-        """Return the same values as a view: `lead` elements into longer rows."""
-        storage = x.new_zeros(*x.shape[:-1], x.shape[-1] + 16)
-        view = storage[..., lead : lead + x.shape[-1]]
-        return view.copy_(x)
-
-    joined = torch.cat([q, k, k], 2)
-    cases = {
-        "heads first": ("bhsd", q.transpose(1, 2).contiguous(), k.transpose(1, 2).contiguous()),
-        "heads first, transposed": ("bhsd", q.clone().transpose(1, 2), k.clone().transpose(1, 2)),
-        "heads last, transposed": ("bshd", *(x.transpose(1, 2).contiguous().transpose(1, 2) for x in (q, k))),
-        "heads in one dimension": ("bsc", q.flatten(2).clone(), k.flatten(2).clone()),
-        "slices of one projection": ("bshd", *joined.clone().split([5, 2, 2], 2)[:2]),
-        "slices in one dimension": ("bsc", *joined.flatten(2).split([5 * dim, 2 * dim, 2 * dim], 2)[:2]),
-        "longer rows": ("bshd", strided(q, 8), strided(k, 8)),
-        "odd offset": ("bshd", strided(q, 1), strided(k, 3)),
-    }
-    for name, (layout, a, b) in cases.items():
+    for name, (layout, a, b) in layouts_of(q, k).items():
         before = a.clone()
         head_dim = dim if layout == "bsc" else None
         form = {"layout": layout, "head_dim": head_dim, "prefix": prefix, "pairs": pairs}

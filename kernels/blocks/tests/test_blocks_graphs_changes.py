@@ -1,0 +1,199 @@
+"""CUDA graphs and changes of the model: no graph outlives one."""
+
+import copy
+
+import pytest
+import torch
+from diffusers.models.transformers.transformer_ltx import LTXVideoAttnProcessor
+from graph_models import FIRST, Wrapped, accelerate_on_cpu, eager, ltx, ltx_inputs, module_of, warm
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("one_thread", "no_grad")
+
+
+def lora_layer(model):
+    return next(module for module in model.modules() if isinstance(module, LoraLayer))
+
+
+def replace_parameter(model):
+    model.proj_out.weight = nn.Parameter(model.proj_out.weight * 2, requires_grad=False)
+
+
+def replace_data(model):
+    model.proj_out.weight.data = model.proj_out.weight.data * 2
+
+
+def replace_scalar(model):
+    model.transformer_blocks[0].factor = torch.ones(())
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+def change_class(model):
+    model.proj_out.__class__ = Doubled
+
+
+CHANGES = {
+    "adapter's scale": lambda model: lora_layer(model).scaling.update(default=3.0),
+    "adapter's scale by set_adapters": lambda model: model.set_adapters("default", 0.5),
+    "adapters off": lambda model: model.disable_lora(),
+    "adapter loaded": lambda model: model.add_adapter(LoraConfig(target_modules=["to_k"]), "second"),
+    "adapter deleted": lambda model: model.delete_adapters("default"),
+    "adapters unloaded": lambda model: model.unload_lora(),
+    "adapter merged": lambda model: lora_layer(model).merge(),
+    "dtype": lambda model: model.to(torch.bfloat16).to(torch.float32),
+    "parameter": replace_parameter,
+    "data of a parameter": replace_data,
+    "buffer": lambda model: model.proj_out.register_buffer("extra", torch.ones(2)),
+    "attribute that is a tensor": replace_scalar,
+    "training": lambda model: model.transformer_blocks[0].train(),
+    "number": lambda model: setattr(model.transformer_blocks[0].norm1, "eps", 1e-2),
+    "list": lambda model: model.transformer_blocks[0].listed.append(1),
+    "nested": lambda model: model.transformer_blocks[0].listed[0]["deep"].add(4),
+    "configuration": lambda model: model.register_to_config(in_channels=9),
+    "attention processor": lambda model: model.set_attn_processor(LTXVideoAttnProcessor()),
+    "attention backend": lambda model: model.set_attention_backend("native"),
+    "object": lambda model: setattr(model.transformer_blocks[0].attn1.processor, "strength", 2),
+    "module": lambda model: setattr(model, "proj_out", nn.Linear(32, 8)),
+    "more modules": lambda model: model.transformer_blocks.append(copy.deepcopy(model.transformer_blocks[0])),
+    "class": change_class,
+    "hook": lambda model: model.proj_out.register_forward_hook(lambda module, args, output: output * 2),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_no_graph_outlives_a_change(blocks, change):
+    model, inputs = ltx(), ltx_inputs()
+    model.add_adapter(LoraConfig(target_modules=["to_q", "proj_out"], init_lora_weights=False))
+    model.transformer_blocks[0].factor = torch.ones(())
+    model.transformer_blocks[0].listed = [{"deep": {1, 2}}]
+    model.requires_grad_(False)
+    if change in (replace_parameter, replace_data, change_class, CHANGES["buffer"]):
+        model.unload_lora()
+    counts = accelerate_on_cpu(blocks, model)
+    warm(model, counts, inputs)
+    change(model)
+    model.requires_grad_(False)
+    replays = counts.replays
+    model(**inputs)
+    assert counts.replays == replays
+    (reason,) = counts.eager.keys() - {FIRST}
+    assert reason.startswith("the model has changed: ") or reason == "proj_out has hooks"
+
+
+def test_forward_of_a_class(blocks, monkeypatch):
+    model, inputs = ltx(), ltx_inputs()
+    counts = accelerate_on_cpu(blocks, model)
+    warm(model, counts, inputs)
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: nn.functional.linear(x, self.weight))
+    model(**inputs)
+    assert counts.eager["the model has changed: the forward of Linear"] == 1
+
+
+def test_changes_that_graphs_see(blocks):
+    model, inputs = ltx(), ltx_inputs()
+    counts = accelerate_on_cpu(blocks, model)
+    warm(model, counts, inputs)
+    model.load_state_dict({name: weight + 1 for name, weight in model.state_dict().items()})
+    model.proj_out.weight.mul_(2)
+    model.train(False)
+    model.proj_out.register_forward_hook(lambda module, args, output: None).remove()
+    model.transformer_blocks[0].norm1.eps = float(repr(model.transformer_blocks[0].norm1.eps))
+    replays = counts.replays
+    assert torch.equal(model(**inputs).sample, eager(model, inputs).sample)
+    assert counts.replays == replays + 1
+
+
+def test_capture_begins_anew_after_a_change(blocks):
+    model, inputs = ltx(), ltx_inputs()
+    counts = accelerate_on_cpu(blocks, model)
+    warm(model, counts, inputs)
+    model.transformer_blocks[0].norm1.eps = 1e-2
+    model(**inputs)
+    assert counts.held == 0
+    warm(model, counts, inputs)
+    assert (counts.captured, counts.held) == (2, 1)
+    assert counts.eager["the model has changed: transformer_blocks.0.norm1.eps"] == 1
+
+
+class Holder:
+    def __init__(self, value):
+        self.value = value
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), torch.ones(()), torch.ones(3).numpy(), [torch.ones(3)]])
+def test_object_that_holds_one_tensor(blocks, value):
+    module = Wrapped(nn.Identity())
+    module.layer.holder = Holder(value)
+    snapshot = module_of(blocks, "snapshots").Snapshot(module, torch.device("cpu"))
+    assert snapshot.is_current(module)
+    module.layer.holder.value = copy.deepcopy(value)
+    assert not snapshot.is_current(module)
+    assert "layer.holder" in snapshot.find_difference(module)
+
+
+class Weights(nn.Module):
+    """Parameters and buffers with one element, with none, and with several."""
+
+    def __init__(self):
+        super().__init__()
+        self.scalar = nn.Parameter(torch.ones(()), requires_grad=False)
+        self.several = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_parameter("none", None)
+        self.register_buffer("one", torch.ones(1))
+        self.register_buffer("no", None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda layer: setattr(layer, "scalar", nn.Parameter(torch.ones(()), requires_grad=False)),
+        lambda layer: setattr(layer, "one", torch.ones(1)),
+        lambda layer: setattr(layer, "several", nn.Parameter(torch.ones(3), requires_grad=False)),
+        lambda layer: setattr(layer, "none", nn.Parameter(torch.ones(()), requires_grad=False)),
+        lambda layer: setattr(layer, "no", torch.ones(1)),
+        lambda layer: setattr(layer, "several", None),
+        lambda layer: delattr(layer, "no"),
+        lambda layer: setattr(layer.scalar, "data", torch.ones(())),
+        lambda layer: setattr(layer.several, "data", torch.ones(3)),
+        lambda layer: layer._buffers.update(another=None),
+        lambda layer: layer._parameters.update(renamed=layer._parameters.pop("several")),
+        lambda layer: setattr(layer, "_parameters", {}),
+        lambda layer: setattr(layer, "_forward_hooks", {1: print}),
+        lambda layer: layer.several.set_(torch.ones(3)),
+    ],
+)
+def test_weights_that_were_replaced_by_equal_ones(blocks, change):
+    module = Wrapped(Weights())
+    snapshot = module_of(blocks, "snapshots").Snapshot(module, torch.device("cpu"))
+    module.layer.several.mul_(2).div_(2)
+    assert snapshot.is_current(module)
+    change(module.layer)
+    assert not snapshot.is_current(module)
+
+
+def test_cached_tensors_on_the_host_are_compared_by_version(blocks):
+    snapshots = module_of(blocks, "snapshots")
+    module = nn.Identity()
+    module.table = torch.ones(3)
+    snapshot = snapshots.Snapshot(module, torch.device("cuda", 0))
+    assert snapshot.is_current(module)
+    module.table.add_(1)
+    assert not snapshot.is_current(module)
+    assert snapshot.find_difference(module) == "the tensor table"
+
+
+def test_memory_of_a_tensor_inside_an_object(blocks):
+    module = Wrapped(nn.Identity())
+    module.layer.holder = Holder([torch.ones(3)])
+    snapshot = module_of(blocks, "snapshots").Snapshot(module, torch.device("cpu"))
+    module.layer.holder.value[0].mul_(2)
+    assert snapshot.is_current(module), "graphs read what is in the memory"
+    module.layer.holder.value[0].data = torch.ones(3)
+    assert not snapshot.is_current(module)
+    assert snapshot.find_difference(module) == "the tensor layer.holder.value.0"
