@@ -17,105 +17,12 @@ from kernel_builder.config.project import Kernel, KernelDependency, TorchFramewo
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ConfigError
-
-MINIMAL = """\
-[general]
-name = "my-relu"
-version = 1
-edition = 5
-license = "apache-2.0"
-backends = ["cpu"]
-
-[torch]
-src = ["torch-ext/binding.cpp"]
-
-[kernel.relu]
-backend = "cpu"
-depends = ["torch"]
-src = ["relu.cpp"]
-"""
-WHOLE = """\
-[general]
-name = "my-relu"
-version = 3
-edition = 5
-license = "mit"
-backends = ["cuda", "cpu", "cuda"]
-upstream = "https://github.com/o/up"
-source = "git@github.com:o/src.git"
-python-depends = ["einops"]
-kernel-depends = [{ repo-id = "o/base", version = 2 }]
-
-[general.hub]
-repo-id = "o/my-relu"
-branch = "v3"
-
-[general.cuda]
-minver = "12.8"
-maxver = "13.2"
-python-depends = ["nvidia-cutlass-dsl"]
-kernel-depends = [{ repo-id = "o/more", revision = "main" }]
-
-[torch]
-src = ["torch-ext/binding.cpp"]
-include = ["./inc", "."]
-pyext = ["py", "json"]
-cxx-flags = ["-Wall"]
-minver = "2.10"
-maxver = "2.15"
-stable-abi = "2.10"
-
-[kernel.relu]
-backend = "cuda"
-depends = ["torch", "cutlass_4_0"]
-src = ["relu.cu", "inc/relu.h"]
-include = ["inc"]
-cxx-flags = ["-g"]
-cuda-capabilities = ["9.0a", "12.0+PTX"]
-cuda-flags = ["-lineinfo"]
-cuda-minver = "12.8"
-
-[kernel.relu-rocm]
-backend = "rocm"
-depends = []
-src = ["relu.cu"]
-rocm-archs = ["gfx942"]
-hip-flags = ["-O2"]
-"""
+from tests.sample_project import MINIMAL, WHOLE, mistake, write_project
 
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A project directory with all files that the texts above name, at a path with a space and an umlaut."""
-    home = tmp_path / "my ünusual project"
-    for name in (
-        "relu.cpp",
-        "relu.cu",
-        "inc/relu.h",
-        "torch-ext/binding.cpp",
-        "torch-ext/my_relu/__init__.py",
-        "torch-ext/my_relu/layers/__init__.py",
-        "torch-ext/my_relu/data/table.json",
-        "torch-ext/my_relu/notes.txt",
-        "torch-ext/my_relu/__pycache__/__init__.cpython-311.pyc",
-        "torch-ext/my_relu/__pycache__/stale.py",
-        "torch-ext/my_relu/.hidden.py",
-    ):
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).touch()
-    (home / "build.toml").write_text(MINIMAL)
-    return home
-
-
-def mistake(home: Path, text: str | None = None) -> ConfigError:
-    if text is not None:
-        (home / "build.toml").write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        read_project(home)
-    error = caught.value
-    assert error.hint and error.where
-    assert error.where.startswith(str(home))
-    return error
+    return write_project(tmp_path)
 
 
 def test_every_value_is_read(home: Path) -> None:
@@ -318,79 +225,6 @@ def test_a_build_toml_that_cannot_be_read_is_refused(home: Path) -> None:
     (home / "build.toml").unlink()
     (home / "build.toml").symlink_to("build.toml")
     assert mistake(home).where == str(home / "build.toml")
-
-
-@pytest.mark.parametrize(
-    ("link", "where"),
-    [
-        ("relu.cpp", "build.toml: [kernel.relu] src"),
-        ("torch-ext/binding.cpp", "build.toml: [torch] src"),
-        ("inc", "build.toml: [torch] include"),
-        ("torch-ext/my_relu/layers/__init__.py", "torch-ext/my_relu/layers/__init__.py"),
-        ("torch-ext/my_relu/layers", "torch-ext/my_relu/layers"),
-        ("torch-ext/my_relu", "torch-ext/my_relu"),
-    ],
-)
-def test_a_symbolic_link_out_of_the_project_is_refused(home: Path, tmp_path: Path, link: str, where: str) -> None:
-    outside = tmp_path / "outside"
-    (home / link).rename(outside)
-    (home / link).symlink_to(outside)
-    error = mistake(home, MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]'))
-    assert error.where == f"{home}/{where}"
-    assert "is a symbolic link out of the project" in error.message
-
-
-@pytest.mark.parametrize("link", ["relu.cpp", "inc", "torch-ext/my_relu/layers", "torch-ext/my_relu"])
-def test_links_into_the_git_repository_of_the_project_are_followed(home: Path, tmp_path: Path, link: str) -> None:
-    text = MINIMAL.replace("[torch]", '[torch]\ninclude = ["inc"]')
-    (home / "build.toml").write_text(text)
-    expected = read_project(home)
-    outside = tmp_path / "shared"
-    (home / link).rename(outside)
-    (home / link).symlink_to(outside)
-    mistake(home)
-    (tmp_path / ".git").mkdir()
-    assert read_project(home) == expected
-    (home / ".git").mkdir()  # a repository in the repository
-    mistake(home)
-    (home / ".git").rmdir()
-    (home / link).unlink()
-    outside.rename(tmp_path / ".git/shared")
-    (home / link).symlink_to(tmp_path / ".git/shared")
-    mistake(home)
-
-
-def test_links_inside_the_project_are_followed(home: Path, tmp_path: Path) -> None:
-    (home / "relu.cpp").rename(home / "real.cpp")
-    (home / "relu.cpp").symlink_to("real.cpp")
-    (home / "torch-ext/my_relu/layers").rename(home / "shared")
-    (home / "torch-ext/my_relu/layers").symlink_to("../../shared")
-    (tmp_path / "link").symlink_to(home)
-    read = read_project(tmp_path / "link")
-    assert read == read_project(home)
-    assert [name for name, _ in read.python_files] == ["__init__.py", "layers/__init__.py"]
-    (home / "shared/up").symlink_to("..")
-    assert "directory above it" in mistake(home).message
-
-
-def test_the_package_must_be_there(home: Path) -> None:
-    (home / "torch-ext/my_relu/__init__.py").unlink()
-    error = mistake(home)
-    assert error.where == str(home / "torch-ext/my_relu/__init__.py")
-
-
-@pytest.mark.parametrize("name", ["_ops.py", "metadata.json", "my_relu/ops.py"])
-def test_names_that_the_builder_uses_are_reserved(home: Path, name: str) -> None:
-    file = home / "torch-ext/my_relu" / name
-    file.parent.mkdir(exist_ok=True)
-    file.touch()
-    error = mistake(home, MINIMAL.replace("[torch]", '[torch]\npyext = ["py", "json", "pyc"]'))
-    assert error.where == str(home / "torch-ext/my_relu" / name.partition("/")[0])
-
-
-def test_a_module_may_have_the_name_of_the_package(home: Path) -> None:
-    (home / "torch-ext/my_relu/my_relu.py").touch()
-    assert "my_relu.py" in dict(read_project(home).python_files)
 
 
 def test_what_is_worth_a_word_is_in_the_warnings(home: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from kernels_data import Digest, DigestAlgorithm
 
+from tests.hub.conftest import RunningHub
+
 VARIANT = "torch-cpu"
+KERNEL = "kernels-community/twice"
 
 
-def write_kernel(
-    directory: Path, *, repo_id: str = "kernels-community/twice", version: int = 1, factor: int = 2
-) -> Path:
+def write_kernel(directory: Path, *, repo_id: str = KERNEL, version: int = 1, factor: int = 2) -> Path:
     """Write a Python-only kernel with the function `twice(x)` and one large file."""
     variant = directory / "build" / VARIANT
     variant.mkdir(parents=True)
@@ -30,3 +31,19 @@ def write_kernel(
     }
     (variant / "metadata.json").write_text(json.dumps(metadata, indent=2))
     return directory
+
+
+def publish_kernel(
+    hub: RunningHub,
+    directory: Path,
+    token: str | None = "any",
+    repo_id: str = KERNEL,
+    *,
+    branch: str = "v1",
+    **options: bool,
+) -> str:
+    """Publish a directory with the client's own calls, and return the commit; `options` are those of `create_repo`."""
+    api = hub.api(token)
+    api.create_repo(repo_id, repo_type="kernel", exist_ok=True, **options)
+    api.create_branch(repo_id, branch=branch, repo_type="kernel", exist_ok=True)
+    return str(api.upload_folder(repo_id=repo_id, folder_path=directory, repo_type="kernel", revision=branch).oid)

@@ -16,19 +16,7 @@ from huggingface_hub import CommitInfo, CommitOperationAdd, CommitOperationCopy,
 from huggingface_hub.errors import HfHubHTTPError, RevisionNotFoundError
 
 from tests.hub.conftest import RunningHub
-from tests.hub.kernel import VARIANT, write_kernel
-
-KERNEL = "kernels-community/twice"
-
-
-def publish(hub: RunningHub, directory: Path, branch: str = "v1", repo_id: str = KERNEL) -> str:
-    """Publish a directory with the client's own calls."""
-    api = hub.api()
-    api.create_repo(repo_id, repo_type="kernel", exist_ok=True)
-    api.create_branch(repo_id, branch=branch, repo_type="kernel", exist_ok=True)
-    return api.upload_folder(
-        repo_id=repo_id, folder_path=directory, repo_type="kernel", revision=branch, commit_message=f"{branch}"
-    ).oid
+from tests.hub.kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 
 
 def python(hub: RunningHub, code: str, home: Path, **environment: str) -> str:
@@ -45,9 +33,11 @@ def python(hub: RunningHub, code: str, home: Path, **environment: str) -> str:
 
 
 def test_a_published_kernel_loads_through_the_client_and_then_without_a_hub(hub: RunningHub, tmp_path: Path) -> None:
-    publish(hub, write_kernel(tmp_path / "one"))
-    publish(hub, write_kernel(tmp_path / "two", version=2, factor=3), branch="v2")
-    publish(hub, write_kernel(tmp_path / "three", repo_id="strangers/twice", factor=4), repo_id="strangers/twice")
+    publish_kernel(hub, write_kernel(tmp_path / "one"))
+    publish_kernel(hub, write_kernel(tmp_path / "two", version=2, factor=3), branch="v2")
+    publish_kernel(
+        hub, write_kernel(tmp_path / "three", repo_id="strangers/twice", factor=4), repo_id="strangers/twice"
+    )
     home = tmp_path / "home"
     code = f"""
 import torch
@@ -79,7 +69,7 @@ print(get_kernel("strangers/twice", version=1, trust_remote_code=True).twice(tor
 
 
 def test_kernels_command_line(hub: RunningHub, tmp_path: Path) -> None:
-    publish(hub, write_kernel(tmp_path / "one"))
+    publish_kernel(hub, write_kernel(tmp_path / "one"))
     project = tmp_path / "project"
     project.mkdir()
     (project / "pyproject.toml").write_text(f'[tool.kernels.dependencies]\n"{KERNEL}" = 1\n')
@@ -121,7 +111,7 @@ def older_client(pytestconfig: pytest.Config) -> Path:
 
 
 def test_the_older_client_reads_and_manages_repositories(hub: RunningHub, older_client: Path, tmp_path: Path) -> None:
-    publish(hub, write_kernel(tmp_path / "one"))
+    publish_kernel(hub, write_kernel(tmp_path / "one"))
     code = f"""
 import huggingface_hub
 from huggingface_hub import HfApi
@@ -245,10 +235,10 @@ def test_tags_branches_and_repositories(api: HfApi) -> None:
 
 def test_the_same_files_are_not_sent_again(hub: RunningHub, tmp_path: Path) -> None:
     directory = write_kernel(tmp_path / "one")
-    first = publish(hub, directory)
+    first = publish_kernel(hub, directory)
     sent = sum(path.stat().st_size for path in (hub.root / "large-xorbs").rglob("*") if path.is_file())
-    assert publish(hub, directory) == first
-    assert publish(hub, directory, branch="v2")
+    assert publish_kernel(hub, directory) == first
+    assert publish_kernel(hub, directory, branch="v2")
     again = sum(path.stat().st_size for path in (hub.root / "large-xorbs").rglob("*") if path.is_file())
     assert sent == again
 

@@ -13,11 +13,10 @@ from huggingface_hub import CommitOperationAdd
 
 from kernel_builder.server import tokens
 from tests.hub.conftest import RunningHub
-from tests.hub.kernel import write_kernel
+from tests.hub.kernel import KERNEL, write_kernel
 
 playwright = pytest.importorskip("playwright.sync_api")
 
-KERNEL = "kernels-community/twice"
 CARD = """---
 license: apache-2.0
 ---

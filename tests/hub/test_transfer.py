@@ -19,13 +19,12 @@ from huggingface_hub import CommitOperationAdd
 from kernel_builder.errors import ConfigError, VerificationError
 from kernel_builder.hub.transfer import export_kernels, import_kernels
 from tests.hub.conftest import RunningHub
-from tests.hub.kernel import VARIANT, write_kernel
-from tests.hub.test_server_store import KERNEL, publish
+from tests.hub.kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 
 
 def test_export_and_import(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     inside, outside = start_hub(root=tmp_path / "inside"), start_hub(root=tmp_path / "outside")
-    publish(outside, write_kernel(tmp_path / "one"))
+    publish_kernel(outside, write_kernel(tmp_path / "one"))
     archive = tmp_path / "twice.tar"
     assert set(export_kernels([KERNEL], archive, endpoint=outside.url)[0].branches) == {"main", "v1"}
     first = archive.read_bytes()
@@ -94,7 +93,7 @@ def _of_two(archive: Path, target: Path) -> Path:
 def test_export_and_import_of_an_organisation(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     inside, outside = start_hub(root=tmp_path / "inside"), start_hub(root=tmp_path / "outside")
     for name in ("a/one", "a/two", "b/three"):
-        publish(outside, write_kernel(tmp_path / name, repo_id=name), repo_id=name, private=name == "a/two")
+        publish_kernel(outside, write_kernel(tmp_path / name, repo_id=name), repo_id=name, private=name == "a/two")
     archive = tmp_path / "a.tar"
     command = [sys.executable, "-c", "from kernel_builder.cli import main; main()", "hub"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,12 +13,17 @@ import kernels_data
 import pytest
 from sigstore.models import ClientTrustConfig
 
+from kernel_builder.hub.publication import Published, PublishRequest
+from kernel_builder.hub.publish import publish
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 
 from ...conftest import CPU, PROJECTS
 from ..conftest import RunningHub
 from . import sigstore_instance
+
+DOUBLING = "org/python-only"
+BUILDER = str(Path(sys.executable).with_name("kernel-builder"))
 
 
 @pytest.fixture(scope="session")
@@ -93,3 +99,16 @@ def tree(hub: RunningHub, repo_id: str, revision: str) -> dict[str, str]:
 def commits(hub: RunningHub, repo_id: str, revision: str) -> int:
     """Return the number of commits of a branch."""
     return len(hub.api().list_repo_commits(repo_id, repo_type="kernel", revision=revision))
+
+
+def put(hub: RunningHub, project: Path, repo_id: str = DOUBLING, **options: object) -> Published:
+    """Publish a project without loading its packages."""
+    given = {"repo_id": repo_id, "endpoint": hub.url, "token": "any", "load": False, **options}
+    return publish(PublishRequest(project, **given))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def quick(doubling: Path) -> Path:
+    """A project with one package, which this machine cannot load."""
+    shutil.rmtree(doubling / "build" / "torch-cpu")
+    return doubling

@@ -27,19 +27,11 @@ from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.settings import Settings
 
 from ..conftest import RunningHub
-from ..kernel import VARIANT, write_kernel
+from ..kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 from . import sigstore_instance
 from .test_sign import OURS, TRUSTED
 
-KERNEL = "kernels-community/twice"
 TABLE = f"build/{VARIANT}/table.bin"
-
-
-def publish(hub: RunningHub, folder: Path, branch: str = "v1", repo_id: str = KERNEL) -> str:
-    api = hub.api()
-    api.create_repo(repo_id, repo_type="kernel", exist_ok=True)
-    api.create_branch(repo_id, branch=branch, repo_type="kernel", exist_ok=True)
-    return str(api.upload_folder(repo_id=repo_id, folder_path=folder, repo_type="kernel", revision=branch).oid)
 
 
 @pytest.fixture
@@ -64,8 +56,8 @@ def test_a_kernel_is_copied_when_it_is_loaded_and_served_without_the_other_hub(
     start_hub: Callable[..., RunningHub], start_mirror: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
     upstream = start_hub(root=tmp_path / "upstream")
-    first = publish(upstream, write_kernel(tmp_path / "one"))
-    publish(upstream, write_kernel(tmp_path / "other", repo_id="strangers/twice"), repo_id="strangers/twice")
+    first = publish_kernel(upstream, write_kernel(tmp_path / "one"))
+    publish_kernel(upstream, write_kernel(tmp_path / "other", repo_id="strangers/twice"), repo_id="strangers/twice")
     upstream.api().create_tag(KERNEL, tag="v1.0", tag_message="m", revision="v1", repo_type="kernel")
     large = os.urandom(40_000_000)
     added = [CommitOperationAdd("large.bin", large), CommitOperationAdd("never-read.bin", os.urandom(1_200_000))]
@@ -89,7 +81,7 @@ def test_a_kernel_is_copied_when_it_is_loaded_and_served_without_the_other_hub(
     assert (part.status_code, part.content) == (206, large[100:200])
 
     # New commits, and refs that are gone, are seen when it is time.
-    second = publish(upstream, write_kernel(tmp_path / "two", version=2, factor=3), branch="v2")
+    second = publish_kernel(upstream, write_kernel(tmp_path / "two", version=2, factor=3), branch="v2")
     upstream.api().delete_tag(KERNEL, tag="v1.0", repo_type="kernel")
     until = time.monotonic() + 30
     while "v2" not in {ref.name for ref in api.list_repo_refs(KERNEL, repo_type="kernel").branches}:
@@ -135,7 +127,7 @@ def test_contents_that_are_not_the_announced_ones_are_neither_stored_nor_sent(
 ) -> None:
     upstream = start_hub(root=tmp_path / "upstream")
     api = upstream.api()
-    publish(upstream, write_kernel(tmp_path / "one"))
+    publish_kernel(upstream, write_kernel(tmp_path / "one"))
     large = os.urandom(2_000_000)
     added = [CommitOperationAdd("large.bin", large)]
     api.create_commit(KERNEL, added, commit_message="m", repo_type="kernel")
@@ -187,10 +179,10 @@ def test_signatures_of_packages_are_checked(
 
     folder = write_kernel(tmp_path / "one")
     package = folder / "build" / VARIANT
-    unsigned = publish(upstream, folder)
+    unsigned = publish_kernel(upstream, folder)
     job(TRUSTED)
     sign([package])
-    signed = publish(upstream, folder)
+    signed = publish_kernel(upstream, folder)
     changed = change("python", CommitOperationAdd(f"build/{VARIANT}/__init__.py", b"def twice(x):\n    return x\n"))
     metadata = (package / "metadata.json").read_bytes()
     forged = change("metadata", CommitOperationAdd(f"build/{VARIANT}/metadata.json", metadata + b" "))
@@ -198,7 +190,7 @@ def test_signatures_of_packages_are_checked(
     (package / "metadata.json.sigstore").unlink()
     job(OURS)
     sign([package])
-    by_others = publish(upstream, folder)
+    by_others = publish_kernel(upstream, folder)
 
     path = _sitecustomize(tmp_path / "site", sigstore.trust)
     mirror = start_mirror(upstream, "--mirror-refresh", "0", PYTHONPATH=path)
