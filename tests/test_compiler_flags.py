@@ -57,6 +57,12 @@ def test_flags_of_public_projects_are_allowed() -> None:
         ("-Wp,-MD,/tmp/out", "known to read no other file"),
         ("-Wl,-rpath,/tmp", "known to read no other file"),
         ("-Wa,@/tmp/options", "known to read no other file"),
+        ("-fmodule-mapper=localhost:1", "asks another program"),
+        ("-fcompare-debug=-Bsrc", "known to read no other file"),
+        ("-fpass-plugin=evil.so", "loads code"),
+        ("-mllvm", "loads code"),
+        ("-D", "known to read no other file"),
+        ("-DX=\0cuda\0", "known to read no other file"),
         ("-fdump-tree-all=/tmp/out", "known to read no other file"),
         ("-mstrange=/tmp/x", "known to read no other file"),
     ],
@@ -83,6 +89,7 @@ def test_flags_that_run_programs_or_read_files_are_refused(flag: str, reason: st
         ("-optf", "/tmp/x"),
         ("-Xptxas=--options-file=/tmp/x",),
         ("-run",),
+        ("-time",),
     ],
 )
 def test_flags_of_nvcc_that_run_programs_or_read_files_are_refused(flags: tuple[str, ...]) -> None:
@@ -91,8 +98,42 @@ def test_flags_of_nvcc_that_run_programs_or_read_files_are_refused(flags: tuple[
 
 
 @pytest.mark.parametrize(
-    "flags", [("-march=native",), ("-Xcompiler", "-march=native,-O3"), ("-Xcompiler=-O3,-mtune=native",)]
+    "flags",
+    [
+        ("-march=native",),
+        ("-arch=native",),
+        ("--gpu-architecture=native",),
+        ("-Xcompiler", "-march=native,-O3"),
+        ("-Xcompiler=-O3,-mtune=native",),
+    ],
 )
 def test_native_instruction_sets_are_refused_wherever_they_are_named(flags: tuple[str, ...]) -> None:
     with pytest.raises(ConfigError, match="makes a binary for the machine that builds it"):
         check(cuda=flags)
+
+
+@pytest.mark.parametrize("value", ["@src/csrc/options.h", "-std=c++11", "-wrapper"])
+def test_a_macro_is_a_name_not_options_of_a_file(value: str) -> None:
+    # g++ replaces `@file` by the options in the file before it reads any.
+    for name in ("-D", "-U"):
+        for flags in ({"cxx": (name, value)}, {"cuda": (name, value)}):
+            with pytest.raises(ConfigError, match="is refused"):
+                check(**flags)
+
+
+SHELL = ("$(touch ran)", "`touch ran`", "$HOME", "\\\\")
+
+
+@pytest.mark.parametrize("value", [*SHELL, "a;touch ran", "a b", "*", "~", "<a", "a|b", "a&b", "'a'", '"a"', "{a}"])
+def test_flags_of_nvcc_mean_nothing_to_its_shell(value: str) -> None:
+    for flags in (("-Xcompiler=-DA=" + value,), ("-Xcompiler", "-DA=" + value), ("--compiler-options", "-DA=" + value)):
+        with pytest.raises(ConfigError, match="nvcc passes it to a shell") as caught:
+            check(cuda=flags)
+        assert caught.value.where == "project/build.toml: [kernel.scale] cuda-flags"
+    for flags in ((f"-DA={value}",), ("-D", f"A={value}")):
+        if value in SHELL:
+            with pytest.raises(ConfigError, match="nvcc passes it to a shell"):
+                check(cuda=flags)
+        else:
+            check(cuda=flags)
+        check(cxx=flags)  # g++ runs no shell

@@ -41,6 +41,9 @@ _DEFAULT_INCLUDE = "csrc"
 # Where the public builder writes the header into a project. Some sources include it by this path.
 _REGISTRATION = "torch-ext/registration.h"
 
+# What nvcc's shell does not leave as it is, in names of sources and of directories with headers.
+_OF_THE_SHELL = {"src": r'[,"$`\\]', "include": r"""[,"'$`\\]"""}
+
 # Of a CUDA source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
 _LONGEST_NAME = 220
 
@@ -137,12 +140,13 @@ def _check_source(project: Project, kernel: Kernel, source: str, variant: Varian
             where=where,
             hint=f"rename the file, to at most {_LONGEST_NAME} bytes",
         )
-    if suffix in include_scan.CUDA_SUFFIXES and re.search(r'[,"$`\\]', source):
-        raise ConfigError(
-            f"nvcc cannot compile {source}: it splits names at commas and passes the rest to a shell",
-            where=where,
-            hint="rename the file: letters, digits, dots, dashes and underscores are safe",
-        )
+    for key, name in [("src", source), *(("include", entry) for entry in kernel.include)]:
+        if suffix in include_scan.CUDA_SUFFIXES and re.search(_OF_THE_SHELL[key], name):
+            raise ConfigError(
+                f"nvcc cannot compile {source} with {name!r}: it splits names at commas and passes the rest to a shell",
+                where=f"{project.root / 'build.toml'}: [{_table(kernel)}] {key}",
+                hint="rename the file or directory: letters, digits, dots, dashes and underscores are safe",
+            )
 
 
 def _draft(
@@ -251,15 +255,14 @@ def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
     The compilers take the last such flag, which is the project's. Newer releases of Torch refuse what older ones took.
     """
 
-    def newer(flag: str) -> bool:
-        found = re.fullmatch(r"--?std=(?:c|gnu)\+\+(\d[\dabcxyz])", flag)
+    def newer(option: tuple[str, ...]) -> bool:
+        found = re.fullmatch(r"--?std=(?:c|gnu)\+\+(\d[\dabcxyz])", "=".join(option))
         return not found or int(_STANDARDS.get(found[1], found[1])) >= standard
 
-    return replace(
-        kernel,
-        cxx_flags=tuple(filter(newer, kernel.cxx_flags)),
-        cuda_flags=tuple(filter(newer, kernel.cuda_flags)),
-    )
+    def without_older(flags: Sequence[str]) -> tuple[str, ...]:
+        return tuple(word for option in filter(newer, kernel_sources.options(flags)) for word in option)
+
+    return replace(kernel, cxx_flags=without_older(kernel.cxx_flags), cuda_flags=without_older(kernel.cuda_flags))
 
 
 def _cuda_command(

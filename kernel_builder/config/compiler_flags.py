@@ -2,6 +2,7 @@
 
 A flag is allowed if it neither runs a program, nor loads code into a compiler, nor reads a file that the key of the
 compile step does not cover. Flags are known by their form, so that new warnings and optimizations need no entry.
+nvcc gives the flags of its host compiler to a shell, so they must not mean anything to that either.
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ from kernel_builder.errors import ConfigError
 
 # Flags of g++, also of nvcc for its host compiler. Their values are no paths.
 _HOST = (
-    r"-[DU].+",
+    r"-[DU][A-Za-z_]\w*(\([\w, .]*\))?(=[^\x00-\x1f\x7f]*)?",
     r"-O(\d|s|g|fast)?",
     r"-g[\w-]*",
     r"--?std=[\w+]+",
     r"-[wvH]|-pipe|-pthread|-pedantic(-errors)?|-ansi|-fopenmp",
     r"-W(?![alp],)[\w=+-]+",
-    r"-f(?!plugin|profile|auto-profile|branch-probabilities|dump|use-ld|sanitize-)[\w=,.+:-]+",
-    r"-m(?!relocatable)[\w=,.+-]+",
+    r"-f(?!plugin|pass-plugin|profile|auto-profile|branch-probabilities|dump|use-ld|sanitize-|module-mapper|compare-debug)"
+    r"[\w=,.+:-]+",
+    r"-m(?!relocatable|llvm)[\w=,.+-]+",
     r"-l[\w+.-]+",
     r"--param=?[\w=-]*",
 )
@@ -32,19 +34,25 @@ _NVCC = (
     *_HOST,
     r"--?(use_fast_math|extended-lambda|expt-[\w-]+|extra-device-vectorization|restrict|lineinfo|generate-line-info)",
     r"--?(device-debug|G|resource-usage|res-usage|source-in-ptx|Wno-[\w-]+|ewp|brief-diagnostics|time-trace|disable-warnings)",
-    r"--?(ftz|prec-div|prec-sqrt|fmad|default-stream|maxrregcount|threads|split-compile(-extended)?|t|dopt|Ofc|Ofast-compile)=?\w*",
+    r"--?(ftz|prec-div|prec-sqrt|fmad|default-stream|maxrregcount|threads|split-compile(-extended)?|dopt|Ofc|Ofast-compile)=?\w*",
+    r"--?t(=?\d+)?",
     r"--?(diag|display)[-_][\w-]+(=[\w,-]+)?",
     r"--?(Werror|extra-[\w-]+|ftemplate-(backtrace-limit|depth)|compress-mode|device-entity-has-hidden-visibility)=?[\w,-]*",
     r"--?(gpu-architecture|gpu-code|generate-code|gencode|arch|code)=?[\w,=\[\]\"]*",
 )
 _INNER = r"--?[\w-]+(=[\w,.-]+)?|\d+"  # of ptxas and the like
+# What a shell changes between the double quotes that nvcc puts around a macro. nvcc doubles no backslash.
+_EXPANDED = re.compile(r'[$`]|\\(?!")')
+# The value of -Xcompiler has no quotes there.
+_PLAIN = re.compile(r"[\w=.:+/%-]*")
 _PASSED_ON = re.compile(r"(?:-X|--)(compiler|ptxas|fatbin|cudafe|nvlink)(?:-options)?")
 
 _REASONS = {
     r"@": "reads options from a file",
     r"-(B|-?sysroot|specs|iprefix|iwithprefix)": "chooses other programs and headers",
     r"-(wrapper|run|-?ccbin|-?compiler-bindir|-?cudadevrt|-?dryrun|fuse-ld)": "runs another program",
-    r"-f?plugin|-load": "loads code into the compiler",
+    r"-f?(pass-)?plugin|-load|-mllvm": "loads code into the compiler",
+    r"-fmodule-mapper": "asks another program where files are",
     r"-(I|-?include|imacros|isystem|iquote|idirafter|L|-?library-path)": "names files outside of the project",
     r"-(fprofile|fauto-profile|fbranch-prob)": "reads or writes a profile",
     r"-?-?(options-file|optf)": "reads options from a file",
@@ -55,18 +63,25 @@ _REASONS = {
 def check(root: Path, table: str, kernel: Kernel) -> None:
     """Raise a ConfigError if a flag of a kernel is not allowed."""
     for key, flags, forms in (("cxx-flags", kernel.cxx_flags, _HOST), ("cuda-flags", kernel.cuda_flags, _NVCC)):
-        for flag in _single(flags):
+        for program, flag in _single(flags):
             where = f"{root / 'build.toml'}: [{table}] {key}"
-            if re.search(r"-m\w+=native\b", flag):
+            if re.search(r"-(m\w+|arch|gpu-architecture|code|gpu-code)=native\b", flag):
                 raise ConfigError(
                     f"{flag} makes a binary for the machine that builds it, and the Hub's users have others",
                     where=where,
                     hint="name an instruction set that all users have, or choose at run time: "
                     "__attribute__((target(...))) and __builtin_cpu_supports; for CUDA, list cuda-capabilities",
                 )
-            inner = flag.startswith("\0")
-            if not any(re.fullmatch(form, flag.lstrip("\0")) for form in ((_INNER,) if inner else forms)):
-                raise _refusal(flag.lstrip("\0"), where)
+            allowed = forms if program is None else _HOST if program == "compiler" else (_INNER,)
+            if not any(re.fullmatch(form, flag) for form in allowed):
+                raise _refusal(flag, where)
+            if forms is _NVCC and (_EXPANDED.search(flag) if program is None else not _PLAIN.fullmatch(flag)):
+                raise ConfigError(
+                    f"the flag {flag!r} is refused: nvcc passes it to a shell, which would change it or run commands",
+                    where=where,
+                    hint="define the macro in a header of the project; dollar signs, backquotes and backslashes are "
+                    "refused in flags of nvcc, and quotes and other signs of the shell after -Xcompiler, too",
+                )
 
 
 def _refusal(flag: str, where: str) -> ConfigError:
@@ -79,13 +94,13 @@ def _refusal(flag: str, where: str) -> ConfigError:
     )
 
 
-def _single(flags: Sequence[str]) -> Iterator[str]:
-    """Yield flags one by one. Those for ptxas and other programs of CUDA begin with a zero byte."""
+def _single(flags: Sequence[str]) -> Iterator[tuple[str | None, str]]:
+    """Yield flags one by one, each with the program that nvcc passes it on to, or None."""
     for option in options(flags):
         name, _, value = option[0].partition("=")
         passed = _PASSED_ON.fullmatch(name)
         if passed is None:
-            yield "=".join(option) if len(option) > 1 and option[0].startswith("--") else "".join(option)
+            yield None, "=".join(option) if len(option) > 1 and option[0].startswith("--") else "".join(option)
             continue
         for part in (value or (option[1] if len(option) > 1 else "")).split(","):
-            yield part if passed[1] == "compiler" else f"\0{part}"
+            yield passed[1], part

@@ -51,6 +51,19 @@ def test_unusual_names_of_sources_are_built_or_refused(project: Path, cache: Pat
     )
 
 
+@pytest.mark.parametrize("name", ["`touch owned`", 'a";touch owned;"', "a,b", "it's"])
+def test_directories_of_headers_mean_nothing_to_the_shell_of_nvcc(
+    project: Path, cache: Path, kernel_builder: Run, name: str
+) -> None:
+    (project / name).mkdir()
+    replace(project / "build.toml", 'backend = "cuda"', f'backend = "cuda"\ninclude = ["""{name}"""]')
+    with untouched(project):
+        done = kernel_builder(cache, "build", project, "--variant", CUDA)
+    assert_refused(
+        done, 2, "ConfigError", where="[kernel.scale_cuda] include", message="nvcc cannot compile", hint="rename"
+    )
+
+
 @pytest.mark.parametrize("out", [False, True])
 def test_a_destination_that_is_a_file_is_refused(project: Path, cache: Path, kernel_builder: Run, out: bool) -> None:
     shutil.rmtree(project / "build")
