@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import kernel_builder
+from kernel_builder.checkouts import CommittedFiles, ForgedObjectError, committed_files, git_output
 from kernel_builder.config.project import Project
 
 
@@ -32,48 +31,38 @@ def git_state(directory: Path, files: Iterable[Path]) -> GitState | None:
         directory: A directory of the repository.
         files: Absolute paths, without symbolic links above the repository.
     """
-    # GIT_DIR and the like would name another repository.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-
-    def git(*arguments: str) -> bytes | None:
-        command = ["git", "-C", str(directory), *arguments]
-        try:
-            done = subprocess.run(command, capture_output=True, check=False, env=environment)
-        except FileNotFoundError:
+    try:
+        found = git_output(directory, "rev-parse", "--show-toplevel", "--verify", "HEAD")
+        if found is None:
             return None
-        return done.stdout if done.returncode == 0 else None
-
-    found = git("rev-parse", "--show-toplevel", "--verify", "HEAD")
-    tree = git("ls-tree", "-r", "-z", "--full-tree", "HEAD") if found else None
-    if found is None or tree is None:
+        top, _, commit = os.fsdecode(found.rstrip(b"\n")).rpartition("\n")
+        with committed_files(directory, commit) as committed:
+            return _compared(committed, Path(top), files)
+    except FileNotFoundError:
         return None
-    top, _, commit = os.fsdecode(found.rstrip(b"\n")).rpartition("\n")
-    root = Path(top)
-    entries = [entry.partition(b"\t") for entry in tree.split(b"\0") if entry]
-    committed = {os.fsdecode(name): about.split()[2].decode() for about, _, name in entries}
-    submodules = {os.fsdecode(name) for about, _, name in entries if about.split()[1] == b"commit"}
-    algorithm = "sha256" if len(commit) == 64 else "sha1"
-    modules: dict[str, list[Path]] = {}
+
+
+def _compared(committed: CommittedFiles, root: Path, files: Iterable[Path]) -> GitState | None:
+    try:
+        committed.entry(".")
+    except ForgedObjectError:  # nothing is known of the commit
+        return None
+    modules: dict[tuple[str, str], list[Path]] = {}
     dirty = False
     for path in files:
         name = os.path.relpath(path, root)
-        if submodules and (inside := submodules.intersection(map(str, Path(name).parents))):
-            modules.setdefault(inside.pop(), []).append(path)
-        elif _blob(path, algorithm) != committed.get(name):
+        try:
+            entry, inside = committed.entry(name)
+        except ForgedObjectError:
+            entry, inside = None, ""
+        if entry and inside:
+            modules.setdefault((name.removesuffix(inside), entry.name), []).append(path)
+        elif entry is None or not entry.is_file(path):
             dirty = True
-    # A submodule stands in the tree with its commit.
-    states = {name: git_state(root / name, paths) for name, paths in modules.items()}
-    dirty = dirty or any(state != GitState(committed[name], dirty=False) for name, state in states.items())
-    return GitState(commit, dirty)
-
-
-def _blob(path: Path, algorithm: str) -> str | None:
-    """Return the name that git has for the content of a file or symbolic link; None if there is none."""
-    try:
-        content = os.fsencode(path.readlink()) if path.is_symlink() else path.read_bytes()
-    except OSError:
-        return None
-    return hashlib.new(algorithm, b"blob %d\0%b" % (len(content), content), usedforsecurity=False).hexdigest()
+    # A submodule stands in the commit with one of its own.
+    for (name, commit), paths in modules.items():
+        dirty = git_state(root / name, paths) != GitState(commit, dirty=False) or dirty
+    return GitState(committed.commit, dirty)
 
 
 def builder_origin(state: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from kernel_builder.checkouts import git_output
 from kernel_builder.config.project_files import in_work_tree, work_tree
 from kernel_builder.errors import ConfigError
 
@@ -72,25 +72,23 @@ def _shared_places(shared: Sequence[Path]) -> list[Path]:
 
 
 def _changed_files(top: Path, since: str) -> list[Path]:
-    def git(*arguments: str) -> str:
-        # Without optional locks: other git commands may run in the work tree.
-        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-        command = ["git", "-C", str(top), *arguments]
-        return os.fsdecode(subprocess.run(command, capture_output=True, check=True, env=environment).stdout)
-
+    # The name before a rename matters as much as the name after it.
+    changes = ("diff-tree", "-r", "--name-only", "--no-renames", "--ignore-submodules=none", "-z")
+    listed = None
     try:
-        commit = git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{since}^{{commit}}").strip()
-        # The name before a rename matters as much as the name after it.
-        listed = git("diff", "--name-only", "--no-renames", "-z", f"{commit}...HEAD")
+        named = git_output(top, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{since}^{{commit}}")
+        base = named and git_output(top, "merge-base", os.fsdecode(named).strip(), "HEAD")
+        if base:
+            listed = git_output(top, *changes, os.fsdecode(base).strip(), "HEAD")
     except FileNotFoundError as error:
         raise ConfigError(
             "git is not installed, so changes cannot be listed", where=str(top), hint="install git"
         ) from error
-    except subprocess.CalledProcessError as error:
+    if listed is None:
         raise ConfigError(
             f"git knows no common ancestor of {since} and HEAD here",
             where=str(top),
             hint="name a commit of this repository, and fetch its history: a shallow clone lacks it "
             "(git fetch --unshallow; `fetch-depth: 0` for actions/checkout)",
-        ) from error
-    return [top / name for name in listed.split("\0") if name]
+        )
+    return [top / name for name in os.fsdecode(listed).split("\0") if name]

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+from kernel_builder.checkouts import git_output
 from kernel_builder.errors import ConfigError, KernelBuilderError
 from kernel_builder.github.build_table import markdown, read_results
 from kernel_builder.github.rest_api import GitHub
@@ -37,8 +37,8 @@ def base() -> str:
     if not commit:
         return ""
     # A commit that a forced push has removed says nothing about the packages that were published from it.
-    known = subprocess.run(["git", "merge-base", "--is-ancestor", commit, "HEAD"], check=False, capture_output=True)
-    return commit if known.returncode == 0 else ""
+    known = git_output(Path.cwd(), "merge-base", "--is-ancestor", commit, "HEAD")
+    return "" if known is None else commit
 
 
 def comment(directory: Path) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
+from kernel_builder.checkouts import git_output
 from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.hub.remote_repository import Content, RemoteFile
 
@@ -33,13 +33,9 @@ def published_files(root: Path) -> dict[str, Content]:
 
 def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
     """Yield the names in the project of everything in a directory, which the project calls `name`."""
-    # A program that the repository's configuration names must not run, nor another repository be asked (GIT_DIR).
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    git = ["git", "-c", "core.fsmonitor=false", "-C", str(directory)]
-    command = [*git, "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
-        done = subprocess.run(command, capture_output=True, check=False, env=environment)
-        listed = os.fsdecode(done.stdout).split("\0") if done.returncode == 0 else []
+        found = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        listed = os.fsdecode(found or b"").split("\0")
     except FileNotFoundError:
         listed = []
     for entry in [entry for entry in listed if entry] or [str(p.relative_to(directory)) for p in directory.rglob("*")]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernel_builder import checks, pipeline
 from kernel_builder.build.buildable import obstacle
+from kernel_builder.checkouts import ForgedObjectError, committed_files, git_output
 from kernel_builder.config import offered
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant, this_platform
@@ -178,31 +178,29 @@ def _rebuild(
 
 def _git_repository(source: Path) -> tuple[Path, str] | None:
     """Return the root of the git repository around a directory, and the directory's path in it, if there is one."""
-    command = ["git", "-C", str(source), "rev-parse", "--show-toplevel", "--show-prefix"]
     try:
-        done = subprocess.run(command, capture_output=True, check=False)
+        found = git_output(source, "rev-parse", "--show-toplevel", "--show-prefix")
     except FileNotFoundError:
         return None
-    if done.returncode:
+    if found is None:
         return None
-    top, prefix = os.fsdecode(done.stdout).split("\n")[:2]
+    top, prefix = os.fsdecode(found).split("\n")[:2]
     return Path(top), prefix
 
 
 def _checkout(repository: tuple[Path, str], commit: str, target: Path) -> Path:
-    """Check out the project at a commit, in a separate clone that leaves the user's files alone."""
+    """Write the project as a commit has it to a new directory, which leaves the user's files alone."""
     top, prefix = repository
-    for command in (
-        ["git", "clone", "--quiet", "--shared", "--no-checkout", str(top), str(target)],
-        ["git", "-C", str(target), "checkout", "--quiet", "--detach", commit],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
-        if done.returncode:
-            raise VerificationError(
-                f"the commit {commit[:12]} cannot be checked out: {(done.stderr.strip() or '?').splitlines()[-1]}",
-                where=str(top),
-                hint="fetch the commit that the package names into this repository",
-            )
+    try:
+        with committed_files(top, commit) as committed:
+            committed.write(target)
+    except (ForgedObjectError, OSError) as error:
+        raise VerificationError(
+            f"the commit {commit[:12]} cannot be checked out: {error}",
+            where=str(top),
+            hint="fetch the commit that the package names into this repository",
+        ) from error
+    (target / ".git").mkdir()  # links may lead to all of the repository
     return target / prefix
 
 

@@ -1,0 +1,190 @@
+"""Repositories that strangers made: nothing of them runs, and a commit is what its name says."""
+
+from __future__ import annotations
+
+import subprocess
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kernel_builder.build.provenance import GitState, git_state
+from kernel_builder.config.changed import touched
+from kernel_builder.errors import ConfigError, VerificationError
+from kernel_builder.hub.project_sources import published_files
+from kernel_builder.hub.verification import _checkout
+
+
+def git(repository: Path, *arguments: str, text: str = "") -> str:
+    command = ["git", "-C", str(repository), "-c", "user.name=a", "-c", "user.email=a@example.org", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True, input=text).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository whose commit has `kernel/a.cpp`, and `kernel/run.sh`, which is executable."""
+    root = tmp_path / "repository"
+    (root / "kernel").mkdir(parents=True)
+    (root / "kernel/a.cpp").write_text("int a;\n")
+    (root / "kernel/build.toml").write_text("")
+    (root / "kernel/run.sh").write_text("#!/bin/sh\n")
+    (root / "kernel/run.sh").chmod(0o755)
+    (root / "kernel/link").symlink_to("a.cpp")
+    git(root, "init", "--quiet")
+    git(root, "add", ".")
+    git(root, "commit", "--quiet", "--message", "First")
+    return root
+
+
+def state(repository: Path) -> GitState | None:
+    return git_state(repository / "kernel", [repository / "kernel/a.cpp"])
+
+
+def commit_of(repository: Path, text: str) -> str:
+    """Return a commit like HEAD with another text of a.cpp, to which no branch leads."""
+    blob = git(repository, "hash-object", "-w", "--stdin", text=text)
+    kernel = git(repository, "mktree", text=f"100644 blob {blob}\ta.cpp")
+    tree = git(repository, "mktree", text=f"040000 tree {kernel}\tkernel")
+    return git(repository, "commit-tree", tree, "-m", "Other")
+
+
+def replaced(repository: Path) -> None:
+    git(repository, "replace", "HEAD", commit_of(repository, "int evil;\n"))
+
+
+def forged(repository: Path) -> None:
+    """Write the directory of another commit under the name of HEAD's."""
+    other = git(repository, "rev-parse", f"{commit_of(repository, 'int evil;' + chr(10))}:kernel")
+    content = subprocess.run(
+        ["git", "-C", repository, "cat-file", "tree", other], check=True, capture_output=True
+    ).stdout
+    name = git(repository, "rev-parse", "HEAD:kernel")
+    path = repository / ".git/objects" / name[:2] / name[2:]
+    path.unlink()
+    path.write_bytes(zlib.compress(b"tree %d\0" % len(content) + content))
+
+
+@pytest.mark.parametrize("attack", [replaced, forged])
+def test_bytes_of_another_commit_are_not_those_of_this_one(
+    repository: Path, attack: Callable[[Path], None], tmp_path: Path
+) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    assert state(repository) == GitState(commit, dirty=False)
+    attack(repository)
+    (repository / "kernel/a.cpp").write_text("int evil;\n")
+    assert state(repository) == GitState(commit, dirty=True)
+    if attack is forged:
+        with pytest.raises(VerificationError, match="not what its name says"):
+            _checkout((repository, "kernel/"), commit, tmp_path / "checkout")
+    else:
+        project = _checkout((repository, "kernel/"), commit, tmp_path / "checkout")
+        assert (project / "a.cpp").read_text() == "int a;\n"
+
+
+def test_a_checkout_has_the_files_of_the_commit(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not what filters and conversions make of them, which packages do not count as the commit's."""
+    (repository / ".gitattributes").write_text("*.cpp eol=crlf filter=evil ident\n")
+    git(repository, "add", ".gitattributes")
+    git(repository, "commit", "--quiet", "--message", "Attributes")
+    settings = tmp_path / "settings"
+    settings.write_text(f'[filter "evil"]\n  smudge = touch {tmp_path}/ran; cat\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(settings))
+    project = _checkout((repository, "kernel/"), git(repository, "rev-parse", "HEAD"), tmp_path / "checkout")
+    assert (project / "a.cpp").read_bytes() == b"int a;\n"
+    assert (project / "run.sh").stat().st_mode & 0o777 == 0o755
+    assert (project / "link").readlink() == Path("a.cpp")
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(VerificationError, match="cannot be checked out"):
+        _checkout((repository, "kernel/"), "0" * 40, tmp_path / "other")
+
+
+@pytest.mark.parametrize("entry", ["..", ".GIT", "a.cpp"])
+def test_a_commit_with_names_that_lead_elsewhere_is_not_checked_out(
+    repository: Path, tmp_path: Path, entry: str
+) -> None:
+    blob = git(repository, "rev-parse", "HEAD:kernel/a.cpp")
+    link = git(repository, "hash-object", "-w", "--stdin", text=str(tmp_path))
+    entries = [(b"120000 a.cpp", link), (b"100644 " + entry.encode(), blob)]
+    content = b"".join(about + b"\0" + bytes.fromhex(name) for about, name in entries)
+    tree = subprocess.run(
+        ["git", "-C", repository, "hash-object", "-t", "tree", "--literally", "-w", "--stdin"],
+        input=content,
+        check=True,
+        capture_output=True,
+    ).stdout.decode()
+    commit = git(repository, "commit-tree", tree.strip(), "-m", "Bad")
+    with pytest.raises(VerificationError, match="which git does not make"):
+        _checkout((repository, ""), commit, tmp_path / "checkout")
+
+
+def test_missing_objects_are_not_fetched_by_a_program_of_the_repository(repository: Path, tmp_path: Path) -> None:
+    (tmp_path / "remote").mkdir()
+    git(tmp_path / "remote", "init", "--quiet")
+    git(repository, "config", "core.repositoryFormatVersion", "1")
+    git(repository, "config", "extensions.partialClone", "origin")
+    git(repository, "config", "remote.origin.url", str(tmp_path / "remote"))
+    git(repository, "config", "remote.origin.promisor", "true")
+    git(repository, "config", "remote.origin.uploadpack", f"touch {tmp_path}/ran; false")
+    name = git(repository, "rev-parse", "HEAD:kernel")
+    commit = git(repository, "rev-parse", "HEAD")
+    (repository / ".git/objects" / name[:2] / name[2:]).unlink()
+    assert state(repository) == GitState(commit, dirty=True)
+    with pytest.raises(VerificationError, match="there is no tree"):
+        _checkout((repository, "kernel/"), commit, tmp_path / "checkout")
+    with pytest.raises(ConfigError, match="no common ancestor"):
+        touched([repository / "kernel"], commit_of(repository, "int other;\n"))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_committed_directory_is_no_repository(repository: Path, tmp_path: Path) -> None:
+    """Whoever clones the repository around it has its configuration, which names a program."""
+    kernel = repository / "kernel"
+    subprocess.run(["git", "clone", "--quiet", "--bare", repository, tmp_path / "bare"], check=True)
+    for path in (tmp_path / "bare").iterdir():
+        path.rename(kernel / path.name)
+    for key, value in (("bare", "false"), ("worktree", str(kernel)), ("fsmonitor", f"touch {tmp_path}/ran")):
+        git(tmp_path, "config", "--file", str(kernel / "config"), f"core.{key}", value)
+    (kernel / "index").write_bytes((repository / ".git/index").read_bytes())
+    assert "a.cpp" in published_files(kernel)
+    assert state(repository) is None
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["GIT_DIR", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_CONFIG_PARAMETERS"])
+def test_the_environment_names_no_other_repository(
+    repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    commit = git(repository, "rev-parse", "HEAD")
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "--quiet")
+    (other / "mine").write_text("")
+    git(other, "add", ".")
+    git(other, "commit", "--quiet", "--message", "Other")
+    (repository / ".gitignore").write_text("private\n")
+    (repository / "kernel/private").write_text("")
+    values = {
+        "GIT_DIR": other / ".git",
+        "GIT_INDEX_FILE": other / ".git/index",
+        "GIT_OBJECT_DIRECTORY": other / ".git/objects",
+        "GIT_CONFIG_PARAMETERS": f"'core.worktree={other}'",
+    }
+    monkeypatch.setenv(name, str(values[name]))
+    assert state(repository) == GitState(commit, dirty=False)
+    assert set(published_files(repository / "kernel")) == {"a.cpp", "build.toml", "link", "run.sh"}
+    assert touched([repository / "kernel"], commit) == []
+
+
+def test_replaced_and_grafted_commits_do_not_hide_changes(repository: Path) -> None:
+    first = git(repository, "rev-parse", "HEAD")
+    (repository / "kernel/a.cpp").write_text("int later;\n")
+    git(repository, "commit", "--quiet", "--all", "--message", "Later")
+    git(repository, "replace", first, commit_of(repository, "int later;\n"))
+    git(repository, "replace", f"{first}:kernel/a.cpp", git(repository, "rev-parse", "HEAD:kernel/a.cpp"))
+    git(repository, "config", "diff.ignoreSubmodules", "all")
+    assert touched([repository / "kernel"], first) == [repository / "kernel"]
+    (repository / ".git/info/grafts").write_text(git(repository, "rev-parse", "HEAD") + "\n")
+    assert touched([repository / "kernel"], first) == [repository / "kernel"]
