@@ -160,6 +160,7 @@ def copy(bundle: Path, destination: Path) -> None:
     Raises:
         PackageError: If the directory cannot be written.
     """
+    from kernel_builder.package.foreign_files import check_replaced
     from kernel_builder.package.swap import publish, staging
 
     with staging(Path(os.path.realpath(destination))) as staged:
@@ -167,6 +168,7 @@ def copy(bundle: Path, destination: Path) -> None:
             shutil.copytree(result, staged / result.name)
             for path in [staged / result.name, *(staged / result.name).rglob("*")]:
                 path.chmod(path.stat().st_mode | stat.S_IWUSR)
+        check_replaced(Path(os.path.realpath(destination)), [result.name for result in bundle.iterdir()])
         publish(staged, Path(os.path.realpath(destination)), replace_all=[])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant, this_platform
 from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, PackageError, StoreError
-from kernel_builder.package import records
+from kernel_builder.package import foreign_files, records
 from kernel_builder.package.assembly import assemble
 from kernel_builder.package.swap import publish, staging
 from kernel_builder.package.tree_digest import hash_tree
@@ -255,19 +254,6 @@ def _package_all(
     return reports
 
 
-def _outdated(selection: Selection) -> list[str]:
-    """Return the names of packages in the destination that the project no longer offers.
-
-    A variant that only this machine cannot build is kept: it may have been copied from another machine.
-    """
-    kept = {variant.name for variant in (*offered.variants(selection.project, whole=True), *selection.variants)}
-    try:
-        present = [entry.name for entry in selection.destination.iterdir() if (entry / "metadata.json").is_file()]
-    except OSError:
-        return []
-    return [name for name in present if name not in kept and re.match(r"torch", name)]
-
-
 def _package(
     planned: Sequence[PlannedVariant],
     selection: Selection,
@@ -305,7 +291,8 @@ def _package(
         for name in _refused(reports, project, destination, failures):
             shutil.rmtree(staged / name)
         if passed:
-            outdated = [] if request.variants or request.backends else _outdated(selection)
+            foreign_files.check_replaced(destination, passed)  # what is there may be new
+            outdated = [] if request.variants or request.backends else selection.outdated()
             publish(staged, destination, replace_all=outdated)
     for one in assembled:
         if report := passed.get(one.variant.name):

@@ -18,7 +18,7 @@ from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.errors import ConfigError, KernelBuilderError, PackageError, VariantError
-from kernel_builder.package.swap import check_destination
+from kernel_builder.package import foreign_files
 
 if TYPE_CHECKING:
     from kernel_builder.toolchain import Toolchains
@@ -72,6 +72,20 @@ class Selection:
     unavailable: tuple[UnavailableVariant, ...]
     destination: Path
 
+    def outdated(self) -> list[str]:
+        """Return the names of packages in the destination that the project no longer offers.
+
+        A variant that only this machine cannot build is kept: it may have been copied from another machine. So are
+        other kernels' packages, and whatever has files that are not of a package.
+        """
+        kept = {variant.name for variant in (*offered.variants(self.project, whole=True), *self.variants)}
+        try:
+            present = [entry for entry in self.destination.iterdir() if (entry / "metadata.json").is_file()]
+        except OSError:
+            return []
+        mine = (entry for entry in present if entry.name not in kept and not foreign_files.foreign_file(entry))
+        return [entry.name for entry in mine if foreign_files.is_of(entry, self.project.name)]
+
 
 def select(
     request: BuildRequest, toolchains: Toolchains, failures: Failures
@@ -124,7 +138,7 @@ def _selection(
             )
         except VariantError as error:
             raise _NothingHereError(project.name, error) from error
-        return Selection(project, variants, unavailable, destination)
+        return _checked(Selection(project, variants, unavailable, destination), request)
     chosen: list[Variant] = []
     for name in dict.fromkeys(request.variants):
         try:
@@ -133,7 +147,15 @@ def _selection(
             if not several and len(set(request.variants)) == 1:
                 raise
             failures.add(project.name, name, error)
-    return Selection(project, tuple(chosen), (), destination)
+    return _checked(Selection(project, tuple(chosen), (), destination), request)
+
+
+def _checked(selection: Selection, request: BuildRequest) -> Selection:
+    """Raise a PackageError if packages would replace something else, which is better said before the compiler runs."""
+    names = [variant.name for variant in selection.variants]
+    kernel = selection.project.name if request.out else None  # a project in its own directory may have been renamed
+    foreign_files.check_replaced(selection.destination, names, kernel)
+    return selection
 
 
 def _without_doubles(selections: Sequence[Selection], failures: Failures) -> list[Selection]:
@@ -158,5 +180,5 @@ def _destination(project: Project, request: BuildRequest, *, several: bool) -> P
     if path.exists() and not path.is_dir():
         raise PackageError("is a file; packages need a directory", where=str(path), hint="move it, or choose --out")
     if request.out:
-        check_destination(path)
+        foreign_files.check_destination(path)
     return path

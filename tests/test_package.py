@@ -14,7 +14,7 @@ from kernel_builder.package import swap
 from kernel_builder.package.metadata import PackageMetadata
 
 
-def write(directory: Path, **packages: str) -> None:
+def write(directory: Path, packages: dict[str, str]) -> None:
     for name, text in packages.items():
         (directory / name).mkdir(parents=True)
         (directory / name / "metadata.json").write_text(text)
@@ -31,7 +31,7 @@ def names(directory: Path) -> list[str]:
 @pytest.fixture
 def build(tmp_path: Path) -> Path:
     destination = tmp_path / "build"
-    write(destination, one="old", two="old", three="old")
+    write(destination, {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"})
     (destination / "mine.txt").write_text("mine")
     return destination
 
@@ -41,12 +41,12 @@ def test_all_packages_change_in_one_step(build: Path) -> None:
     (build / "mine.txt").unlink()
     before = os.open(build, os.O_RDONLY)
     with swap.staging(build) as staged:
-        write(staged, one="new", four="new")
+        write(staged, {"torch-cpu": "new", "torch-xpu": "new"})
         seen = Path(f"/proc/self/fd/{before}")
-        assert read(build) == {"one": "old", "two": "old", "three": "old"}
-        swap.publish(staged, build, replace_all=["three"])
-        assert read(build) == {"one": "new", "two": "old", "four": "new"}
-        assert read(seen) == {"one": "old", "two": "old", "three": "old"}
+        assert read(build) == {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
+        swap.publish(staged, build, replace_all=["torch-rocm"])
+        assert read(build) == {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
+        assert read(seen) == {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
     os.close(before)
     assert names(build.parent) == ["build"]
 
@@ -54,9 +54,9 @@ def test_all_packages_change_in_one_step(build: Path) -> None:
 def test_packages_beside_other_files_are_replaced_one_by_one(build: Path) -> None:
     before = [path.stat().st_ino for path in (build, build / "mine.txt")]
     with swap.staging(build) as staged:
-        write(staged, one="new", four="new")
-        swap.publish(staged, build, replace_all=["three"])
-    assert read(build) == {"one": "new", "two": "old", "four": "new"}
+        write(staged, {"torch-cpu": "new", "torch-xpu": "new"})
+        swap.publish(staged, build, replace_all=["torch-rocm"])
+    assert read(build) == {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
     assert [path.stat().st_ino for path in (build, build / "mine.txt")] == before
     assert names(build.parent) == ["build"]
 
@@ -64,18 +64,18 @@ def test_packages_beside_other_files_are_replaced_one_by_one(build: Path) -> Non
 def test_the_current_directory_is_not_swapped(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(build)
     with swap.staging(build) as staged:
-        write(staged, one="new", four="new")
-        swap.publish(staged, build, replace_all=["three"])
-    assert read(Path()) == {"one": "new", "two": "old", "four": "new"}
-    assert names(Path()) == ["four", "mine.txt", "one", "two"]
+        write(staged, {"torch-cpu": "new", "torch-xpu": "new"})
+        swap.publish(staged, build, replace_all=["torch-rocm"])
+    assert read(Path()) == {"torch-cpu": "new", "torch-cuda": "old", "torch-xpu": "new"}
+    assert names(Path()) == ["mine.txt", "torch-cpu", "torch-cuda", "torch-xpu"]
 
 
 def test_a_failure_changes_nothing(build: Path) -> None:
     with pytest.raises(PackageError) as caught, swap.staging(build) as staged:
-        write(staged, one="new")
-        raise OSError(28, "No space left on device", str(staged / "one"))
+        write(staged, {"torch-cpu": "new"})
+        raise OSError(28, "No space left on device", str(staged / "torch-cpu"))
     assert "No space left on device" in caught.value.message
-    assert read(build) == {"one": "old", "two": "old", "three": "old"}
+    assert read(build) == {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
     assert names(build.parent) == ["build"]
 
 
@@ -84,19 +84,59 @@ def test_leftovers_of_killed_builds_are_undone(build: Path, monkeypatch: pytest.
     """On a file system that cannot swap in one step, a build can be killed before, between and after two renames."""
     if inside:
         monkeypatch.chdir(build)
-        home, cut_off = build, build / "two"
-        write(home, **{f".{build.name}.staging-killed": "half"})
-        write(home, **{".one.previous": "old"})
-        (build / "one" / "metadata.json").write_text("half")
+        home, cut_off = build, build / "torch-cuda"
+        write(home, {f".{build.name}.staging-killed": "half"})
+        write(home, {".torch-cpu.previous": "old"})
+        (build / "torch-cpu" / "metadata.json").write_text("half")
     else:
         home, cut_off = build.parent, build
-        write(home, **{f".{build.name}.staging-killed": "half", ".other.previous": "not ours"})
+        write(home, {f".{build.name}.staging-killed": "half", ".other.previous": "not ours"})
     cut_off.rename(cut_off.with_name(f".{cut_off.name}.previous"))
     with swap.staging(build) as staged:
         assert names(staged) == []
-        assert read(build) == {"one": "old", "two": "old", "three": "old"}
-    assert names(build) == ["mine.txt", "one", "three", "two"]
+        assert read(build) == {"torch-cpu": "old", "torch-cuda": "old", "torch-rocm": "old"}
+    assert names(build) == ["mine.txt", "torch-cpu", "torch-cuda", "torch-rocm"]
     assert names(build.parent) == (["build"] if inside else [".other.previous", "build"])
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_files_with_the_name_of_a_leftover_stay(build: Path, inside: bool) -> None:
+    """A project may have such a directory; it neither replaces other files nor gets another name."""
+    if inside:
+        write(build, {".notes.previous": "mine", "notes": "mine", ".words.previous": "mine"})
+    else:
+        write(build.parent, {".build.previous": "mine"})
+    before = names(build), names(build.parent)
+    with swap.staging(build):
+        pass
+    assert (names(build), names(build.parent)) == before
+    assert (build / "mine.txt").read_text() == "mine"
+
+
+def test_the_owner_and_the_mode_of_build_stay(build: Path) -> None:
+    """root builds in the directory of another user, as in a container."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    (build / "mine.txt").unlink()
+    os.chown(build, 1234, 4321)
+    build.chmod(0o2775)
+    os.setxattr(build, "user.note", b"mine")
+    with swap.staging(build) as staged:
+        assert staged.parent == build.parent
+        write(staged, {"torch-cpu": "new"})
+        swap.publish(staged, build, replace_all=[])
+    after = build.stat()
+    assert (after.st_uid, after.st_gid, after.st_mode & 0o7777) == (1234, 4321, 0o2775)
+    assert os.getxattr(build, "user.note") == b"mine"
+    assert read(build)["torch-cpu"] == "new"
+
+
+def test_another_users_build_is_not_swapped(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would become this user's, even where the directory around it may be written."""
+    (build / "mine.txt").unlink()
+    monkeypatch.setattr(os, "geteuid", lambda: build.stat().st_uid + 1)
+    with swap.staging(build) as staged:
+        assert staged.parent == build
 
 
 def test_a_file_system_that_cannot_swap(build: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,12 +144,12 @@ def test_a_file_system_that_cannot_swap(build: Path, monkeypatch: pytest.MonkeyP
     # No file system here refuses RENAME_EXCHANGE, but every one refuses a flag that does not exist.
     monkeypatch.setattr(swap, "_RENAME_EXCHANGE", 1 << 20)
     with swap.staging(build) as staged:
-        write(staged, one="new")
+        write(staged, {"torch-cpu": "new"})
         swap.publish(staged, build, replace_all=[])
-    assert read(build) == {"one": "new", "two": "old", "three": "old"}
+    assert read(build) == {"torch-cpu": "new", "torch-cuda": "old", "torch-rocm": "old"}
     with pytest.raises(FileNotFoundError):
         swap._exchange(build.parent / "nothing", build)
-    assert read(build)["one"] == "new"
+    assert read(build)["torch-cpu"] == "new"
     assert names(build.parent) == ["build"]
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from kernel_builder.errors import PackageError
 from kernel_builder.files import locked
+from kernel_builder.package.foreign_files import foreign_file, is_variant
 
 
 @contextmanager
@@ -32,13 +33,14 @@ def staging(destination: Path, *, movable: Callable[[Path], bool] | None = None)
     Raises:
         PackageError: If the directory cannot be written, or the disk is full.
     """
-    parent = destination.parent if _can_be_swapped(destination, movable or _is_package) else destination
+    parent = destination.parent if _can_be_swapped(destination, movable or _is_only_a_package) else destination
     prefix = f".{destination.name}.staging-"
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with locked(parent / f".{destination.name}.lock", remove=True):
             for previous in parent.glob(f".{destination.name if parent != destination else '*'}.previous"):
-                _take_back(previous)
+                if parent != destination or movable or is_variant(_original(previous).name):
+                    _take_back(previous, movable or _is_only_a_package)
             for stale in parent.glob(f"{prefix}*"):
                 shutil.rmtree(stale, ignore_errors=True)
             directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -63,23 +65,16 @@ def _can_be_swapped(destination: Path, movable: Callable[[Path], bool]) -> bool:
         return False
     if Path.cwd().is_relative_to(destination):
         return False
+    owner = destination.stat()
+    if os.geteuid() != 0 and (owner.st_uid != os.geteuid() or owner.st_gid not in {os.getegid(), *os.getgroups()}):
+        return False
+    if any(_mount(entry) != _mount(destination) for entry in destination.iterdir() if entry.is_dir()):
+        return False
     return os.access(destination.parent, os.W_OK) and _mount(destination) == _mount(destination.parent)
 
 
-def _is_package(entry: Path) -> bool:
-    return entry.is_dir() and ((entry / "metadata.json").is_file() or re.match(r"torch[\d-]", entry.name) is not None)
-
-
-def check_destination(destination: Path) -> None:
-    """Raise a PackageError if a directory has files and none of them is a package: it is another one's."""
-    if destination.is_dir() and not destination.is_symlink():
-        entries = [entry for entry in destination.iterdir() if not entry.name.startswith(".")]
-        if entries and not any(_is_package(entry) for entry in entries):
-            raise PackageError(
-                f"is a directory with other files, such as {min(entry.name for entry in entries)}, and no package",
-                where=str(destination),
-                hint="name a new or empty directory with --out, or one that packages were built into",
-            )
+def _is_only_a_package(entry: Path) -> bool:
+    return foreign_file(entry) is None
 
 
 def _mount(directory: Path) -> str:
@@ -113,7 +108,10 @@ def publish(staged: Path, destination: Path, *, replace_all: Sequence[str]) -> N
         staged.chmod(0o777 & ~_umask())
         staged.rename(destination)
         return
-    shutil.copymode(destination, staged)
+    before = destination.stat()
+    if os.geteuid() == 0 or before.st_gid != staged.stat().st_gid:
+        os.chown(staged, before.st_uid, before.st_gid)
+    shutil.copystat(destination, staged)  # also access control lists
     made = sorted(path.name for path in staged.iterdir())
     if staged.parent == destination:
         for name in made:
@@ -184,9 +182,20 @@ def _exchange(first: Path, second: Path) -> None:
         previous.rename(first)
 
 
-def _take_back(previous: Path) -> None:
-    """Undo a swap that was cut off between its two steps. `previous` is whole at every moment; the other may not be."""
-    original = previous.with_name(previous.name[1:].removesuffix(".previous"))
+def _take_back(previous: Path, movable: Callable[[Path], bool]) -> None:
+    """Undo a swap that was cut off between its two steps. `previous` is whole at every moment; the other may not be.
+
+    Something of such a name that no swap has left stays, and so does what it would replace.
+    """
+    original = _original(previous)
+    if previous.is_symlink() or not previous.is_dir() or original.is_symlink():
+        return
     if original.exists():
+        if not all(map(movable, [original] if is_variant(original.name) else original.iterdir())):
+            return
         shutil.rmtree(original)
     previous.rename(original)
+
+
+def _original(previous: Path) -> Path:
+    return previous.with_name(previous.name[1:].removesuffix(".previous"))

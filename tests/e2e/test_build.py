@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 from kernels import Metadata  # type: ignore[attr-defined]
 
 from kernel_builder.config.variant import Release
@@ -18,7 +19,9 @@ from tests.e2e.conftest import (
     NewCache,
     Run,
     assert_refused,
+    replace,
     run_python,
+    untouched,
 )
 
 LOAD_AS_OLD_CLIENTS_DO = """
@@ -134,6 +137,79 @@ def test_a_directory_of_other_files_is_not_taken(
     done = kernel_builder(new_cache("cache"), "build", project, "--cuda-compiler", "nvcc", "--no-load", "--out", out)
     assert_refused(done, 6, "PackageError", where=str(out), message="other files, such as work", hint="--out")
     assert [path.name for path in out.iterdir()] == ["work"]
+
+
+@pytest.mark.parametrize("entry", ["torch-vision/setup.py", "torch2/notes", ".git/config", "data/metadata.json"])
+def test_a_directory_that_looks_like_one_of_packages_is_not_taken(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, entry: str
+) -> None:
+    project, out = copy_project("python-only"), tmp_path / "home"
+    (out / entry).parent.mkdir(parents=True)
+    (out / entry).write_text("{}")
+    with untouched(out):
+        done = kernel_builder(
+            new_cache("cache"), "build", project, "--cuda-compiler", "nvcc", "--no-load", "--out", out
+        )
+    assert_refused(done, 6, "PackageError", where=str(out), message="other files", hint="--out")
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["torch-cpu"], "is not a package"),
+        (["torch-cpu/notes.txt"], "is not a package"),
+        (["torch-cpu/__init__.py", "torch-cpu/.git/config"], "is not a file of the package"),
+        ([], "is not a package"),
+    ],
+)
+def test_what_is_in_the_place_of_a_package_is_not_replaced(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path, files: list[str], message: str
+) -> None:
+    project = copy_project("python-only")
+    for name in files:
+        (project / "build" / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / "build" / name).write_text("mine")
+    if not files:
+        (project / "build").mkdir()
+        (project / "build" / "torch-cpu").symlink_to(tmp_path)
+    with untouched(project):
+        done = kernel_builder(new_cache("cache"), "build", project, "--cuda-compiler", "nvcc", "--no-load")
+    assert_refused(done, 6, "PackageError", where="build/torch-cpu", message=message, hint="move it")
+
+
+def test_a_package_with_other_files_is_not_replaced(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run
+) -> None:
+    project, cache = copy_project("python-only"), new_cache("cache")
+    arguments = ("build", project, "--cuda-compiler", "nvcc", "--no-load")
+    assert kernel_builder(cache, *arguments).code == 0
+    package = project / "build" / "torch-cpu"
+    (package / "__pycache__").mkdir(exist_ok=True)
+    (package / "__pycache__" / "x.pyc").write_text("")
+    (package / "__init__.py").unlink()
+    assert kernel_builder(cache, *arguments).code == 0
+    (package / "notes.txt").write_text("mine")
+    with untouched(project):
+        done = kernel_builder(cache, *arguments)
+    assert_refused(done, 6, "PackageError", where="torch-cpu/notes.txt", message="the package around it", hint="move")
+
+
+def test_packages_of_another_kernel_are_not_replaced(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, tmp_path: Path
+) -> None:
+    """Two projects with one --out, and a directory whose name begins like a package's."""
+    one, two, out = copy_project("python-only", "one"), copy_project("python-only", "two"), tmp_path / "out"
+    replace(two / "build.toml", 'name = "python-only"', 'name = "python-two"')
+    (two / "torch-ext/python_only").rename(two / "torch-ext/python_two")
+    cache, options = new_cache("cache"), ("--cuda-compiler", "nvcc", "--no-load", "--out", out)
+    assert kernel_builder(cache, "build", one, *options).code == 0
+    (out / "torch-models").mkdir()
+    (out / "torch-models" / "metadata.json").write_text("{}")
+    with untouched(out):
+        done = kernel_builder(cache, "build", two, *options)
+    assert_refused(done, 6, "PackageError", where=str(out), message="another kernel than python-two", hint="--out")
+    assert kernel_builder(cache, "build", one, *options).code == 0
+    assert (out / "torch-models" / "metadata.json").exists()
 
 
 def test_other_files_in_build_are_the_same_files_after(

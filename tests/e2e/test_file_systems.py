@@ -100,7 +100,7 @@ def test_packages_in_a_mount_point_are_replaced(copy_project: Copy, new_cache: N
         script = f"""
 set -e
 {mount} {volume}
-mkdir {volume}/torch-cpu; echo old > {volume}/torch-cpu/old.py
+mkdir {volume}/torch-cpu; touch {volume}/torch-cpu/__init__.py; echo old > {volume}/torch-cpu/old.py
 {BUILDER} build {project} --out {volume} --no-load --json
 rm -rf {result}; cp -a {volume} {result}
 """
@@ -119,7 +119,8 @@ def test_packages_in_an_overlay_are_replaced(copy_project: Copy, new_cache: NewC
     lower, cache = copy_project("python-only").parent, new_cache("cache")
     image, merged, result = tmp_path / "image", tmp_path / "merged", tmp_path / "result"
     (lower / "python-only" / "build" / "torch-cpu").mkdir(parents=True)
-    (lower / "python-only" / "build" / "torch-cpu" / "old.py").touch()
+    for name in ("__init__.py", "old.py"):
+        (lower / "python-only" / "build" / "torch-cpu" / name).touch()
     (lower / "python-only").rename(image)
     merged.mkdir()
     script = f"""
