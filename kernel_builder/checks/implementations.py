@@ -1,6 +1,7 @@
 """Whether the C++ functions of a source fit the schemas that they implement.
 
-On the stable ABI, Torch does not compare them: a `double` that a function takes as `int64_t` becomes another number.
+On the stable ABI, Torch does not compare them: a `double` that a function takes as `float` becomes another number. On
+the full ABI, it does so when a package is loaded, which many a machine cannot.
 """
 
 from __future__ import annotations
@@ -10,20 +11,26 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from kernel_builder.checks.findings import Finding
-from kernel_builder.checks.registrations import WrittenText
+from kernel_builder.checks.registrations import WrittenText, named_function
 
-_IMPL = re.compile(r"\.\s*impl\s*\(\s*\"(?P<op>\w+)(?:\.\w+)?\"\s*,\s*(?:TORCH_BOX\s*\(\s*&?\s*(?P<function>\w+))?")
+_IMPL = re.compile(r"\.\s*impl\s*\(\s*\"(?P<op>\w+)(?P<overload>\.\w+)?\"\s*,")
 # A schema, also one that a macro completes, or a definition from a function.
 _DEFINED = r'"(?:\w+::)?{op}(?:\.\w+)?\(|def\s*\(\s*"(?:\w+::)?{op}"'
-# A type of a schema -> the types by which the stable ABI passes it. Types that are not here are not compared.
-_TYPES = {
-    "Tensor": {"Tensor"},
-    "Tensor?": {"optional<Tensor>"},
-    "int": {"int64_t"},
-    "SymInt": {"int64_t"},
-    "float": {"double"},
-    "bool": {"bool"},
+_INT64 = ("int64_t", "long", "longint", "longlong")
+# A type of a schema -> the C++ types of its values, the best one first. Types that are not here are not compared.
+_VALUES = {
+    "Tensor": ("Tensor",),
+    "int": _INT64,
+    "SymInt": _INT64,
+    "float": ("double",),
+    "bool": ("bool",),
+    "()": ("void",),
 }
+_LISTS = ("vector", "ArrayRef", "HeaderOnlyArrayRef", "List")
+# The C++ types that are compared. Others may be names for any type.
+_PLAIN = "Tensor|float|double|bool|void|char|short|int|long|longint|longlong|int8_t|int16_t|int32_t|int64_t"
+_COMPARED = re.compile(rf"(?:(?:optional|{'|'.join(_LISTS)})<)?(?:{_PLAIN})>?")
+_NO_TYPE = re.compile(r"\b(?:const|inline|static|extern|else|return|\w+::)\s*|[&\s]")
 
 
 def compare(
@@ -37,71 +44,97 @@ def compare(
         written: The schemas in them.
         python: The Python files of the package that define ops.
     """
-    schemas: dict[str, list[str]] = {}
+    schemas: dict[str, set[str]] = {}
     for one in written:
         if one.kind == "schema":
-            schemas.setdefault(one.name, []).append(one.text)
+            schemas.setdefault(one.name, set()).add(one.text)
+            if one.function:
+                yield from _compared(name, one.source, one.places[0][0], one.text, one.function, bare)
     for path, text in bare.items():
         for match in _IMPL.finditer(text):
-            where = f"line {text.count(chr(10), 0, match.start('op')) + 1}: "
-            op, function = match["op"], match["function"]
+            line = text.count("\n", 0, match.start("op")) + 1
+            op = match["op"]
             defined = any(re.search(_DEFINED.format(op=op), other) for other in bare.values())
             if not defined and not any(re.search(rf"['\":]{op}\b", other) for other in python.values()):
                 close = difflib.get_close_matches(op, schemas, n=1)
                 yield Finding(
                     name,
                     path,
-                    f"{where}there is an implementation of {op}, which no schema defines",
+                    f"line {line}: there is an implementation of {op}, which no schema defines",
                     f"did you mean {close[0]}?" if close else f'define it: ops.def("{op}(Tensor x) -> Tensor")',
                 )
-            elif function and len(schemas.get(op, ())) == 1:
-                yield from _compared(name, path, where, _parameters(schemas[op][0]), _definition(function, bare))
+            elif len(of_op := schemas.get(op + (match["overload"] or ""), set())) == 1:
+                (schema,) = of_op
+                yield from _compared(name, path, line, schema, named_function(text, match.end()), bare)
 
 
 def _compared(
-    name: str, path: str, where: str, schema: tuple[str, list[str]], function: tuple[str, list[str]] | None
+    name: str, path: str, line: int, schema: str, function: str, texts: Mapping[str, str]
 ) -> Iterator[Finding]:
-    op, wanted = schema
-    if function is None:
+    """Yield in what a function differs from the schema, if exactly one definition of that name is found."""
+    op, wanted, returned = _signature(schema)
+    definitions = list(_definitions(function, texts))
+    if len(definitions) != 1:
         return
-    called, taken = function
+    taken, result = definitions[0]
     if len(wanted) != len(taken):
         yield Finding(
             name,
             path,
-            f"{where}{called} takes {len(taken)} of the {len(wanted)} arguments of {op}"
+            f"line {line}: {function} takes {len(taken)} of the {len(wanted)} arguments of {op}"
             if len(taken) < len(wanted)
-            else f"{where}{called} takes {len(taken)} arguments, and the schema of {op} has {len(wanted)}",
+            else f"line {line}: {function} takes {len(taken)} arguments, and the schema of {op} has {len(wanted)}",
             "make them equal: Torch passes the arguments of the schema, also those with default values",
         )
         return
-    for number, (of_schema, of_function) in enumerate(zip(wanted, taken, strict=True), 1):
-        expected = _TYPES.get(of_schema)
-        if expected and of_function in set().union(*_TYPES.values()) - expected:
+    pairs = [(f"takes argument {number}", *pair) for number, pair in enumerate(zip(wanted, taken, strict=True), 1)]
+    for does, of_schema, of_function in [*pairs, ("returns its result", returned, result)]:
+        expected = _expected(of_schema)
+        if expected and _COMPARED.fullmatch(of_function) and of_function not in expected:
             yield Finding(
                 name,
                 path,
-                f"{where}{called} takes argument {number} as {of_function}, in the schema of {op} it is {of_schema}",
-                f"take it as {' or '.join(sorted(expected))}: Torch does not convert it on the stable ABI",
+                f"line {line}: {function} {does} as {of_function}, in the schema of {op} it is {of_schema}",
+                f"make it {_shown(expected[0])}, which {of_schema} of a schema is in C++: Torch does not convert it",
             )
 
 
-def _parameters(schema: str) -> tuple[str, list[str]]:
-    """Return an op's name and the types of its parameters, without aliases."""
+def _shown(of_function: str) -> str:
+    return f"std::{of_function}" if "<" in of_function else of_function
+
+
+def _expected(of_schema: str) -> tuple[str, ...]:
+    """Return the C++ types for a type of a schema; none if they are not known."""
+    base, wrappers = of_schema, tuple[str, ...](("",))
+    if of_schema.endswith("?"):
+        base, wrappers = of_schema[:-1], ("optional",)
+    elif listed := re.fullmatch(r"(.*)\[\d*\]", of_schema):
+        base, wrappers = listed[1], _LISTS
+    values = _VALUES.get(base, ())
+    return tuple(f"{wrapper}<{value}>" if wrapper else value for value in values for wrapper in wrappers)
+
+
+def _signature(schema: str) -> tuple[str, list[str], str]:
+    """Return an op's name, the types of its parameters and that of its result, without aliases."""
     op, _, rest = schema.partition("(")
-    inner = re.sub(r"\([\w!|* ]*\)", "", rest.partition("->")[0].strip()[:-1])
-    parts = [part.strip() for part in _split(inner)]
-    return op.strip(), [part.rpartition(" ")[0].strip() for part in parts if part and part != "*"]
+    inner, _, result = re.sub(r"\([\w!|* ]+\)", "", rest).partition("->")
+    parts = [part.strip() for part in _split(inner.strip()[:-1])]
+    parameters = [part.partition("=")[0].rpartition(" ")[0].strip() for part in parts if part and part != "*"]
+    return op.strip(), parameters, result.strip().partition(" ")[0]
 
 
-def _definition(function: str, texts: Mapping[str, str]) -> tuple[str, list[str]] | None:
-    """Return a function and the types of its parameters, if exactly one definition of that name is found."""
-    found = []
+def _definitions(function: str, texts: Mapping[str, str]) -> Iterator[tuple[list[str], str]]:
+    """Yield the types of the parameters and of the result of each function of a name.
+
+    Functions that take pointers are others of that name: device code, and functions that take Torch's stack.
+    """
     for text in texts.values():
-        for match in re.finditer(rf"\b{function}\s*\(([^;{{}}]*?)\)\s*\{{", text):
-            types = [re.sub(r"\b(?:const|std::|torch::stable::)|[&\s]", "", _type(part)) for part in _split(match[1])]
-            found.append([one.replace("std::", "").replace("torch::stable::", "") for one in types if one])
-    return (function, found[0]) if len(found) == 1 else None
+        for match in re.finditer(rf"\b(?:\w+::)*{function}\s*\(([^;{{}}]*?)\)\s*\{{", text):
+            before = re.split(r"[;{}()]|^[ \t]*#.*$", text[max(0, match.start() - 200) : match.start()], flags=re.M)
+            if result := _NO_TYPE.sub("", before[-1]):
+                types = [_NO_TYPE.sub("", _type(part)) for part in _split(match[1])]
+                if not any("*" in one for one in types):
+                    yield [one for one in types if one and one != "void"], result
 
 
 def _type(parameter: str) -> str:

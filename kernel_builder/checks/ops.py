@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import Any
 
 from kernel_builder.checks import implementations, registrations
@@ -19,7 +20,7 @@ from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicabl
 from kernel_builder.checks.probe_process import ProbeProcess
 from kernel_builder.checks.registrations import WrittenText
 from kernel_builder.config.project import Project
-from kernel_builder.config.variant import StableAbi, Variant
+from kernel_builder.config.variant import Variant
 
 NAME = "ops"
 _BINARY = "the binary"
@@ -32,7 +33,7 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     texts = registrations.sources(package.project, package.variant) if package.project and package.variant else {}
     written = registrations.read(texts)
     python = {source.name: source.text for source in package.sources if "define" in source.text}
-    found = list(_in_texts(package.variant, texts, python, package.probe))
+    found = list(_in_texts(texts, python, package.probe))
     if not found:  # what is missing in the loaded package would be missing because of these
         found = [*_fixed_in_sources(written), *_in_loaded(package, answer, written)]
     yield from found
@@ -50,24 +51,37 @@ def check_op_sources(project: Project, variant: Variant, probe: ProbeProcess) ->
         return []
     files = {name: path.read_text(encoding="utf-8", errors="replace") for name, path in project.python_files}
     python = {name: text for name, text in files.items() if "define" in text}
-    try:
-        return list(_in_texts(variant, texts, python, probe))
-    except NotApplicable:
-        return []
+    found = []
+    with suppress(NotApplicable):  # of the parser; the comparison with functions comes before it
+        for finding in _in_texts(texts, python, probe):
+            found.append(finding)
+    return found
 
 
-def _in_texts(
-    variant: Variant | None, texts: Mapping[str, str], python: Mapping[str, str], probe: ProbeProcess | None
-) -> Iterator[Finding]:
-    """Yield the functions that fit no schema, and the schemas and keys that Torch cannot parse.
-
-    On the full ABI, Torch compares functions with schemas when the package is loaded.
-    """
+def _in_texts(texts: Mapping[str, str], python: Mapping[str, str], probe: ProbeProcess | None) -> Iterator[Finding]:
+    """Yield the functions that fit no schema, what is defined twice, and what Torch cannot parse."""
     written = registrations.read(texts)
+    yield from implementations.compare(NAME, texts, written, python)
+    yield from _repeated(written)
     parsed = _parsed(probe, [one for one in written if one.kind != "namespace"])
-    if variant is not None and isinstance(variant.framework, StableAbi):
-        yield from implementations.compare(NAME, texts, written, python)
     yield from (_wrong(one, said) for one, said in parsed.items())
+
+
+def _repeated(written: Sequence[WrittenText]) -> Iterator[Finding]:
+    """Yield the schemas of a name that has one already, if nothing but the file decides that both are compiled."""
+    firsts: dict[tuple[str, ...], WrittenText] = {}
+    for one in (one for one in written if one.kind == "schema"):
+        where = (one.source, *map(str, one.branch)) if one.branch else ()
+        first = firsts.setdefault((one.library, one.name, *where), one)
+        if first is not one:
+            yield Finding(
+                NAME,
+                one.source,
+                f"line {one.places[0][0]}: {one.name} is defined again, after line {first.places[0][0]}"
+                + (f" of {first.source}" if first.source != one.source else ""),
+                f"remove one, or make it an overload, such as {one.name.partition('.')[0]}.other(...): Torch refuses "
+                "it, or keeps the first and says nothing",
+            )
 
 
 def _fixed_in_sources(written: Sequence[WrittenText]) -> Iterator[Finding]:
@@ -86,7 +100,7 @@ def _in_loaded(package: CheckedPackage, answer: Mapping[str, Any], written: Sequ
     for op in ops:
         # What a failed load has left out is not missing.
         if op["namespace"] not in fixed and (op["namespace"] or answer["outcome"] == "loaded"):
-            path, line = lines.get(op["name"].partition(".")[0], (_path(op), _line(op)))
+            path, line = lines.get(op["name"], (_path(op), _line(op)))
             yield from _registered(op, path, line, alone=not any(other["implemented"] for other in ops))
 
 

@@ -22,9 +22,12 @@ _NEXT_LITERAL = re.compile(
     r'\s*(?:R"(?P<mark>[^\s()\\]*)\((?P<raw>.*?)\)(?P=mark)"|"(?P<plain>(?:\\.|[^"\\\n])*)")', re.S
 )
 _KEY = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY_IMPL(?:_EXPAND)?\s*\(\s*\w+\s*,\s*(\w+)\s*,")
+_LIBRARY = re.compile(r"\b(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?(?:_EXPAND)?\s*\(\s*(\w+)\s*,")
+_CONDITION = re.compile(r"^[ \t]*#[ \t]*(if|elif|else|endif)", re.M)
 _NAMESPACE = re.compile(
     r"^[ \t]*(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?(?:_EXPAND)?\s*\(\s*(\w*[a-z]\w*)\s*,\s*\w+\s*\)\s*\{", re.M
 )
+_LONGEST = 500  # characters of the arguments of a call
 _SUFFIXES = (".cc", ".cpp", ".cu", ".cxx")
 
 
@@ -37,17 +40,23 @@ class WrittenText:
             that is not the package's own.
         source: The file, relative to the project.
         places: The line and column of each character, and of the end; both count from 1.
+        function: The C++ function that a definition names after the schema; empty if none.
+        library: The namespace of a schema's library as it is written.
+        branch: The branches of conditions (`#if`) that it is in; equal in texts of a source that are compiled together.
     """
 
     kind: Literal["schema", "key", "namespace"]
     text: str
     source: str
     places: tuple[tuple[int, int], ...]
+    function: str = ""
+    library: str = ""
+    branch: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
-        """The name of a schema's op, without overload."""
-        return self.text.partition("(")[0].partition(".")[0].strip()
+        """The name of a schema's op, with its overload."""
+        return self.text.partition("(")[0].strip()
 
 
 def read(texts: Mapping[str, str]) -> tuple[WrittenText, ...]:
@@ -83,7 +92,26 @@ def _places(text: str, offsets: list[int]) -> tuple[tuple[int, int], ...]:
     return tuple((text.count("\n", 0, at) + 1, at - text.rfind("\n", 0, at)) for at in offsets)
 
 
+def _branch(text: str, end: int) -> tuple[int, ...]:
+    """Return the branches that a place is in: for each condition around it, where the branch begins."""
+    branches: list[int] = []
+    for match in _CONDITION.finditer(text, 0, end):
+        if match[1] != "if" and branches:
+            branches.pop()
+        if match[1] != "endif":
+            branches.append(match.start())
+    return tuple(branches)
+
+
+def named_function(text: str, start: int) -> str:
+    """Return the function that the arguments of a registration end with, as in `c10::kCPU, TORCH_FN(f))`."""
+    arguments = re.split(r"[;{}]", text[start : start + _LONGEST], maxsplit=1)[0]
+    names = re.findall(r"\w+", re.sub(r"<[^<>]*>", "", arguments))
+    return names[-1] if names else ""
+
+
 def _schemas(source: str, text: str) -> Iterator[WrittenText]:
+    libraries = list(_LIBRARY.finditer(text))
     for start in _DEF.finditer(text):
         at, schema, offsets = start.end(), "", []
         while literal := _NEXT_LITERAL.match(text, at):
@@ -97,7 +125,10 @@ def _schemas(source: str, text: str) -> Iterator[WrittenText]:
         skipped = namespace + 2 if namespace else 0
         schema, offsets = schema[skipped:], offsets[skipped:]
         if "(" in schema and re.match(r"\s*[,)]", text[at:]):
-            yield WrittenText("schema", schema, source, _places(text, [*offsets, at - 1]))
+            places = _places(text, [*offsets, at - 1])
+            library = next((one[1] for one in reversed(libraries) if one.start() < at), "")
+            branch = _branch(text, at)
+            yield WrittenText("schema", schema, source, places, named_function(text, at), library, branch)
 
 
 def _namespaces(source: str, text: str) -> Iterator[WrittenText]:

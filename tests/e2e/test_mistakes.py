@@ -90,6 +90,59 @@ PARTS = "".join(f"void part_{number}(int);\n" for number in range(8))
 CALLS = "".join(f"part_{number}(1); " for number in range(8))
 LEFT_OUT = f"{HEAD}{PARTS}{SCALED.replace('{', '{ ' + CALLS)}{SOUND}{MODULE}"
 UNNAMED = f"{HEAD}{SCALED}{SOUND}REGISTER_EXTENSION(my_kernel)\n"
+# What Torch does not notice on the stable ABI.
+TYPED = (
+    HEAD
+    + """using torch::stable::Tensor;
+
+Tensor scaled(Tensor in, float factor) { return in; }
+Tensor counted(Tensor in, const std::optional<double>& by, int32_t count) { return in; }
+float mean(const Tensor& in) { return 0; }
+Tensor both(Tensor in, int64_t count) { return in; }
+STABLE_TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensor input, float factor) -> Tensor");
+  ops.def("scaled(Tensor input, int factor) -> Tensor");
+  ops.def("counted(Tensor input, int? by, int count=1) -> Tensor");
+  ops.def("mean(Tensor input) -> float");
+  ops.def("both(Tensor input, int count) -> Tensor");
+  ops.def("both.by(Tensor input, float factor) -> Tensor");
+#ifdef ONE
+  ops.def("either(Tensor input, int count) -> Tensor");
+#else
+  ops.def("either(Tensor input) -> Tensor");
+#endif
+}
+STABLE_TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) {
+  ops.impl("scaled", TORCH_BOX(&scaled));
+  ops.impl("counted", TORCH_BOX(&counted));
+  ops.impl("mean", TORCH_BOX(&mean));
+  ops.impl("both", TORCH_BOX(&both));
+  ops.impl("both.by", TORCH_BOX(&both));
+}
+"""
+    + MODULE
+)
+# What Torch says on the full ABI after long errors of templates, or when a user loads the package.
+TYPED_FULL = """#include <ATen/ATen.h>
+#include <torch/library.h>
+
+#include "registration.h"
+
+at::Tensor scaled(const at::Tensor& in, float factor) { return in * factor; }
+at::Tensor taken(at::Tensor in, c10::optional<at::Tensor> bias, at::IntArrayRef sizes, double factor) { return in; }
+void boxed(const c10::OperatorHandle& op, torch::jit::Stack* stack) {}
+
+TORCH_LIBRARY_EXPAND(TORCH_EXTENSION_NAME, ops) {
+  ops.def("scaled(Tensor input, float factor) -> Tensor");
+  ops.impl("scaled", c10::kCPU, &scaled);
+  ops.def("direct(Tensor input, float factor) -> Tensor", &scaled);
+  ops.def("boxed(Tensor input) -> Tensor", torch::CppFunction::makeFromBoxedFunction<&boxed>());
+  ops.def("taken(Tensor input, Tensor? bias, int[] sizes, int factor) -> Tensor");
+  ops.def("taken(Tensor input) -> Tensor");
+}
+TORCH_LIBRARY_IMPL_EXPAND(TORCH_EXTENSION_NAME, CPU, ops) { ops.impl("taken", TORCH_FN(taken)); }
+REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
+"""
 # No compiler accepts this one, so that what is found was found before.
 UNCOMPILED = WRITTEN.replace(MODULE, '#error "this is compiled"\n')
 
@@ -97,6 +150,8 @@ COMPILED = {
     "registered": (REGISTERED, USING),
     "written": (WRITTEN, PYTHON),
     "uncompiled": (UNCOMPILED, PYTHON),
+    "typed": (TYPED, PYTHON),
+    "typed-full": (TYPED_FULL, PYTHON),
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),
     "unnamed": (UNNAMED, PYTHON),
@@ -123,11 +178,12 @@ IN_PYTHON = {
 
 def compiled(root: Path, name: str, binding: str, init: str) -> None:
     project = root / name
-    shutil.copytree(PROJECTS / "stable-scale", project, ignore=shutil.ignore_patterns("build"))
-    config = (project / "build.toml").read_text().replace("stable-scale", name)
+    example = "full-scale" if name.endswith("-full") else "stable-scale"
+    shutil.copytree(PROJECTS / example, project, ignore=shutil.ignore_patterns("build"))
+    config = (project / "build.toml").read_text().replace(example, name)
     (project / "build.toml").write_text(config[: config.index("[kernel.")].replace('["cpu", "cuda"]', '["cpu"]'))
     (project / BINDING).write_text(binding)
-    (project / "torch-ext/stable_scale").rename(project / "torch-ext" / name.replace("-", "_"))
+    (project / "torch-ext" / example.replace("-", "_")).rename(project / "torch-ext" / name.replace("-", "_"))
     (project / "torch-ext" / name.replace("-", "_") / "__init__.py").write_text(init)
 
 
@@ -229,13 +285,56 @@ def test_schemas_and_keys_are_parsed_before_anyone_loads_them(told: Told) -> Non
     ]
     hints = [hint for _, _, hint in found]
     assert hints[:3] == [
-        "take it as int64_t: Torch does not convert it on the stable ABI",
+        "make it int64_t, which int of a schema is in C++: Torch does not convert it",
         "make them equal: Torch passes the arguments of the schema, also those with default values",
         "did you mean numbers?",
     ]
     assert hints[-2:] == [
         "a schema is like `name(Tensor x, int[] sizes, float eps=1e-6, Tensor? bias=None) -> Tensor`",
         "did you mean CPU?",
+    ]
+
+
+def test_functions_are_compared_with_their_schemas(told: Told) -> None:
+    """Torch compares nothing on the stable ABI; on the full ABI, it does so in the process of a user."""
+
+    def found(project: str) -> list[tuple[str, str]]:
+        assert {severity for severity, _, _ in told(project)} == {"error"}
+        return [(message.removeprefix(f"ops: {BINDING}: "), hint) for _, message, hint in told(project)]
+
+    def made(of_function: str, of_schema: str) -> str:
+        return f"make it {of_function}, which {of_schema} of a schema is in C++: Torch does not convert it"
+
+    def again(op: str, line: int, first: int) -> tuple[str, str]:
+        return (
+            f"line {line}: {op} is defined again, after line {first}",
+            f"remove one, or make it an overload, such as {op}.other(...): Torch refuses it, or keeps the first and "
+            "says nothing",
+        )
+
+    assert found("typed") == [
+        (
+            "line 27: counted takes argument 2 as optional<double>, in the schema of counted it is int?",
+            made("std::optional<int64_t>", "int?"),
+        ),
+        ("line 27: counted takes argument 3 as int32_t, in the schema of counted it is int", made("int64_t", "int")),
+        ("line 28: mean returns its result as float, in the schema of mean it is float", made("double", "float")),
+        (
+            "line 30: both takes argument 2 as int64_t, in the schema of both.by it is float",
+            made("double", "float"),
+        ),
+        again("scaled", 14, 13),
+    ]
+    assert found("typed-full") == [
+        (
+            "line 13: scaled takes argument 2 as float, in the schema of direct it is float",
+            made("double", "float"),
+        ),
+        (
+            "line 12: scaled takes argument 2 as float, in the schema of scaled it is float",
+            made("double", "float"),
+        ),
+        again("taken", 16, 15),
     ]
 
 
