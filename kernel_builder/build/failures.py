@@ -25,10 +25,17 @@ _MANY_VARIANTS = 5
 _FIRST_ERROR = re.compile(
     r"^.*(?:\b(?:error|fatal)\s*:|died due to signal|undefined reference|multiple definition).*$", re.M
 )
+# A line of the author's that leads to an error: `from f.cpp:1:` of includes, `f.cpp:7:11:   required from here` of
+# templates.
+_OWN_LINE = re.compile(r"^(?:(?:In file included| +) *from )?([^\s/:][^\s:]*:\d+)[:,]", re.M)
 # What g++ says of flags, values of flags and headers that another platform has. It puts names in quotes of any kind.
 _OF_ONE_PLATFORM = re.compile(
     r"unrecognized command[- ]line option .(-m[\w=.+-]+)|(?:bad|unknown) value .\S+?. (?:for|used with) .(-m\w+)|"
     r"fatal error: (\w+intrin\.h|arm_\w+\.h): No such file"
+)
+_BY_PYBIND11 = re.compile(
+    r"PYBIND11_MODULE|/Python\.h\S*: .*error|"
+    r"error: '?(?:torch/extension\.h|torch/python\.h|Python\.h|pybind11/|torch/csrc/utils/pybind\.h)"
 )
 _LONGEST_REASON = 300  # characters
 _MOST_FILES = 3  # that an error names
@@ -99,16 +106,30 @@ def failure(
             log=str(kept) if kept else None,
             hint="copy the file into the project, and list it in `src`; other machines have another one, or none",
         )
-    found = _FIRST_ERROR.search(words)
-    reason = f": {found[0].strip()[:_LONGEST_REASON]}" if found else ""
+    reason = f": {said[:_LONGEST_REASON]}" if (said := _first_error(step, words)) else ""
     return BuildError(
         f"the {'compiler' if compiled else 'linker'} refused it{reason}, for {served or 'a variant'}",
         where=str(step.project / step.source) if isinstance(step, CompileStep) else step.title,
         command=command,
         output=words,
         log=str(kept) if kept else None,
-        hint=(_hint(words) or _CLANG_HINT.get(step.tool)) if isinstance(step, CompileStep) else None,
+        hint=(_hint(words, stable=_on_stable_abi(step)) or _CLANG_HINT.get(step.tool))
+        if isinstance(step, CompileStep)
+        else None,
     )
+
+
+def _first_error(step: CompileStep | Binary, words: str) -> str:
+    """Return the first error; one in a header of a toolchain with the author's line that leads there."""
+    found = _FIRST_ERROR.search(words)
+    if not found:
+        return ""
+    said = found[0].strip()
+    for root in sorted(map(str, step.roots.values()), key=len, reverse=True):
+        if said.startswith(f"{root}/"):
+            leading = list(_OWN_LINE.finditer(words, 0, found.start()))
+            return (f"{leading[-1][1]}: " if leading else "") + said.removeprefix(f"{root}/")
+    return said
 
 
 def _limit(words: str) -> str | None:
@@ -131,13 +152,22 @@ def is_killed(error: BuildError) -> bool:
     return _KILLED.search(error.output) is not None
 
 
-def _hint(words: str) -> str | None:
+def _on_stable_abi(step: CompileStep) -> bool:
+    return any(argument.startswith("-DTORCH_TARGET_VERSION") for argument in step.argv)
+
+
+def _hint(words: str, *, stable: bool) -> str | None:
     if _KILLED.search(words):
         return "the machine has too little memory for this source; end other programs, or use a machine with more"
-    if re.search(r"PYBIND11_MODULE|(?:pybind11/\S+|torch/extension\.h)\S*: .*error|error: .*torch/extension\.h", words):
+    if _BY_PYBIND11.search(words):
+        macro, headers = (
+            ("STABLE_TORCH_LIBRARY_EXPAND", "torch/csrc/stable/library.h")
+            if stable
+            else ("TORCH_LIBRARY_EXPAND", "torch/library.h or torch/all.h")
+        )
         return (
-            "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, without "
-            "PYBIND11_MODULE and torch/extension.h: one binary serves every Python"
+            f"register the ops by {macro} and REGISTER_EXTENSION of registration.h, and include {headers}, without "
+            "PYBIND11_MODULE, torch/extension.h and pybind.h, which need Python.h: one binary serves every Python"
         )
     if found := _OF_ONE_PLATFORM.search(words):
         return (

@@ -155,8 +155,13 @@ COMPILED = {
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),
     "unnamed": (UNNAMED, PYTHON),
+    "ported-full": ("#include <pybind11/pybind11.h>\n#include <torch/all.h>\n", PYTHON),
+    "bound-full": ("// A comment.\n\n#include <torch/csrc/utils/pybind.h>\n", PYTHON),
     "ported": ("#include <torch/extension.h>\n\nPYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {}\n", PYTHON),
 }
+WITHOUT_PYTHON = (
+    "without PYBIND11_MODULE, torch/extension.h and pybind.h, which need Python.h: one binary serves every Python"
+)
 MISNAMED = """import torch
 
 from ._ops import add_op_namespace_prefix
@@ -429,9 +434,22 @@ def test_a_binding_by_pybind11(told: Told) -> None:
         f"the compiler refused it: {BINDING}:1:10: fatal error: torch/extension.h: No such file or directory, for {CPU}"
     )
     assert hint == (
-        "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, without PYBIND11_MODULE "
-        "and torch/extension.h: one binary serves every Python"
+        "register the ops by STABLE_TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, and include "
+        f"torch/csrc/stable/library.h, {WITHOUT_PYTHON}"
     )
+
+
+@pytest.mark.parametrize(("project", "line"), [("ported-full", 1), ("bound-full", 3)])
+def test_a_binding_by_pybind11_on_the_full_abi(told: Told, project: str, line: int) -> None:
+    """The compiler stops at the first header of Python's, and does not print 1,800 errors in those of pybind11."""
+    for _, said, hint in told(project):
+        assert said.startswith(f"the compiler refused it: {BINDING}:{line}: ")
+        assert "fatal error: Python.h: No such file or directory, for torch2" in said
+        assert "toolchains" not in said
+        assert hint == (
+            "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, and include "
+            f"torch/library.h or torch/all.h, {WITHOUT_PYTHON}"
+        )
 
 
 def test_a_module_of_another_name(told: Told) -> None:
