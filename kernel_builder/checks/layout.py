@@ -60,9 +60,12 @@ def _files(package: CheckedPackage) -> Iterator[Finding]:
             yield _finding(
                 name, "is neither a file nor a directory, but a pipe, a socket or a device", f"delete {name}"
             )
-        elif path.name == "__pycache__" or path.suffix in (".pyc", ".pyo"):
-            if path.parent.name != "__pycache__":
-                yield _finding(name, "is bytecode, which only one version of Python can use", f"delete {name}")
+        elif path.name == "__pycache__" or path.match("__pycache__/*.pyc"):
+            continue  # Python writes it where a package is tried out. It is not published.
+        elif path.suffix in (".pyc", ".pyo"):
+            yield _finding(name, "is bytecode, which only one version of Python can use", f"delete {name}")
+        elif "__pycache__" in path.parent.parts[len(package.directory.parts) :]:
+            yield _finding(name, "is in a directory for bytecode", f"delete {name}")
         elif path.name.startswith("."):
             yield _finding(name, "is a hidden file", f"delete {name}")
         elif path.is_file() and path not in package.binary_paths and _is_object_code(path):

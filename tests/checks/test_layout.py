@@ -22,6 +22,11 @@ def _edit_metadata(package: Path, **changes: object) -> None:
     path.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
 
 
+def bytecode(package: Path, name: str) -> None:
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / name).touch()
+
+
 @pytest.mark.parametrize(
     ("damage", "path", "message"),
     [
@@ -40,7 +45,8 @@ def _edit_metadata(package: Path, **changes: object) -> None:
         (lambda p: ((p / "metadata.json").unlink(), os.mkfifo(p / "metadata.json")), "metadata.json", "is missing"),
         (lambda p: (p / "link.py").symlink_to("_ops.py"), "link.py", "is a symbolic link"),
         (lambda p: (p / ".cache").mkdir(), ".cache", "is a hidden file"),
-        (lambda p: (p / "__pycache__").mkdir(), "__pycache__", "is bytecode"),
+        (lambda p: (p / "op.pyc").touch(), "op.pyc", "is bytecode"),
+        (lambda p: bytecode(p, "op.py"), "__pycache__/op.py", "is in a directory for bytecode"),
         (lambda p: p.rename(p.parent / "torch-nothing"), ".", "'torch-nothing' is not a variant's name"),
     ],
 )
@@ -49,6 +55,12 @@ def test_a_damaged_package(make: Make, damage: Callable[[Path], object], path: s
     damage(package)
     found = findings(next(package.parent.iterdir()), "layout")
     assert [(finding.check, finding.path) for finding in found if message in finding.message] == [("layout", path)]
+
+
+def test_bytecode_that_python_writes_is_no_damage(make: Make) -> None:
+    package = make("torch-cpu")
+    bytecode(package, "op.cpython-311.pyc")
+    assert findings(package, "layout") == []
 
 
 def test_a_compiled_variant_has_one_binary_and_its_capabilities(compile_module: Compile, make: Make) -> None:

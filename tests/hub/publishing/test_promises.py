@@ -73,6 +73,16 @@ def test_an_api_change_within_a_version_needs_a_reason(hub: RunningHub, doubling
     assert section in card(hub, tmp_path), "the reason is lost by the next publication"
 
 
+def test_a_package_that_was_tried_out_is_published_without_bytecode(hub: RunningHub, doubling: Path) -> None:
+    for name in (CPU, CUDA):
+        cache = doubling / "build" / name / "__pycache__"
+        cache.mkdir()
+        (cache / "__init__.cpython-311.pyc").write_bytes(b"code")
+    done = upload(hub, doubling)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not [name for name in tree(hub, DOUBLING, "v1") if "pycache" in name]
+
+
 def test_a_function_of_the_kernels_own_name_is_a_function(hub: RunningHub, doubling: Path) -> None:
     """The folder for old clients has the name too, and hid the function."""
     packages = [doubling / "build" / name for name in (CPU, CUDA)]
