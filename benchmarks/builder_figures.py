@@ -19,6 +19,7 @@ from figures import Figure, Measured, Row, Values
 from sccache_server import sccache_server
 from torch_extension_build import compare_with_torch_extension, sources_of, torch_extension_row
 
+from kernel_builder.config import matrix
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.package.tree_digest import hash_tree
@@ -59,14 +60,16 @@ def measure_compile_steps(workspace: Workspace) -> Measured:
     names = [package["variant"] for package in done.result["packages"]]
     toolchains = Toolchains()
     compilers = {
-        (variant.backend, *(toolchains.cuda_kinds(variant.cuda) if variant.cuda else ()))
+        (variant.platform, variant.backend, *(toolchains.cuda_kinds(variant.cuda) if variant.cuda else ()))
         for variant in map(Variant.parse, names)
     }
-    expected = sum(len(sources_of(project, backend)) for backend, *_ in compilers)
+    expected = sum(len(sources_of(project, backend)) for _, backend, *_ in compilers)
     values = {
         "compiles": done.result["compiles"],
         "expected": expected,
         "variants": names,
+        "platforms": len({platform for platform, *_ in compilers}),
+        "pairs": sum(map(len, matrix.load().torch.values())),
         "cpu-seconds": done.cpu_seconds,
     }
     return Measured((done.command,), values)
@@ -74,10 +77,12 @@ def measure_compile_steps(workspace: Workspace) -> Measured:
 
 def compile_steps_row(values: Values) -> Row:
     return Row(
-        "compile steps for rmsnorm over the whole matrix",
-        f"{values['expected']}: one for each source file, backend and CUDA compiler",
-        f"{values['compiles']}, for {len(values['variants'])} variants",
+        "compile steps for rmsnorm over the whole matrix, CUDA 12 and Arm included",
+        f"{values['expected']}: one for each source file, platform, backend and CUDA compiler",
+        f"{values['compiles']}, for {len(values['variants'])} variants; {values['cpu-seconds']:.0f} s of CPU time",
         values["compiles"] == values["expected"],
+        f"`torch.utils.cpp_extension` builds once for each of the {values['pairs']} pairs of a Torch and a CUDA "
+        f"release, on each of the {values['platforms']} platforms; **cpp-extension** says how long one takes.",
     )
 
 
@@ -237,6 +242,7 @@ def measure_equal_bytes(workspace: Workspace) -> Measured:
         workspace.cache("another"),
         second,
         "--all",
+        "--all-platforms",
         "--no-load",
         jobs=4 * JOBS,
         environment={"TZ": "Asia/Tokyo", "LC_ALL": "C"},

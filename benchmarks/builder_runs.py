@@ -115,6 +115,6 @@ class Workspace:
 
     @cached_property
     def matrix_build(self) -> tuple[Path, CompletedRun]:
-        """A project and the cold build of its whole matrix."""
+        """A project and the cold build of its whole matrix, for every platform."""
         project = self.project("whole")
-        return project, self.build(self.cache("whole"), project, "--all", "--no-load")
+        return project, self.build(self.cache("whole"), project, "--all", "--all-platforms", "--no-load")
