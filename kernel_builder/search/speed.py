@@ -12,6 +12,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,10 +39,16 @@ _LEAST_EQUAL, _LONG_RUN = 8, {"cpu": 4.0, "cuda": 20.0}
 _EQUAL_SECONDS = 2.0  # after which, and after some runs, no further one starts
 # A run of less than this share of the time, on equal inputs, has skipped work; one of more than the other has not.
 _SKIPPED, _CLEAR = 0.5, 0.75
-_STEADY = 1.5  # the longest of such runs, as a multiple of the shortest, on a machine that is not busy
 # How far the worker's clock may be from the judge's, and how much of a run its start and end may take.
 _DISAGREEMENT, _START = 0.25, {"cpu": 4e-3, "cuda": 2e-3}
 _FLUSHED = 2  # times the cache
+
+
+class _Taken(NamedTuple):
+    """What a run took: seconds by this process's clock; and on a CPU the CPU time, elsewhere the same seconds."""
+
+    seconds: float
+    effort: float
 
 
 def measure_speed(
@@ -104,7 +111,7 @@ class _Race:
         self._calls = _LEAST_CALLS
         self._flushed = torch.zeros(_FLUSHED * timer.cache // 4, device=self._device)
         self._reported: list[tuple[float, float]] = []
-        self._least_overhead = 0.0
+        self._copying = _Taken(0.0, 0.0)
 
     def shape(self, rounds: int, seconds: float) -> TimedShape:
         """Return the samples of all participants, after one round that does not count.
@@ -126,7 +133,7 @@ class _Race:
             taken = {}
             for name in names[first:] + names[:first]:
                 try:
-                    taken[name] = self._run(name, calls)
+                    taken[name] = self._run(name, calls).seconds
                 except WorkerFailure as failure:
                     if name == CANDIDATE:
                         raise
@@ -139,7 +146,8 @@ class _Race:
                 copying.append(self._hand_over())
                 for name, samples in runs.items():
                     samples.append(taken[name])
-        self._least_overhead = overhead = min(copying)
+        self._copying = _Taken(*map(min, zip(*copying, strict=True)))
+        overhead = self._copying.seconds
         each = {name: [_net(one, overhead) / self._calls for one in taken] for name, taken in runs.items()}
         return TimedShape(self._reference, self._given, self._calls, each)
 
@@ -148,7 +156,7 @@ class _Race:
         most = max(_LEAST_CALLS, min(self._room(), _MOST_CALLS))
         while True:
             calls = self._new_calls(self._calls)
-            eagers, ours = (min(self._run(name, calls) for _ in range(2)) for name in (EAGER, CANDIDATE))
+            eagers, ours = (min(self._run(name, calls).seconds for _ in range(2)) for name in (EAGER, CANDIDATE))
             share = max(min(eagers, ours), eagers / _LONGEST) / _RUN_SECONDS
             if share >= 1 or self._calls >= most:
                 self._reported.clear()  # of runs too short to compare clocks
@@ -169,11 +177,10 @@ class _Race:
         Raises:
             RejectedError: If the candidate is much faster on equal ones, and eager is not.
         """
-        share, spread = self._share_of_repeats(CANDIDATE, _FEW_RUNS)
-        if share >= _CLEAR and spread < _STEADY:
+        if self._share_of_repeats(CANDIDATE, _FEW_RUNS) >= _CLEAR:
             return
         # Equal inputs may be in the cache, and a busy machine disturbs short runs: many of them tell.
-        share, eagers = (self._share_of_repeats(name, _MANY_RUNS)[0] for name in (CANDIDATE, EAGER))
+        share, eagers = (self._share_of_repeats(name, _MANY_RUNS) for name in (CANDIDATE, EAGER))
         if share < _SKIPPED * min(eagers, 1.0):
             raise RejectedError(
                 "cached-result",
@@ -182,10 +189,10 @@ class _Race:
                 describe(self._reference, self._given),
             )
 
-    def _share_of_repeats(self, name: str, number: int) -> tuple[float, float]:
-        """Return the time of calls with equal values, divided by that of calls with different ones, and its spread.
+    def _share_of_repeats(self, name: str, number: int) -> float:
+        """Return the time of calls with equal values, divided by that of calls with different ones.
 
-        The spread is the longest of equal runs, divided by the shortest.
+        On a CPU this is CPU time: on a busy machine, the clock says little about single runs.
 
         Args:
             name: Whose calls.
@@ -194,12 +201,10 @@ class _Race:
         # The start of a run, on a busy machine, is not part of the work that could be skipped.
         start, most = _START[self._device], max(self._calls, min(self._room(), _MOST_CALLS))
         count = min(max(self._calls, _LEAST_EQUAL), most)
-        overhead = self._least_overhead / self._calls
+        overhead = _Taken(*(one / self._calls for one in self._copying))
         while count < most:
-            if (
-                _net(min(self._run(name, self._new_calls(count)) for _ in range(2)), overhead * count)
-                >= _LONG_RUN[self._device] * start
-            ):
+            least = min(self._run(name, self._new_calls(count)).seconds for _ in range(2))
+            if _net(least, overhead.seconds * count) >= _LONG_RUN[self._device] * start:
                 break
             count = min(2 * count, most)
         different: list[Arguments] = []
@@ -210,18 +215,16 @@ class _Race:
                 break
             if not different or name == CANDIDATE:  # which may know values that it has seen
                 different = self._new_calls(count)
-            taken[False].append(self._run(name, different))
-            taken[True].append(self._run(name, self._new_calls(1) * count))
+            taken[False].append(self._run(name, different).effort)
+            taken[True].append(self._run(name, self._new_calls(1) * count).effort)
         # The least of several: what else runs on the machine only adds time.
-        same, other = (_net(min(taken[equal]), overhead * count) for equal in (True, False))
-        spread = max(max(runs) / min(runs) for runs in taken.values())
-        return (same + start) / (other + start), spread
+        same, other = (_net(min(taken[equal]), overhead.effort * count) for equal in (True, False))
+        return (same + start) / (other + start)
 
     def _new_calls(self, count: int) -> list[Arguments]:
         return [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
 
-    def _run(self, name: str, calls: Sequence[Arguments]) -> float:
-        """Return the seconds of one run by this process's clock."""
+    def _run(self, name: str, calls: Sequence[Arguments]) -> _Taken:
         worker = self._worker if name == CANDIDATE else self._peers.workers[name]
         placed, slots = reserve(worker, self._reference, calls)
         worker.ask("prepare", placed, slots, seconds=self._seconds)
@@ -232,8 +235,7 @@ class _Race:
             before = worker.inputs.raw(worker.inputs.end).clone() if name == CANDIDATE else None
             self._flushed.sum()
         synchronize(self._device)
-        taken, reported = worker.timed("run", self._number, calls[0].seed, seconds=self._seconds)
-        worker.stop()
+        taken, reported = self._timed(worker, "run", self._number, calls[0].seed)
         if before is not None:
             # In an order that the candidate cannot foresee, for it may still write to a GPU's memory.
             order = self._choice.sample(range(len(slots)), len(slots))
@@ -243,7 +245,7 @@ class _Race:
                 raise RejectedError(
                     "input-changed", "it changes its inputs when it is timed", describe(self._reference, calls[0])
                 )
-            self._reported.append((taken, reported_seconds(reported)))
+            self._reported.append((taken.seconds, reported_seconds(reported)))
         elif name == EAGER:
             self._expected = [[worker.outputs.tensor(slot) for slot in one] for one in slots]
         return taken
@@ -259,10 +261,17 @@ class _Race:
                     describe(self._reference, given),
                 )
 
-    def _hand_over(self) -> float:
-        """Return the seconds that copying the results alone takes."""
-        taken, _ = self._peers.workers[EAGER].timed("hand_over", seconds=self._seconds)
-        return taken
+    def _hand_over(self) -> _Taken:
+        """Return what copying the results alone takes."""
+        return self._timed(self._peers.workers[EAGER], "hand_over")[0]
+
+    def _timed(self, worker: WorkerProcess, *command: Any) -> tuple[_Taken, Any]:
+        """Return what a command took, and the value of its answer."""
+        before = worker.cpu_seconds()
+        seconds, value = worker.timed(*command, seconds=self._seconds)
+        worker.stop()
+        effort = worker.cpu_seconds() - before if self._device == "cpu" else seconds
+        return _Taken(seconds, effort), value
 
     def check_clock(self) -> None:
         """Compare this process's clock with what the candidate's has reported.

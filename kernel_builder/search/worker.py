@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import pickle
@@ -179,6 +180,10 @@ class WorkerProcess:
         value = self.wait(seconds)
         return time.perf_counter() - started, value
 
+    def cpu_seconds(self) -> float:
+        """Return the CPU time of the worker's processes so far, which other work on the machine does not add to."""
+        return sum(map(_cpu_seconds, {self.process.pid, *self._descendants()}))
+
     def stop(self) -> None:
         """Suspend the worker's processes on a CPU until the next command, or `go_on`."""
         if self._device != "cpu":
@@ -249,6 +254,13 @@ class WorkerProcess:
             **_STEADY_TIMES,
         }
         return {**sandbox.environment(self.scratch), **own, **more}
+
+
+def _cpu_seconds(process: int) -> float:
+    clock = ctypes.c_int()
+    if ctypes.CDLL(None).clock_getcpuclockid(process, ctypes.byref(clock)):
+        return 0.0  # it has ended
+    return time.clock_gettime(clock.value)
 
 
 def _signal_each(processes: Iterable[int], number: int) -> None:
