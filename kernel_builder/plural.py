@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 def counted(number: int, noun: str) -> str:
@@ -16,3 +16,9 @@ def listed(items: Iterable[object]) -> str:
     """Return `a`, `a and b` or `a, b and c`."""
     *first, last = map(str, items)
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def some_of(names: Sequence[str], most: int) -> str:
+    """Return at most so many of the names, and how many more there are: `a, b and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from kernel_builder.checks.authors_view import in_project, repeated
 from kernel_builder.checks.binary import check_binary
-from kernel_builder.checks.dependencies import check_dependencies
 from kernel_builder.checks.digest import check_digest
 from kernel_builder.checks.findings import AbiPolicy, CheckedPackage, CheckReport, Finding, NotApplicable
 from kernel_builder.checks.layout import check_layout
 from kernel_builder.checks.load import check_load, loading
 from kernel_builder.checks.load_conditions import load_conditions
 from kernel_builder.checks.manylinux import check_manylinux
+from kernel_builder.checks.needed_libraries import check_dependencies
 from kernel_builder.checks.op_namespace import check_op_namespace
 from kernel_builder.checks.ops import check_op_sources, check_ops
 from kernel_builder.checks.private_torch import check_private_torch

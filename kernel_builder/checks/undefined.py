@@ -21,6 +21,7 @@ from kernel_builder.checks.torch_stable_abi import TORCH_C, TORCH_CPP, shims
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi
 from kernel_builder.demangle import demangle
 from kernel_builder.elf import SharedObject
+from kernel_builder.plural import some_of
 
 NAME = "undefined"
 _NAMED = 6  # so many undefined symbols are named
@@ -74,14 +75,12 @@ def check_undefined(package: CheckedPackage) -> Iterator[Finding]:
 
 def _undefined(binary: SharedObject, names: Sequence[str]) -> Finding:
     """Return one finding for all symbols that nothing defines: a source that is left out has many."""
-    named = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if names[_NAMED:] else "")
+    be, them, calls = ("is", "it", "call") if len(names) == 1 else ("are", "them", "calls")
     return Finding(
         NAME,
         binary.name,
-        f"{named} {'is' if len(names) == 1 else 'are'} undefined: no source of the kernel and no library defines "
-        f"{'it' if len(names) == 1 else 'them'}",
-        f"add the source that defines {'it' if len(names) == 1 else 'them'} to `src` of [torch] or of a [kernel.*] "
-        f"table, or drop the {'call' if len(names) == 1 else 'calls'}",
+        f"{some_of(names, _NAMED)} {be} undefined: no source of the kernel and no library defines {them}",
+        f"add the source that defines {them} to `src` of [torch] or of a [kernel.*] table, or drop the {calls}",
     )
 
 

@@ -85,13 +85,13 @@ def report_error(error: KernelBuilderError, *, as_json: bool) -> None:
 
 def print_notices(projects: Sequence[Project], others: Sequence[Path] = ()) -> None:
     """Print on stderr what a person should know of projects, and which paths of a command are no projects."""
-    from kernel_builder.config.notices import listed, notices
+    from kernel_builder.config.notices import notices, summarized
 
     for line in notices(projects):
         click.secho(f"warning: {line}", fg="yellow", err=True)
     if others:
         names = [path.name for path in others]
-        click.secho(f"left out, without a build.toml: {listed(names, 'paths')}", fg="yellow", err=True)
+        click.secho(f"left out, without a build.toml: {summarized(names, 'paths')}", fg="yellow", err=True)
 
 
 @contextmanager

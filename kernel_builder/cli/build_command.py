@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from kernel_builder.config.variant import PLATFORMS
 from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
-from kernel_builder.plural import counted
+from kernel_builder.plural import counted, some_of
 from kernel_builder.progress import shown
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _print_unavailable(summary: BuildSummary) -> None:
         name = f"{missing.project}/{missing.variant}" if missing.variant else missing.project
         reasons.setdefault((missing.reason, missing.hint), []).append(name)
     for (reason, hint), names in reasons.items():
-        click.secho(f"not built: {_several(names)}: {reason}", fg="yellow")
+        click.secho(f"not built: {some_of(names, _NAMED)}: {reason}", fg="yellow")
         if hint:
             click.echo(f"    {hint}")
 
@@ -108,12 +108,7 @@ def _print_skipped(summary: BuildSummary) -> None:
         if reason := built.skipped.get("load"):
             reasons.setdefault(reason, []).append(built.variant)
     for reason, names in reasons.items():
-        click.secho(f"not loaded here: {_several(list(dict.fromkeys(names)))}: {_cut(reason)}", fg="yellow")
-
-
-def _several(names: Sequence[str]) -> str:
-    """Return a few of the names, and how many more there are."""
-    return ", ".join(names) if len(names) <= _NAMED else f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more"
+        click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {_cut(reason)}", fg="yellow")
 
 
 def _print_table(summary: BuildSummary) -> None:
@@ -238,7 +233,8 @@ def build(
     kernel-builder build . --capability 9.0
     kernel-builder build strangers-kernel --sandbox require
     """
-    from kernel_builder.toolchain import Toolchains, compiler_cache
+    from kernel_builder.toolchain import Toolchains
+    from kernel_builder.toolchain.sccache import find_sccache
 
     summary = run(
         BuildRequest(
@@ -250,7 +246,7 @@ def build(
             capabilities=capabilities,
             out=out,
             jobs=jobs,
-            compiler_cache=compiler_cache.find("off" if (sandbox, sccache) == ("require", "auto") else sccache),
+            compiler_cache=find_sccache("off" if (sandbox, sccache) == ("require", "auto") else sccache),
             load=load,
             cross_python=cross_python.absolute() if cross_python else None,
             allow=allow,

@@ -155,7 +155,7 @@ def serve(
     """
     require_server_packages()
     from kernel_builder.server.serve import serve as run
-    from kernel_builder.server.settings import ConnectionLimits, Limits, MirrorSettings, Quotas, Settings
+    from kernel_builder.server.settings import ConnectionLimits, MirrorSettings, Quotas, RequestLimits, Settings
 
     if mirror is not None or mirrored:
         _check_mirror(mirror, mirrored, signers)
@@ -169,7 +169,7 @@ def serve(
         token_file=token_file,
         read_only=read_only,
         trusted=frozenset(trusted),
-        limits=Limits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
+        limits=RequestLimits(file_bytes=max_file_size * 1_000_000, idle_seconds=idle_timeout),
         quotas=Quotas(_bytes(repository), _bytes(organization), _bytes(server)),
         connections=ConnectionLimits(connections_by_address=connections_by_address),
         audit_log=audit_log,

@@ -119,13 +119,14 @@ def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, *
     """Build variants of the project, and exit if one of them fails."""
     from kernel_builder import pipeline
     from kernel_builder.cli.build_command import print_summary, run
-    from kernel_builder.toolchain import Toolchains, compiler_cache
+    from kernel_builder.toolchain import Toolchains
+    from kernel_builder.toolchain.sccache import find_sccache
 
     summary = run(
         pipeline.BuildRequest(
             directories=(request.directory,),
             variants=variants,
-            compiler_cache=compiler_cache.find("auto"),
+            compiler_cache=find_sccache("auto"),
             load=request.load,
             allow=request.allow,
             **options,

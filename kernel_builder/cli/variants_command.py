@@ -14,7 +14,7 @@ from kernel_builder.build.buildable import obstacle
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import cuda_compiler_option, cuda_home_option, dependency_option, whole_option
 from kernel_builder.config import changed, offered
-from kernel_builder.config.notices import listed
+from kernel_builder.config.notices import summarized
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
 from kernel_builder.config.variant import this_platform
@@ -123,4 +123,4 @@ def _print(rows: Sequence[Mapping[str, Any]], *, several: bool) -> None:
             click.secho("  (not here)", fg="yellow")
             missing.setdefault((row["reason"], row["hint"]), []).append(name)
     for (reason, hint), names in missing.items():
-        click.secho(f"not here: {listed(names, 'variants')}: {reason}; {hint}", fg="yellow", err=True)
+        click.secho(f"not here: {summarized(names, 'variants')}: {reason}; {hint}", fg="yellow", err=True)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from kernel_builder.config import offered
 from kernel_builder.config.project import Project, TvmFfi
+from kernel_builder.plural import some_of
 
 # Names of projects in one line; the others are counted.
 _NAMES = 4
@@ -28,11 +29,11 @@ def notices(projects: Sequence[Project]) -> list[str]:
     for project in projects:
         for notice in of_project(project):
             about.setdefault(notice, []).append(project.name)
-    return [f"{listed(names)}: {notice}" for notice, names in about.items()]
+    return [f"{summarized(names)}: {notice}" for notice, names in about.items()]
 
 
-def listed(names: Sequence[str], noun: str = "projects") -> str:
-    """Return names as a line has them: all of a few, the first of many."""
+def summarized(names: Sequence[str], noun: str = "projects") -> str:
+    """Return a few names as they are, and of many their number and the first ones."""
     if len(names) <= _NAMES:
         return ", ".join(names)
-    return f"{len(names)} {noun} ({', '.join(names[: _NAMES - 1])} and {len(names) - _NAMES + 1} more)"
+    return f"{len(names)} {noun} ({some_of(names, _NAMES - 1)})"

@@ -9,6 +9,7 @@ from typing import Any
 
 from kernel_builder.errors import ConfigError
 from kernel_builder.measure.results import Point, shape_name
+from kernel_builder.plural import some_of
 
 DTYPES = ("bfloat16", "float16", "float32")
 
@@ -103,5 +104,4 @@ def _some(workloads: Mapping[str, type[Any]], device: str) -> str:
         for declared in workload.shapes.values()
         for shape in declared.get(device, ())
     }
-    names = list(shapes)
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "") or "none"
+    return some_of(list(shapes), 6) or "none"

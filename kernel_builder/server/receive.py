@@ -16,7 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_builder.server.refusals import bad_request, busy, too_large, too_slow
-from kernel_builder.server.settings import Limits
+from kernel_builder.server.settings import RequestLimits
 
 # Routes whose handlers read the body as a stream and limit its size themselves.
 _STREAMED = re.compile(r"/api/kernels/[^/]+/[^/]+/(commit|large)/|/xet/")
@@ -29,7 +29,7 @@ class BodyLimits:
     together have a size limit. Callers without a token of this Hub share a smaller one.
     """
 
-    def __init__(self, app: ASGIApp, limits: Limits, is_known: Callable[[str], bool]) -> None:
+    def __init__(self, app: ASGIApp, limits: RequestLimits, is_known: Callable[[str], bool]) -> None:
         self._app = app
         self._limits = limits
         self._is_known = is_known

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     """Limits of one request. A request that exceeds one is refused with its name, before it is read."""
 
     file_bytes: int = 50 << 30
@@ -112,7 +112,7 @@ class Settings:
     token_file: Path | None = None
     read_only: bool = False
     trusted: frozenset[str] = frozenset()
-    limits: Limits = field(default_factory=Limits)
+    limits: RequestLimits = field(default_factory=RequestLimits)
     connections: ConnectionLimits = field(default_factory=ConnectionLimits)
     quotas: Quotas = field(default_factory=Quotas)
     audit_log: str | None = None

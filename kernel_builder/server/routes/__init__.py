@@ -5,6 +5,6 @@ Paths and fields have the names that `huggingface_hub` and `kernels` use.
 
 from __future__ import annotations
 
-from kernel_builder.server.routes import accounts, commits, git, lfs, pages, refs, repositories, trees, xet
+from kernel_builder.server.routes import accounts, commits, git, lfs, pages, refs, repositories, revisions, xet
 
-ROUTERS = tuple(module.router for module in (accounts, repositories, refs, trees, commits, lfs, xet, git, pages))
+ROUTERS = tuple(module.router for module in (accounts, repositories, refs, revisions, commits, lfs, xet, git, pages))

@@ -9,7 +9,7 @@ from pathlib import Path
 from kernel_builder.errors import ToolchainError
 
 
-def find(choice: str = "auto") -> Path | None:
+def find_sccache(choice: str = "auto") -> Path | None:
     """Return the sccache to run the compilers with, or None for none.
 
     Args:
