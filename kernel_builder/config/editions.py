@@ -99,7 +99,7 @@ def _tables(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Mapping[str
 
 
 def _old_traits(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what an edition 4 cannot have or lack, as the words of an error."""
+    """Yield what tells that a document is older than edition 4, in the words of an error."""
     for kind, name, table in _tables(document):
         yield from (f"`[{name}] {key}`" for key in _OLD_KEYS.get(kind, ()) if key in table)
         if kind == "general":

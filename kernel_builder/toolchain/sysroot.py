@@ -109,7 +109,7 @@ class Sysroot:
         return ["-l:libcompat.a", "-Wl,--as-needed", *dynamic, "-lgcc", "-Wl,--no-as-needed"]
 
     def too_new(self) -> Mapping[str, str]:
-        """Return symbol -> oldest version of those that this machine's libraries have only above the ceiling."""
+        """Return symbol -> its oldest version, for symbols that this machine has only above the ceiling."""
         loaded: dict[str, str] = json.loads((self.root / "too-new.json").read_text())
         return loaded
 

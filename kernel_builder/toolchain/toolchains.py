@@ -45,7 +45,7 @@ def user_cache(program: str) -> Path:
     """Return the directory where a program keeps its cache by default.
 
     Raises:
-        StoreError: If the user has no home directory, as one that is only a number in a container.
+        StoreError: If the user has no home directory, such as a user id without an account in a container.
     """
     import platformdirs
 
