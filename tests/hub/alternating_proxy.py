@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import http.client
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from urllib.parse import urlsplit
+
+from tests.hub.loopback import QuietHandler, served
 
 _BLOCK = 64 << 10
 _OF_ONE_CONNECTION = {"connection", "keep-alive", "transfer-encoding"}
@@ -19,7 +19,7 @@ def alternating_proxy(urls: Sequence[str]) -> Iterator[str]:
     """Run the proxy in the context, and yield its address. A server that takes no connection is left out."""
     requests = count()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         protocol_version = "HTTP/1.1"
 
         def forward(self) -> None:
@@ -62,13 +62,5 @@ def alternating_proxy(urls: Sequence[str]) -> Iterator[str]:
 
         do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = forward
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
+    with served(Handler) as url:
+        yield url

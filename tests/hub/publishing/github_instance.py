@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
+
+from ..loopback import QuietHandler, served
 
 TOKEN = "token-of-the-job"
 
@@ -56,28 +56,19 @@ def running(repository: str) -> Iterator[RunningGitHub]:
     """Serve an empty repository in the context."""
     github = RunningGitHub()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def _serve(self) -> None:
             asked = urlsplit(self.path)
             body = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)) or "{}")
             path, answer = asked.path.removeprefix(f"/repos/{repository}/"), None
             if self.headers["Authorization"] == f"Bearer {TOKEN}":
                 answer = github.answer(self.command, path, dict(parse_qsl(asked.query)), body)
-            content = json.dumps({"message": "Not Found"} if answer is None else answer).encode()
-            self.send_response(404 if answer is None else 200)
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
+            if answer is None:
+                self.send_json(404, {"message": "Not Found"})
+            else:
+                self.send_json(200, answer)
 
         do_GET = do_POST = do_PATCH = _serve
 
-        def log_message(self, format: str, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        github.url = f"http://127.0.0.1:{server.server_port}"
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield github
-        finally:
-            server.shutdown()
+    with served(Handler) as github.url:
+        yield github

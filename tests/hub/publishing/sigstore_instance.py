@@ -11,13 +11,11 @@ import base64
 import hashlib
 import json
 import struct
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -26,6 +24,8 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
+
+from ..loopback import QuietHandler, served
 
 GITHUB = "https://token.actions.githubusercontent.com"
 _SHA256 = ec.ECDSA(hashes.SHA256())
@@ -225,10 +225,10 @@ def running() -> Iterator[Running]:
     """Run an instance in the context."""
     instance = Instance()
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(QuietHandler):
         def do_GET(self) -> None:
             query = parse_qs(urlsplit(self.path).query)
-            self._answer({"value": token(query["repository"][0], query["workflow"][0])})
+            self.send_json(200, {"value": token(query["repository"][0], query["workflow"][0])})
 
         def do_POST(self) -> None:
             sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -236,22 +236,7 @@ def running() -> Iterator[Running]:
                 answer = instance.certificate(sent, self.headers["Authorization"].removeprefix("Bearer "))
             else:
                 answer = instance.entry(sent)
-            self._answer(answer)
+            self.send_json(200, answer)
 
-        def _answer(self, answer: object) -> None:
-            body = json.dumps(answer).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            url = f"http://127.0.0.1:{server.server_port}"
-            yield Running(url, json.dumps(instance.trust(url)))
-        finally:
-            server.shutdown()
+    with served(Handler) as url:
+        yield Running(url, json.dumps(instance.trust(url)))

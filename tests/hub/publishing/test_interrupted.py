@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from kernel_builder.hub.publication import PublishRequest
 from kernel_builder.hub.publish import publish
 
 from ..conftest import RunningHub
+from ..loopback import QuietHandler, served
 from .conftest import BUILDER, DOUBLING, commits, edit, put, tree
 
 CUDA = "torch-cuda"
@@ -120,7 +120,7 @@ def test_an_unreachable_hub(quick: Path) -> None:
 def test_a_name_taken_by_another_type_of_repository(quick: Path) -> None:
     """The stub answers as huggingface.co does; the project's own Hub has kernels only."""
 
-    class Models(BaseHTTPRequestHandler):
+    class Models(QuietHandler):
         def do_GET(self) -> None:
             self.send_response(404)
             self.send_header("X-Error-Code", "RepoNotFound")
@@ -129,19 +129,8 @@ def test_a_name_taken_by_another_type_of_repository(quick: Path) -> None:
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
-            answer = json.dumps({"error": "You already created this model repo", "url": f"/{DOUBLING}"}).encode()
-            self.send_response(409)
-            self.send_header("Content-Length", str(len(answer)))
-            self.end_headers()
-            self.wfile.write(answer)
+            self.send_json(409, {"error": "You already created this model repo", "url": f"/{DOUBLING}"})
 
-        def log_message(self, *arguments: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Models) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        with pytest.raises(HubError, match="this name is taken") as raised:
-            publish(PublishRequest(quick, repo_id=DOUBLING, endpoint=url, token="any", load=False))
-        server.shutdown()
+    with served(Models) as url, pytest.raises(HubError, match="this name is taken") as raised:
+        publish(PublishRequest(quick, repo_id=DOUBLING, endpoint=url, token="any", load=False))
     assert raised.value.hint and "--repo-id" in raised.value.hint
