@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import tomllib
 import torch
-
-from kernel_builder import toml_file
 
 _ROUNDS = 15
 _REGISTRATION = Path(__file__).resolve().parent.parent / "kernel_builder" / "templates" / "registration.h"
@@ -59,7 +58,7 @@ def _build(root: Path, directory: str) -> Any:
     """Build a project's CUDA binary with `cpp_extension` and return its ops."""
     from torch.utils import cpp_extension
 
-    config = toml_file.read(root / "build.toml")
+    config = tomllib.loads((root / "build.toml").read_text())
     kernels = [kernel for kernel in config["kernel"].values() if kernel["backend"] == "cuda"]
     named = [*config["torch"]["src"], *(source for kernel in kernels for source in kernel["src"])]
     (Path(directory) / "registration.h").write_text(_REGISTRATION.read_text())
