@@ -111,6 +111,8 @@ def test_problems_of_a_checkout_come_in_order(problem: Path) -> None:
         ("[sizes]\nwidht = 3", "'widht' is not a size of 7_Linear.py; expected one of batch, width, kernel"),
         ("backward = 1", "expected a boolean"),
         ("colour = 'red'", "unknown key"),
+        ("tolerance = ", "is not TOML: Invalid value"),
+        (f"x = {'[' * 20_000}", "is not TOML: too many nested brackets"),
     ],
 )
 def test_settings_that_are_not_valid_name_the_key(problem: Path, settings: str, words: str) -> None:
@@ -134,6 +136,8 @@ def test_the_digest_covers_the_problem_and_its_settings(problem: Path) -> None:
     problem.with_suffix(".toml").write_text("tolerance = 0.001")
     assert read_task(problem).digest != before
     assert read_task(problem).settings.tolerance == 0.001
+    problem.with_suffix(".toml").write_text("tolerance = 0.002", encoding="utf-8-sig")
+    assert read_task(problem).settings.tolerance == 0.002
     assert read_task(HERE / "tasks" / "trained").settings.backward
 
 
