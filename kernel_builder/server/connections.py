@@ -41,6 +41,7 @@ class LimitedConnection(HttpToolsProtocol):
 
     - Connections, in all and of one address, so that one client cannot use up all of them.
     - The head of a request, and trailers, by time, size and count: the parser keeps all of them in memory.
+    - Requests that wait for the answer to an earlier one: the parser makes each that a client sends at once.
     - The time in which a client has to receive what is sent to it, of which at most 256 KB wait.
     """
 
@@ -87,6 +88,8 @@ class LimitedConnection(HttpToolsProtocol):
             self._refuse(431, "HeadTooLarge", f"the head of a request has at most {self.limits.head_bytes} bytes")
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) >= self.limits.waiting_requests:
+            self._stop(429, "TooManyRequests", f"at most {self.limits.waiting_requests} requests wait on a connection")
         super().on_message_begin()
         self._head = self._headers = 0
         self._wait()

@@ -58,6 +58,8 @@ class ConnectionLimits:
     """The longest address."""
     headers: int = 100
     """The most lines of a head."""
+    waiting_requests: int = 16
+    """The most requests that a client sends on a connection before it has the answer to the first."""
 
 
 @dataclass(frozen=True)

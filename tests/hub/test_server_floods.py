@@ -92,6 +92,7 @@ FLOODS = {  # the start of a request, what follows it again and again, and the s
     "a query": (b"GET /health?", b"y" * 60_000, b"414"),
     "trailers": (CHUNKED + b"0\r\n", b"X: y\r\n" * 10_000, b"4"),
     "a trailer": (CHUNKED + b"0\r\nX: ", b"y" * 60_000, b"4"),
+    "requests": (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5_000, b"429"),
     "a chunk's extension": (CHUNKED + b"1;x=", b"y" * 60_000, b"4"),
 }
 

@@ -6,8 +6,10 @@ import gc
 import hashlib
 import os
 import sqlite3
+import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -187,7 +189,47 @@ def test_gitignore_counts_in_uploads(hub: RunningHub, tmp_path: Path) -> None:
     assert set(api.list_repo_files("a/one", repo_type="kernel")) == expected
     began = time.monotonic()
     assert not ignored(b"a" + b"*a" * 200 + b"b\n" + b"**/" * 200 + b"c\n", ["a" * 250] * 100)
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.parametrize(
+    ("rule", "path"),
+    [("**/a/" * 16 + "b", "a/" * 31 + "c"), ("*a*/" * 8 + "b", "/".join(["a" * 100] * 9 + ["c"]))],
+)
+def test_rules_that_take_git_hours_do_not_stop_the_server(hub: RunningHub, rule: str, path: str) -> None:
+    """libgit2 keeps the interpreter's lock while it matches, so nobody else was served, nor was a signal."""
+    api = hub.api()
+    api.create_repo("a/one", repo_type="kernel")
+    address = f"{hub.url}/api/kernels/a/one/preupload/main"
+    body = {"files": [{"path": path, "size": 1}], "gitIgnore": rule}
+    slowest = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(requests.post, address, json=body, headers=TOKEN, timeout=60)
+        while not answer.done():
+            began = time.monotonic()
+            assert requests.get(f"{hub.url}/health", timeout=30).ok
+            slowest = max(slowest, time.monotonic() - began)
+    assert answer.result().status_code == 400 and "too long" in answer.result().json()["error"]
+    assert slowest < 5
+
+
+@pytest.mark.parametrize(
+    ("given", "works"), [("blob:none", True), ("blob:limit=1k", True), ("sparse:oid=main:f", False)]
+)
+def test_filters_of_clones_match_no_patterns(hub: RunningHub, tmp_path: Path, given: str, works: bool) -> None:
+    hub.api().create_repo("a/one", repo_type="kernel")
+    commit(hub, "a/one", "f", b"**/a/" * 16)
+    command = [
+        "git",
+        "clone",
+        "--quiet",
+        "--no-checkout",
+        f"--filter={given}",
+        f"{hub.url}/kernels/a/one",
+        tmp_path / "clone",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == works and ("not supported" in done.stderr) != works
 
 
 # The index

@@ -43,7 +43,15 @@ _NO_CACHE = {"Cache-Control": "no-cache"}
 _PUSH = "this Hub takes no pushes: publish with `kernel-builder upload` or huggingface_hub"
 _UPLOAD_PACK = git_command(
     *("upload-pack", "--strict", "--stateless-rpc"),
-    settings=("pack.windowMemory=64m", "uploadpack.allowFilter=true"),
+    settings=(
+        "pack.windowMemory=64m",
+        "uploadpack.allowFilter=true",
+        # Other filters match patterns, which can take minutes.
+        "uploadpackfilter.allow=false",
+        "uploadpackfilter.blob:none.allow=true",
+        "uploadpackfilter.blob:limit.allow=true",
+        "uploadpackfilter.tree.allow=true",
+    ),
 )
 
 
