@@ -39,7 +39,8 @@ def parse(front: str) -> dict[str, Any]:
     try:
         _check(front)
         values = yaml.load(front, _Loader)
-    except (yaml.YAMLError, ValueError, OverflowError) as error:  # such as the date 2026-02-30
+    # The loader's own errors, and what it does not expect of values with tags: !!int '', !!bool x, !!timestamp x.
+    except (yaml.YAMLError, ValueError, OverflowError, LookupError, AttributeError, TypeError) as error:
         raise ValueError(f"cannot be parsed: {error}") from error
     if not isinstance(values, dict):
         raise ValueError("is not a table of keys and values")  # noqa: TRY004

@@ -25,7 +25,10 @@ def test_split(text: str, front: str | None, body: str) -> None:
     assert (found and found.split(), rest) == (front and front.split(), body)
 
 
-@pytest.mark.parametrize("front", ["a: [", "- a", "a", "a: " + "[" * 60_000])
+TAGGED = ("!!timestamp x", "!!int ''", "!!int +", "!!float '_'", "!!bool x", "!!set [a]", "!!binary é")
+
+
+@pytest.mark.parametrize("front", ["a: [", "- a", "a", "a: " + "[" * 60_000, *(f"a: {value}" for value in TAGGED)])
 def test_parse_refuses_everything_but_a_table(front: str) -> None:
     with pytest.raises(ValueError, match=r"cannot be parsed|not a table"):
         front_matter.parse(front)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import ipaddress
 import logging
 import signal
@@ -112,6 +113,8 @@ def serve(settings: Settings, *, host: str, port: int, log_level: str, ready: Ca
     most = min(settings.connections.connections, raise_file_limit() // 2)
     connections = replace(settings.connections, connections=most)
     app = create_app(settings)
+    # A body of a megabyte can have 300,000 lists. For those, the collector looked at all objects again and again.
+    gc.freeze()
     if settings.audit_log is not None:
         signal.signal(signal.SIGHUP, lambda *_: app.state.audit_file.reopen())
     with listen(host, port) as listening:
