@@ -13,14 +13,22 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 # Unicode categories of control and formatting characters, which make two paths look alike, and of lone surrogates.
 _INVISIBLE = {"Cc", "Cf", "Cs", "Zl", "Zp"}
+# Others that show nothing, or a space: fillers, joiners, selectors of variants.
+_BLANK = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180d\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef"
+    "\u00a0\u1680\u2000-\u200a\u202f\u205f]"
+)
 
 # Windows takes these for a device, a drive or another name, where a client would write outside of its cache. What it
 # only cannot store, such as `?`, is harmless.
-_NOT_ON_WINDOWS = re.compile(r".*:.*|.*[. ]|(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE)
+_NOT_ON_WINDOWS = re.compile(
+    r".*:.*|.*[. ]|(con|prn|aux|nul|(conin|conout|clock)\$|com[0-9¹²³]|lpt[0-9¹²³])( *\..*)?", re.IGNORECASE
+)
 
 MAX_PATH = 1024
 MAX_DEPTH = 32
 MAX_REF = 200
+MAX_TEXT = 20_000
 
 
 def repo_id(organization: str, name: str) -> str:
@@ -36,9 +44,11 @@ def repo_id(organization: str, name: str) -> str:
 
 
 def text(what: str, value: object) -> str:
-    """Return a message if it is text that git can store."""
+    """Return a message if it is text that git can store, and that lists of commits can show."""
     if not isinstance(value, str) or "\0" in value or _SURROGATE.search(value):
         raise bad_request(f"{what} is not valid UTF-8 text without NUL")
+    if len(value) > MAX_TEXT:
+        raise bad_request(f"{what} has {len(value)} characters; at most {MAX_TEXT} are allowed")
     return value
 
 
@@ -64,6 +74,7 @@ def path(value: str) -> str:
         or len(value.encode("utf-8", "surrogatepass")) > MAX_PATH
         or len(parts) > MAX_DEPTH
         or any(character == "\\" or unicodedata.category(character) in _INVISIBLE for character in value)
+        or _BLANK.search(value)
         or any(part in {"", ".", ".."} or part.lower() == ".git" or len(part.encode()) > 255 for part in parts)
     ):
         raise bad_request(

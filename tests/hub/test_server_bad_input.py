@@ -184,6 +184,8 @@ PATHS += [
     "LPT1",
     "C:/x",
     "a:b",
+    "CONIN$",
+    "lib/conout$.txt",
     "a.",
     "a /b",
 ]
@@ -193,6 +195,10 @@ PATHS += [
     ".g\u200cit/x",
     "\u202egnp.exe",
     "a\ud800",
+    "a\u00a0b",
+    "a\u3164",
+    "\u2800",
+    "a\ufe0f",
 ]  # names that some file systems take for .git, and names with invisible characters
 REFS = [
     "..",
@@ -276,6 +282,7 @@ def test_limits_and_malformed_bodies_are_refused_with_reasons(start_hub: Callabl
         (header + b'{"key": "file", "value": {"path": "a", "content": "?", "encoding": "base64"}}\n', 400),
         (b'{"key": "header", "value": {"summary": "\\ud800"}}', 400),
         (header[:-3] + b', "parentCommit": "\\ud800"}}', 400),
+        (b'{"key": "header", "value": {"summary": "' + b"s" * 30_000 + b'"}}', 400),
         (header + b'{"key": "rename", "value": {"path": "a"}}\n', 400),
         (header + b'{"key": "file", "value": {"path": "a", "content": "' + b"x" * 20_000_000, 413),
         (header, 200),
@@ -286,6 +293,11 @@ def test_limits_and_malformed_bodies_are_refused_with_reasons(start_hub: Callabl
     hidden = {"name": "x", "organization": "ours", "type": "kernel", "visibility": "protected"}
     assert requests.post(f"{hub.url}/api/repos/create", json=hidden, headers=TOKEN).status_code == 400
     assert requests.post(f"{hub.url}/api/kernels/{KERNEL}/branch/v1", json={}, headers=TOKEN).ok
+    for start in ("\ud800", "\0", "x" * 30_000):
+        answer = requests.post(
+            f"{hub.url}/api/kernels/{KERNEL}/branch/v2", json={"startingPoint": start}, headers=TOKEN
+        )
+        assert answer.status_code == 400 and answer.json()["error"]
     below = requests.post(f"{hub.url}/api/kernels/{KERNEL}/branch/v1%2Ffix", json={}, headers=TOKEN)
     assert below.status_code == 409 and "refs/heads/v1" in below.json()["error"]
     # libyaml would overflow its stack at 60 000 brackets and kill the server.

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Path
 from pydantic import Field
 
+from kernel_builder.server import names
 from kernel_builder.server.git_objects import Ref
 from kernel_builder.server.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns
 
@@ -50,6 +51,8 @@ async def create_branch(
 ) -> dict[str, bool]:
     """Create a branch."""
     start, empty, overwrite = (body.starting_point, body.empty_branch, body.overwrite) if body else (None, False, False)
+    if start is not None:
+        names.text("startingPoint", start)
 
     def write() -> None:
         hub.to_write(repo_id, caller).refs.create_branch(revision, start, empty=empty, overwrite=overwrite)
