@@ -54,6 +54,11 @@ def put(made: Path, output: Path) -> None:
 
 def _has(output: Path) -> bool:
     """Return whether the cache has an output. A damaged one, as a crash or a bad disk leaves, is removed."""
+    for path in (output, digest_path(output)):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif os.path.lexists(path) and not path.is_file():  # reading a pipe may never end
+            path.unlink()
     try:
         content = output.read_bytes()
     except FileNotFoundError:
@@ -76,10 +81,10 @@ def missing(graph: Graph, cache: Path) -> tuple[list[CompileStep], list[Binary]]
 
 def check_path(directory: Path) -> None:
     """Raise a StoreError if compilers cannot work in a directory because of its name."""
-    # nvcc splits its options at commas and white space, with no quoting that survives all of its steps.
-    if re.search(r"[\s,;:'\"\\$`]", str(directory)):
+    # nvcc splits its options at commas and gives some to a shell, with no quoting that survives all of its steps.
+    if re.search(r"[\s,;:'\"\\$`&|<>(){}\[\]*?#!~]", str(directory)):
         raise StoreError(
-            "compilers cannot work in a directory whose path has white space, quotes, commas, colons or backslashes",
+            "compilers cannot work in a directory whose path has white space, commas, colons or signs of the shell",
             where=str(directory),
             hint="set KERNEL_BUILDER_CACHE to a plain path; project directories may have any name",
         )
