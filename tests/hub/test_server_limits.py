@@ -32,7 +32,7 @@ from kernel_builder.server.turns import ReadTurns
 from kernel_builder.server.xet_format import Xorb
 from kernel_builder.server.xet_hashes import xorb_hash
 from tests.hub.conftest import RunningHub
-from tests.hub.test_server_bad_input import shard
+from tests.hub.test_server_bad_input import memory, shard
 
 TOKEN = {"Authorization": "Bearer any"}
 
@@ -339,3 +339,27 @@ def test_reads_wait_for_a_place_and_health_does_not() -> None:
             group.cancel_scope.cancel()
 
     anyio.run(ask)
+
+
+# Cards
+
+
+def test_a_table_of_short_rows_is_a_small_page(hub: RunningHub) -> None:
+    """Each row got all cells of the head: a card of 2 KB became a page of 660 KB."""
+    hub.api().create_repo("a/one", repo_type="kernel")
+    commit(hub, "a/one", "README.md", b"|" + b"a|" * 300 + b"\n|" + b"-|" * 300 + b"\n" + b"|\n" * 300)
+    assert len(requests.get(f"{hub.url}/kernels/a/one").content) < 100_000
+
+
+def test_many_costly_cards_at_once_do_not_stop_the_server(hub: RunningHub) -> None:
+    addresses = [f"{hub.url}/kernels/a/card{number}" for number in range(24)]
+    for number in range(24):
+        hub.api().create_repo(f"a/card{number}", repo_type="kernel")
+        commit(hub, f"a/card{number}", "README.md", b"![" * (60_000 - number))
+    before = memory(hub)
+    with ThreadPoolExecutor(24) as pool:
+        pages = list(pool.map(requests.get, addresses))
+    assert {page.status_code for page in pages} == {200}
+    assert any("busy with other cards" in page.text for page in pages)
+    assert memory(hub) - before < 250
+    assert "busy" not in requests.get(addresses[0]).text

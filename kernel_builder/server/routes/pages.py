@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import posixpath
 import re
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
@@ -32,6 +33,8 @@ router = APIRouter(include_in_schema=False)
 
 METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
+_RENDERING_SECONDS = 1.0
+_rendering = threading.BoundedSemaphore(2)
 PAGE = 50
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'self'"
@@ -172,11 +175,20 @@ def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
 
 @lru_cache(maxsize=32)
 def _clean_html(source: str, base: str) -> str:
-    """Render a card as sanitized HTML, with relative addresses resolved against `base`."""
-    tokens = markdown.parse(source)
-    _rewrite(tokens, base)
-    html: str = markdown.renderer.render(tokens, markdown.options, {})
-    return nh3.clean(html, link_rel="noopener noreferrer nofollow")
+    """Render a card as sanitized HTML, with relative addresses resolved against `base`.
+
+    Raises:
+        TimeoutError: If others are being rendered. A card can take two seconds and 50 MB, and many at once stop all.
+    """
+    if not _rendering.acquire(timeout=_RENDERING_SECONDS):
+        raise TimeoutError
+    try:
+        tokens = markdown.parse(source)
+        _rewrite(tokens, base)
+        html: str = markdown.renderer.render(tokens, markdown.options, {})
+        return nh3.clean(html, link_rel="noopener noreferrer nofollow")
+    finally:
+        _rendering.release()
 
 
 def _card(repository: GitRepository, commit: str, main: str, branch: str) -> tuple[str, list[str]]:
@@ -185,7 +197,10 @@ def _card(repository: GitRepository, commit: str, main: str, branch: str) -> tup
     if not source:
         source, revision = card_source(repository, commit), branch
     base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
-    html = _clean_html(source, base)
+    try:
+        html = _clean_html(source, base)
+    except TimeoutError:
+        html = "<p>This Hub is busy with other cards; load the page again to see this one.</p>"
     plots = []
     if source:
         for entry in repository.trees.entries(repository.refs.resolve(revision), recursive=True):
