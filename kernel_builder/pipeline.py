@@ -329,15 +329,15 @@ def _refused(reports: Mapping[str, CheckReport], project: Project, destination: 
     refused = {name: report for name, report in reports.items() if not report.ok}
     if not refused:
         return []
-    kept = ", ".join(name for name in refused if (destination / name).exists())
+    kept = sum((destination / name).exists() for name in refused)
+    left = f"{counted(kept, 'earlier package')} unchanged" if kept else "no refused package is"
     names = {finding.check for report in refused.values() for finding in report.findings if finding.severity == "error"}
     found = summary.lines(refused, "error", "`--json` lists all")
     error = CheckError(
         f"checks refuse {len(refused)} of {counted(len(reports), 'package')} ({', '.join(sorted(names))}):\n  "
         + "\n  ".join(found),
         where=str(project.root),
-        hint=f"{f'the earlier packages of {kept} are unchanged' if kept else f'nothing of them is in {destination}'}"
-        f"; {_allow_hint(names)}",
+        hint=f"{left} in {destination}; {_allow_hint(names)}",
     )
     for name, report in refused.items():
         failures.add(project.name, name, error, report=report)
@@ -347,8 +347,8 @@ def _refused(reports: Mapping[str, CheckReport], project: Project, destination: 
 def _allow_hint(names: set[str]) -> str:
     options = " ".join(f"--allow {name}" for name in sorted(names))
     if names <= set(checks.ALLOWABLE):
-        return f"correct them, or publish them with a warning by {options}"
-    return "correct them and build again"
+        return f"correct the project, or turn its errors into warnings by {options}"
+    return "correct the project, and build again"
 
 
 def _with_old_package(failed: FailedVariant, selections: Sequence[Selection]) -> FailedVariant:

@@ -100,7 +100,7 @@ def available(
             found = obstacle(project, variant, toolchains)
         else:
             found = Obstacle(
-                f"it is for {variant.platform}, and this build is for {' and '.join(asked)}",
+                f"for {variant.platform}, and this build is for {' and '.join(asked)}",
                 f"add `--platform {variant.platform}`, or build for `--all-platforms`",
             )
         if found is None:

@@ -214,7 +214,7 @@ def test_a_package_that_kills_its_loader_does_not_stop_other_projects(
     (bad / "torch-ext/python_only").rename(bad / "torch-ext/killer")
     (bad / "torch-ext/killer/__init__.py").write_text("import os\n\nos.kill(os.getppid(), 9)\n")
     done = kernel_builder(cache, "build", bad, good, "--backend", "cpu")
-    assert_refused(done, 7, "CheckError", where=str(bad), message="killed by SIGKILL", hint="correct them")
+    assert_refused(done, 7, "CheckError", where=str(bad), message="killed by SIGKILL", hint="correct the project")
     assert [built["project"] for built in done.answer["packages"]] == ["python-only"]
     assert "load" in done.answer["packages"][0]["checks"]["passed"]
 

@@ -54,7 +54,7 @@ def test_a_function_that_a_runtime_lacks_is_refused(
     with untouched(project):
         done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
     message = "cudaEventElapsedTime_v2 is not in the runtime of CUDA 12.6"
-    assert_refused(done, 7, "CheckError", where=str(project), message=message, hint="correct them")
+    assert_refused(done, 7, "CheckError", where=str(project), message=message, hint="correct the project")
 
 
 def test_a_source_that_clang_rejects(copy_project: Copy, new_cache: NewCache, kernel_builder: Run) -> None:
