@@ -295,7 +295,9 @@ def _members(owner: ModuleType | type, prefix: str, found: dict[str, dict[str, s
         value = inspect.getattr_static(owner, name, None)
         value = getattr(value, "__func__", value)
         if listed is None or isinstance(owner, type):
-            foreign = isinstance(value, ModuleType) or getattr(value, "__module__", owner.__name__) != owner.__name__
+            place = getattr(value, "__module__", owner.__name__)
+            own = place == owner.__name__ or str(place).startswith(f"{owner.__name__}.")
+            foreign = isinstance(value, ModuleType) or not own
             if name.startswith("_") or (isinstance(owner, ModuleType) and foreign):
                 continue
         if isinstance(value, ModuleType):

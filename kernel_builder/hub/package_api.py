@@ -130,9 +130,7 @@ def loaded(package: Path) -> Api | None:
 def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple[str, ApiMember]]:
     import griffe
 
-    exports = getattr(owner, "exports", None)
-    names = [str(name) for name in exports] if exports is not None else _public(owner)
-    for name in sorted(names):
+    for name in sorted({*_exported(owner)}):
         try:
             found = owner[name]
             target = found.final_target if found.is_alias else found
@@ -150,13 +148,44 @@ def _members(owner: griffe.Module | griffe.Class, prefix: str) -> Iterator[tuple
             yield f"{prefix}{name}", ApiMember("attribute")
 
 
+def _exported(owner: griffe.Module | griffe.Class) -> list[str]:
+    """Return the names of `__all__`, and those that are public without it."""
+    if owner.is_class or owner.exports is None:
+        return _public(owner)
+    # griffe does not read `__all__ = sorted([...])` or `__all__.append(...)`.
+    return [*map(str, owner.exports), *_texts_of_all(owner)] or _public(owner)
+
+
+def _texts_of_all(module: griffe.Module | griffe.Class) -> Iterator[str]:
+    """Yield the texts in the statements about `__all__` that are names of the module."""
+    assert isinstance(module.filepath, Path)
+    for statement in ast.walk(ast.parse(module.filepath.read_bytes())):
+        if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)):
+            nodes = list(ast.walk(statement))
+            if any(isinstance(node, ast.comprehension) for node in nodes):
+                continue  # its texts are conditions
+            if any(isinstance(node, ast.Name) and node.id == "__all__" for node in nodes):
+                texts = (node.value for node in nodes if isinstance(node, ast.Constant))
+                yield from (text for text in texts if isinstance(text, str) and text in module.members)
+
+
 def _public(owner: griffe.Module | griffe.Class) -> list[str]:
-    """Return the names that a class, or a module without `__all__`, defines itself, without a leading underscore."""
-    return [
-        name
-        for name, member in owner.members.items()
-        if not name.startswith("_") and not member.is_alias and not (owner.is_module and member.is_module)
-    ]
+    """Return the names without a leading underscore that a class defines, or a module without `__all__`.
+
+    Those that a module imports from its own submodules are among them.
+    """
+    return [name for name, member in owner.members.items() if not name.startswith("_") and _is_own(owner, member)]
+
+
+def _is_own(owner: griffe.Module | griffe.Class, member: griffe.Object | griffe.Alias) -> bool:
+    import griffe
+
+    if isinstance(member, griffe.Alias) and not member.target_path.startswith(f"{owner.path}."):
+        return False
+    try:
+        return owner.is_class or not member.is_module
+    except griffe.GriffeError:  # the submodule does not define it: it is made at run time
+        return True
 
 
 _KINDS = {

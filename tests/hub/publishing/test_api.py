@@ -112,6 +112,25 @@ def test_removed_and_new_names(tmp_path: Path) -> None:
     assert set(older.differences(newer)) == {"attribute EPS is new", "attribute EPSILON is gone"}
 
 
+@pytest.mark.parametrize(
+    "exported",
+    [
+        '__all__ = ["gelu"]\n__all__.append("relu")',
+        '__all__ = ["gelu"]\nif torch.cuda.is_available():\n    __all__.extend(["relu"])',
+        '__all__ = sorted(["relu", "gelu"])',
+        '__all__ = list({"gelu": gelu, "relu": relu})',
+        '__all__ = [name for name in dir() if name[0] != "_" and name != "torch"]',
+        "",  # Python's users call what a module imports, too
+    ],
+)
+def test_names_whose_list_is_computed(tmp_path: Path, exported: str) -> None:
+    """A name that is not found could change without a word to those who publish it."""
+    module = f"import torch\n\nfrom .ops import gelu, relu\n\n{exported}\n"
+    read = package_api.read(package(tmp_path / "torch-cuda", module=module))
+    assert {name: member.kind for name, member in read.members.items()} == {"gelu": "function", "relu": "function"}
+    assert read.members["relu"].call == "(x, out=None)"
+
+
 def test_packages_of_older_builders_have_an_inner_directory(tmp_path: Path) -> None:
     flat = package_api.read(package(tmp_path / "flat" / "torch-cuda"))
     nested = tmp_path / "nested" / "torch-cuda"
