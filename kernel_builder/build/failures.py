@@ -33,6 +33,10 @@ _OF_ONE_PLATFORM = re.compile(
     r"unrecognized command[- ]line option .(-m[\w=.+-]+)|(?:bad|unknown) value .\S+?. (?:for|used with) .(-m\w+)|"
     r"fatal error: (\w+intrin\.h|arm_\w+\.h): No such file"
 )
+# What g++ makes of a registration by a macro that no header has defined; the source's line follows.
+_UNKNOWN_MACRO = re.compile(
+    r"error: expected constructor[^\n]*\n[^\n]*\b((?:STABLE_)?TORCH_LIBRARY\w*|REGISTER_EXTENSION)\("
+)
 _BY_PYBIND11 = re.compile(
     r"PYBIND11_MODULE|/Python\.h\S*: .*error|"
     r"error: '?(?:torch/extension\.h|torch/python\.h|Python\.h|pybind11/|torch/csrc/utils/pybind\.h)"
@@ -168,6 +172,11 @@ def _hint(words: str, *, stable: bool) -> str | None:
         return (
             f"register the ops by {macro} and REGISTER_EXTENSION of registration.h, and include {headers}, without "
             "PYBIND11_MODULE, torch/extension.h and pybind.h, which need Python.h: one binary serves every Python"
+        )
+    if found := _UNKNOWN_MACRO.search(words):
+        return (
+            f"{found[1]} is not known: include registration.h, which the builder provides, and "
+            f"{'torch/csrc/stable/library.h' if stable else 'torch/library.h'}"
         )
     if found := _OF_ONE_PLATFORM.search(words):
         return (

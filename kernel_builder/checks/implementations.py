@@ -72,7 +72,7 @@ def _compared(
     name: str, path: str, line: int, schema: str, function: str, texts: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Yield in what a function differs from the schema, if exactly one definition of that name is found."""
-    op, wanted, returned = _signature(schema)
+    op, wanted, returned = signature(schema)
     definitions = list(_definitions(function, texts))
     if len(definitions) != 1:
         return
@@ -114,7 +114,7 @@ def _expected(of_schema: str) -> tuple[str, ...]:
     return tuple(f"{wrapper}<{value}>" if wrapper else value for value in values for wrapper in wrappers)
 
 
-def _signature(schema: str) -> tuple[str, list[str], str]:
+def signature(schema: str) -> tuple[str, list[str], str]:
     """Return an op's name, the types of its parameters and that of its result, without aliases."""
     op, _, rest = schema.partition("(")
     inner, _, result = re.sub(r"\([\w!|* ]+\)", "", rest).partition("->")

@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from typing import Any
 
-from kernel_builder.checks import implementations, registrations
+from kernel_builder.checks import fakes, implementations, registrations
 from kernel_builder.checks.findings import CheckedPackage, Finding, NotApplicable
 from kernel_builder.checks.probe_process import ProbeProcess
 from kernel_builder.checks.registrations import WrittenText
@@ -35,7 +35,11 @@ def check_ops(package: CheckedPackage) -> Iterator[Finding]:
     python = {source.name: source.text for source in package.sources if "define" in source.text}
     found = list(_in_texts(texts, python, package.probe))
     if not found:  # what is missing in the loaded package would be missing because of these
-        found = [*_fixed_in_sources(written), *_in_loaded(package, answer, written)]
+        found = [
+            *_fixed_in_sources(written),
+            *_in_loaded(package, answer, written),
+            *fakes.compare(NAME, package.sources, written),
+        ]
     yield from found
     if not found and answer.get("outcome") != "loaded":
         raise NotApplicable(f"the package is not loaded: {answer.get('text') or 'it is not for this machine'}")

@@ -246,6 +246,12 @@ def read_text(path: Path) -> str:
     Raises:
         ConfigError: If there is no such file, or it is not a text that could be a `build.toml`.
     """
+    if path.parent.is_file():
+        raise ConfigError(
+            "is a file, and a project is a directory with a build.toml",
+            where=str(path.parent),
+            hint="name the directory, or stay in it and give none",
+        )
     if not path.is_file():
         raise ConfigError(
             "there is no such file, so this is not a kernel project",

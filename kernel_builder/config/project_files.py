@@ -61,7 +61,9 @@ def _check_files(root: Path, src: tuple[str, ...], include: tuple[str, ...], pla
                 raise ConfigError(
                     f"there is no {kind} {path!r} in the project",
                     where=where,
-                    hint="create it or correct its name; names are relative to the directory of build.toml",
+                    hint=f"name each file: `{key}` takes no patterns"
+                    if set("*?[") & set(path)
+                    else "create it or correct its name; names are relative to the directory of build.toml",
                 )
             check_link(root, root / path, path, where)
 
@@ -107,10 +109,14 @@ def _python_files(root: Path, package: Path, pyext: tuple[str, ...]) -> tuple[tu
     endings = tuple(f".{ending}" for ending in pyext)
     found = dict(sorted((path.relative_to(package).as_posix(), path) for path in _walk(root, package, endings)))
     if "__init__.py" not in found:
+        hint = 'create it and keep "py" in `pyext`: users of the kernel import it'
+        others = [path.parent for path in package.parent.glob("*/__init__.py")]
+        if len(others) == 1 and others[0] != package:
+            hint = f"rename {others[0].name} to {package.name}: the package has the kernel's name"
         raise ConfigError(
             "is missing, or `pyext` leaves it out; expected the Python package of the kernel",
             where=str(package / "__init__.py"),
-            hint='create it and keep "py" in `pyext`: users of the kernel import it',
+            hint=hint,
         )
     # A built package has a subdirectory of its own name, for old clients, unless it has a module of that name.
     reserved = {"_ops.py", "metadata.json", package.name}

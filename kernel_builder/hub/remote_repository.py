@@ -95,12 +95,13 @@ class RemoteRepository:
         try:
             validate_repo_id(repo_id)
             if repo_id.count("/") != 1:
-                raise HFValidationError(f"{repo_id!r} has no organisation")
+                raise HFValidationError("it has no organisation")
         except HFValidationError as error:
             raise HubError(
                 f"not a valid name of a repository: {error}",
                 where=repr(repo_id),
-                hint="give it as ORGANISATION/NAME: --repo-id, or [general.hub] repo-id in build.toml",
+                hint="names are like my-org/my-kernel; `upload` takes that of --repo-id, or of [general.hub] in "
+                "build.toml",
             ) from error
         self.repo_id = repo_id
         self.api: HfApi = HfApi(endpoint=endpoint, token=token, library_name="kernel-builder")
@@ -296,6 +297,12 @@ class RemoteRepository:
             status = getattr(getattr(cause, "response", None), "status_code", None)
             if status is not None:
                 raise _refused(status, cause, doing, where) from error
+            if not self.api.endpoint.startswith(("http://", "https://")):
+                raise HubError(
+                    f"cannot {doing}: {self.api.endpoint!r} is no address of a Hub",
+                    where=self.repo_id,
+                    hint="begin $HF_ENDPOINT with http:// or https://",
+                ) from error
             raise HubError(
                 f"cannot {doing}: {_first_line(cause)}",
                 where=where,

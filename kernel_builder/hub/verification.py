@@ -211,6 +211,10 @@ def _build_and_compare(
     reasons: dict[str, str] = {}
     project = read_project(source)
     for verdict in verdicts:
+        its = (PackageMetadata.read(published / verdict.variant) or PackageMetadata()).python_name
+        if its and its != project.python_name:
+            reasons[verdict.variant] = f"not built: --source has the kernel {project.python_name}, not {its}"
+            continue
         try:
             variant = Variant.parse(verdict.variant)
             offered.check_offered(project, variant)

@@ -178,7 +178,7 @@ def _load(project: Path, device: str) -> Any:
         return kernels.get_local_kernel(project.resolve(), backend=device)
     except (FileNotFoundError, ValueError) as error:
         raise VariantError(
-            f"has no build for {device} that this machine can load: {str(error).strip().splitlines()[0]}",
+            f"has no build for {device} that this machine can load: {str(error).strip().splitlines()[0].rstrip(':')}",
             where=str(project),
             hint=f"kernel-builder build {project} --backend {device}",
         ) from error

@@ -167,12 +167,16 @@ def test_a_process_that_ends_tells_its_last_words(tmp_path: Path) -> None:
         assert probe.ask("fits", "torch-cpu")(60) == ("failed", "the process ended with status 1")
 
 
-def test_a_package_that_hangs_is_given_up(tmp_path: Path) -> None:
+def test_a_package_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hanging, good = loading(tmp_path, "torch-cpu", "time.sleep(60)"), loading(tmp_path, "torch-cuda", "")
     with ProbeProcess() as probe:
         answers = probe.ask("load", "1", str(hanging), str(good))(60)
     assert answers[str(hanging)] == {"outcome": "failed", "text": "no answer after 1 s"}
     assert answers[str(good)]["outcome"] in ("loaded", "skipped")
+    monkeypatch.setattr("kernel_builder.checks.load.SECONDS", 1)
+    (finding,) = run(hanging, only=["load"]).findings
+    assert finding.message.startswith("the client cannot load the package: no answer after ")
+    assert finding.hint == "look at code that runs when the package is imported: it waits, or computes for too long"
 
 
 def test_a_question_that_was_given_up_is_not_mixed_up_with_the_next(tmp_path: Path) -> None:

@@ -134,12 +134,17 @@ REGISTER_EXTENSION(TORCH_EXTENSION_NAME)
 # No compiler accepts this one, so that what is found was found before.
 UNCOMPILED = WRITTEN.replace(MODULE, '#error "this is compiled"\n')
 
+WITHOUT_HEADER = f"{HEAD}{SCALED}{SOUND}{MODULE}".replace('#include "registration.h"\n', "")
+
 COMPILED = {
     "registered": (REGISTERED, USING),
     "written": (WRITTEN, PYTHON),
     "uncompiled": (UNCOMPILED, PYTHON),
     "typed": (TYPED, PYTHON),
     "typed-full": (TYPED_FULL, PYTHON),
+    "unincluded": (WITHOUT_HEADER, PYTHON),
+    "fake": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input)")),
+    "sound": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)")),
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),
     "unnamed": (UNNAMED, PYTHON),

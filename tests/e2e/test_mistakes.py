@@ -42,7 +42,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[tuple
     environment = {**os.environ, "KERNEL_BUILDER_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     answer: dict[str, Any] = json.loads(done.stdout)
-    reports = {failed["project"]: failed["checks"] for failed in answer["failures"]}
+    reports = {one["project"]: one["checks"] for one in (*answer["failures"], *answer["packages"])}
     errors = {failed["project"]: failed["errors"] for failed in answer["failures"]}
 
     def of(name: str) -> list[tuple[str, str, str]]:
@@ -276,6 +276,27 @@ def test_a_binding_by_pybind11_on_the_full_abi(told: Told, project: str, line: i
             "register the ops by TORCH_LIBRARY_EXPAND and REGISTER_EXTENSION of registration.h, and include "
             f"torch/library.h or torch/all.h, {WITHOUT_PYTHON}"
         )
+
+
+def test_a_fake_that_does_not_take_the_arguments_of_its_schema(told: Told) -> None:
+    assert told("fake") == [
+        (
+            "warning",
+            "ops: torch-ext/fake/__init__.py: line 7: the fake of scaled takes 1 argument, and its schema has 2",
+            "take those of the schema: torch.compile calls the fake with them",
+        )
+    ]
+    assert told("sound") == []
+
+
+def test_a_binding_without_the_header_of_its_macros(told: Told) -> None:
+    ((_, said, hint),) = told("unincluded")
+    assert f"refused it: {BINDING}:6:" in said
+    assert "expected constructor, destructor, or type conversion before" in said
+    assert hint == (
+        "STABLE_TORCH_LIBRARY_EXPAND is not known: include registration.h, which the builder provides, and "
+        "torch/csrc/stable/library.h"
+    )
 
 
 def test_a_module_of_another_name(told: Told) -> None:

@@ -15,6 +15,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd
 
 from kernel_builder.errors import CheckError, ConfigError, HubError, KernelBuilderError, PackageError
+from kernel_builder.hub.remote_repository import RemoteRepository
 
 from ...conftest import CPU as VARIANT
 from ..conftest import RunningHub
@@ -254,6 +255,16 @@ def test_wrong_requests_are_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         put(hub, quick, **options)
+
+
+def test_what_is_no_address_or_name_is_said_once() -> None:
+    with pytest.raises(HubError) as raised:
+        RemoteRepository("unowned")
+    assert str(raised.value) == "'unowned': not a valid name of a repository: it has no organisation"
+    with pytest.raises(HubError) as raised:
+        RemoteRepository("org/name", endpoint="127.0.0.1:8000").files("main")
+    assert str(raised.value).endswith("'127.0.0.1:8000' is no address of a Hub")
+    assert raised.value.hint == "begin $HF_ENDPOINT with http:// or https://"
 
 
 def test_a_tampered_package_is_not_published(hub: RunningHub, quick: Path) -> None:

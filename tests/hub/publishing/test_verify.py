@@ -16,7 +16,7 @@ from kernel_builder.hub.verification import Verification, verify
 from kernel_builder.pipeline import BuildRequest, build
 from kernel_builder.toolchain import Toolchains
 
-from ...conftest import CPU
+from ...conftest import CPU, PROJECTS
 from ..conftest import RunningHub
 from .conftest import edit
 from .test_publish import CUDA, DOUBLING, put
@@ -82,6 +82,10 @@ def test_a_kernel_is_built_again_at_its_commit(hub: RunningHub, scale: Path, tmp
     git("commit", "-am", "Later")
     (verdict,) = check(hub, "org/scale", source=scale).variants
     assert (verdict.rebuilt, verdict.ok) == ("equal", True)
+
+    other = shutil.copytree(PROJECTS / "full-scale", tmp_path / "other")
+    (verdict,) = check(hub, "org/scale", source=other).variants
+    assert verdict.rebuilt == "not built: --source has the kernel full_scale, not stable_scale"
 
     (package,) = (scale / "build").iterdir()
     source.write_text(source.read_text().removesuffix("// later\n"))
