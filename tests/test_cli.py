@@ -70,6 +70,24 @@ def test_errors_are_text_or_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert answer["where"] and answer["hint"]
 
 
+def test_what_is_not_loaded_for_another_torch_says_what_would_be(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def built(release: str, passed: tuple[str, ...]) -> BuiltPackage:
+        skipped = (
+            {} if passed else {"load": f"Torch version ({release}) does not match environment Torch version (2.13)"}
+        )
+        name = f"torch{release.replace('.', '')}-cxx11-cpu-x86_64-linux"
+        return BuiltPackage("relu", name, tmp_path, "_relu", "built", (), 2048, passed, skipped, {}, None)
+
+    newest = (built("2.14", ()), built("2.15", ()))
+    advice = "    `--variant torch213-cxx11-cpu-x86_64-linux` builds one for the Torch that is installed"
+    print_summary(BuildSummary(newest, (), (), {}, 0, 0, None, 0.0))
+    assert advice in capsys.readouterr().out.splitlines()
+    print_summary(BuildSummary((*newest, built("2.13", ("load",))), (), (), {}, 0, 0, None, 0.0))
+    assert advice not in capsys.readouterr().out.splitlines()
+
+
 def test_the_reason_why_variants_are_not_built_here_is_said_once(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -109,6 +110,15 @@ def _print_skipped(summary: BuildSummary) -> None:
             reasons.setdefault(reason, []).append(built.variant)
     for reason, names in reasons.items():
         click.secho(f"not loaded here: {some_of(list(dict.fromkeys(names)), _NAMED)}: {_cut(reason)}", fg="yellow")
+    loadable = {name for reason, names in reasons.items() for name in _loadable(reason, names)}
+    if loadable and not any("load" in built.passed for built in summary.packages):
+        click.echo(f"    `--variant {min(loadable)}` builds one for the Torch that is installed")
+
+
+def _loadable(reason: str, names: Sequence[str]) -> Iterator[str]:
+    """Yield the variants like these for the Torch that the client has named as the reason."""
+    if found := re.search(r"environment Torch version \((\d+)\.(\d+)\)", reason):
+        yield from (re.sub(r"^torch\d+-", f"torch{found[1]}{found[2]}-", name) for name in names)
 
 
 def _print_table(summary: BuildSummary) -> None:
