@@ -16,6 +16,7 @@ _CAUSES = (
     (re.compile(r"\b(?:ModuleNotFound|Import)Error\b"), "python-imports", ""),
     (re.compile("does not define module export function"), "python-abi", ""),
     (re.compile(r"operator \S+::(\w+) does not exist"), "ops", r"\b{}\b|fixed namespace"),
+    (re.compile(r"_OpNamespace' \S+ object has no attribute '(\w+)'"), "ops", r"\bop {},"),
     (re.compile("was killed by"), "ops", "the schema of|dispatch key"),
 )
 

@@ -128,7 +128,7 @@ def _misnamed(package: CheckedPackage, registered: AbstractSet[str], said: str) 
                     source.name,
                     f"line {node.lineno}: {use} the op {name}, which the package does not register",
                     f"did you mean {close[0]}?" if close else f"the ops are {', '.join(sorted(registered))}",
-                    "error" if f"::{name} does not exist" in said else "warning",
+                    "error" if re.search(rf"::{name} does not exist|_OpNamespace' .*'{name}'$", said) else "warning",
                 )
 
 

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import subprocess
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -19,7 +20,7 @@ from typing import Any
 import kernels
 import torch
 
-from kernel_builder.errors import ConfigError, VariantError
+from kernel_builder.errors import ConfigError, KernelBuilderError, VariantError
 from kernel_builder.measure import workloads as declarations
 from kernel_builder.measure.case import Function, measure, measure_host
 from kernel_builder.measure.compiled import compile_ahead, compiled
@@ -63,7 +64,7 @@ def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkRep
     """Measure every selected point, and the host overhead of every selected operation.
 
     Raises:
-        ConfigError: If the project declares no workloads, or not the selected ones.
+        ConfigError: If the project declares no workloads, or not the selected ones, or one raises an exception.
         MeasureError: If the GPU fails. The rows measured before are in `request.json`.
         VariantError: If the project has no build that this machine can load.
     """
@@ -84,14 +85,20 @@ def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkRep
     timer = clock(device)
     for done, point in enumerate(todo, 1):
         row = Row(point)
-        with _functions(chosen, point, kernel, device, peers) as (workload, functions):
+        with (
+            _errors_of(request.project),
+            _functions(chosen, point, kernel, device, peers) as (workload, functions),
+        ):
             measure(workload, row, functions, timer, request.rounds)
         report.rows.append(row)
         progress.advance("measuring", done, len(todo), detail=f"{point}: {_verdict(row)}")
         _keep(report, request)
     for point in costs:
         host = HostOverhead(point)
-        with _functions(chosen, point, kernel, device, peers) as (workload, functions):
+        with (
+            _errors_of(request.project),
+            _functions(chosen, point, kernel, device, peers) as (workload, functions),
+        ):
             measure_host(workload, host, functions, request.rounds)
         report.hosts.append(host)
         _keep(report, request)
@@ -171,6 +178,26 @@ def _host_points(todo: Sequence[Point], chosen: Mapping[str, type[Any]]) -> list
 def _keep(report: BenchmarkReport, request: BenchmarkRequest) -> None:
     if request.json:
         report.save(request.json)
+
+
+@contextlib.contextmanager
+def _errors_of(project: Path) -> Iterator[None]:
+    """Turn an exception that a project's `benchmarks` raise into an error with their line."""
+    try:
+        yield
+    except Exception as error:
+        own = [
+            frame
+            for frame in traceback.extract_tb(error.__traceback__)
+            if Path(frame.filename).resolve().parent == (project / "benchmarks").resolve()
+        ]
+        if not own or isinstance(error, KernelBuilderError):
+            raise
+        text = str(error).strip().split("\n")[0]
+        raise ConfigError(
+            f"line {own[-1].lineno}, in {own[-1].name}: {type(error).__name__}: {text}",
+            where=str(project / "benchmarks" / Path(own[-1].filename).name),
+        ) from error
 
 
 def _load(project: Path, device: str) -> Any:

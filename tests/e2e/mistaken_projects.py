@@ -144,6 +144,7 @@ COMPILED = {
     "typed-full": (TYPED_FULL, PYTHON),
     "unincluded": (WITHOUT_HEADER, PYTHON),
     "fake": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input)")),
+    "bound-early": (f"{HEAD}{SCALED}{SOUND}{MODULE}", f"{PYTHON}_scaled = ops.scald.default\n"),
     "sound": (f"{HEAD}{SCALED}{SOUND}{MODULE}", PYTHON.replace("(input, factor)", "(input, factor=1.0, device=None)")),
     "throwing": (THROWING, PYTHON),
     "left-out": (LEFT_OUT, PYTHON),

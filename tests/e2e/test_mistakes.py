@@ -226,6 +226,11 @@ LOAD = "the client cannot load the package: "
             "did you mean doubled?",
         ),
         (
+            "bound-early",
+            "ops: torch-ext/bound_early/__init__.py: line 11: calls the op scald, which the package does not register",
+            "did you mean scaled?",
+        ),
+        (
             "missing",
             f"load: torch-ext/missing/__init__.py: {LOAD}ModuleNotFoundError: No module named 'MODULE.lost'",
             "import the package's `__init__.py` by hand to see the full traceback",
