@@ -19,6 +19,9 @@ def of_project(project: Project) -> Iterator[str]:
     if isinstance(project.framework, TvmFfi):
         yield "this builder does not build [tvm-ffi] extensions"
         return
+    for kernel in project.kernels:
+        if kernel.backend not in project.backends:
+            yield f"[kernel.{kernel.name}] is for {kernel.backend}, which is not in [general] backends: it is not built"
     for backend in offered.skipped_backends(project):
         yield f"this builder does not compile for {backend}"
 
