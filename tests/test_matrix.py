@@ -216,8 +216,8 @@ def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
     many = [replace(stable, name=f"k{number}", backends=("cpu", "rocm", "metal")) for number in range(6)]
     tvm = replace(stable, name="tvm", framework=TvmFfi(src=()), warnings=("something",))
     assert notices([*many, tvm]) == [
-        "6 projects (k0, k1, k2 and 3 more): [kernel.scale_cuda] is for cuda, which is not in [general] backends: it is "
-        "not built",
+        "6 projects (k0, k1, k2 and 3 more): [kernel.scale_cuda] is for cuda, which is not in [general] backends: it "
+        "is not built",
         "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm",
         "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal",
         "tvm: something",
