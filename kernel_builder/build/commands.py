@@ -31,6 +31,9 @@ _NVCC_FLAGS = (
     "--expt-extended-lambda",
     "-Xcompiler=-fPIC,-fvisibility=hidden,-fvisibility-inlines-hidden",
 )
+# ptxas spills registers of what clang makes of some kernels without these. Loop strength reduction keeps a pointer for
+# each access of a loop, where one index would do; and clang's own schedule keeps many values alive.
+CLANG_DEVICE_FLAGS = ("-Xarch_device", "-mllvm=-disable-lsr", "-Xarch_device", "-mllvm=-nvptx-sched4reg")
 _CLANG_FLAGS = (
     "-O3",
     "-DNDEBUG",
@@ -43,6 +46,7 @@ _CLANG_FLAGS = (
     # GNU's assembler lists the files of .incbin, and is that of g++.
     "-fno-integrated-as",
     "-ffile-compilation-dir=.",
+    *CLANG_DEVICE_FLAGS,
     # Every driver for CUDA 12 can read this compression. Smaller ones need a driver for 12.4.
     "-Xcuda-fatbinary",
     "--compress-all",
