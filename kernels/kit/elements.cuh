@@ -23,9 +23,39 @@ namespace kit {
 
 constexpr int kVectorBytes = 16;
 
+// The type of one load or store.
+template <size_t kBytes>
+struct Word;
+template <>
+struct Word<2> {
+  using Type = uint16_t;
+};
+template <>
+struct Word<4> {
+  using Type = uint32_t;
+};
+template <>
+struct Word<8> {
+  using Type = uint2;
+};
+template <>
+struct Word<16> {
+  using Type = uint4;
+};
+
+// clang returns a structure element by element: it splits a vector of 16-bit elements where it is loaded, and after a
+// condition each load is waited for before the next one is issued. It returns a union as its most aligned member,
+// `word`.
 template <typename T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Vector {
+#if defined(__clang__)
+  union {
+    T elements[kWidth];
+    typename Word<sizeof(T) * kWidth>::Type word;
+  };
+#else
   T elements[kWidth];
+#endif
 };
 
 __device__ __forceinline__ float decode(float value) { return value; }
@@ -66,24 +96,27 @@ __device__ __forceinline__ float decode(const Vector<T, kWidth>& vector, int i) 
   return decode(vector.elements[i]);
 }
 
-template <size_t kBytes>
-struct Word;
-template <>
-struct Word<2> {
-  using Type = uint16_t;
-};
-template <>
-struct Word<4> {
-  using Type = uint32_t;
-};
-template <>
-struct Word<8> {
-  using Type = uint2;
-};
-template <>
-struct Word<16> {
-  using Type = uint4;
-};
+// Rounds all elements, 16-bit ones in pairs: that is one instruction per pair.
+template <typename T, int kWidth>
+__device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kWidth]) {
+  Vector<T, kWidth> vector;
+  if constexpr (kWidth % 2 != 0 || sizeof(T) != 2) {
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) vector.elements[i] = encode<T>(values[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kWidth; i += 2) {
+      if constexpr (std::is_same_v<T, __half>) {
+        const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
+        memcpy(&vector.elements[i], &pair, sizeof(pair));
+      } else {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
+        memcpy(&vector.elements[i], &pair, sizeof(pair));
+      }
+    }
+  }
+  return vector;
+}
 
 // nvcc's __stwb, which clang lacks.
 __device__ __forceinline__ void store_word(uint16_t* to, uint16_t word) {
@@ -117,6 +150,15 @@ __device__ __forceinline__ void store(T* to, const Vector<T, kWidth>& vector) {
   Whole whole;
   memcpy(&whole, &vector, sizeof(whole));
   store_word(reinterpret_cast<Whole*>(to), whole);
+}
+
+// Returns an offset unchanged. clang computes the addresses that a loop does not change before it, and keeps them in
+// registers or spills them. Those of this result are computed in the loop, as nvcc does.
+__device__ __forceinline__ int computed_here(int offset) {
+#if defined(__clang__)
+  asm volatile("" : "+r"(offset));
+#endif
+  return offset;
 }
 
 // Returns 16 of the 32 bytes in `low` and `high`, from byte `misalignment` (below 16) on.

@@ -497,8 +497,9 @@ __device__ __forceinline__ void finish_row(const RingBackward& problem, const Ri
 #pragma unroll
         for (int j = 0; j < kWidth; ++j) sums[kGate][i][j] += total[j] * branch[j];
       }
-      multiply_by_factors(at.factors + at.factor_bytes + i * kWidth / 4 * at.group * static_cast<int>(sizeof(float4)),
-                          at.group, total);
+      const int group = computed_here(at.group);
+      multiply_by_factors(at.factors + at.factor_bytes + i * kWidth / 4 * group * static_cast<int>(sizeof(float4)),
+                          group, total);
       write_vector(at, problem.grad_branch, index, i, total);
     }
   }

@@ -368,8 +368,19 @@ struct GeneralNorm {
   }
 };
 
+// The threads of an SM. ptxas ignores launch bounds of more, with a warning.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr int kMostThreadsPerSm = 1024;
+#else
+constexpr int kMostThreadsPerSm = 1536;
+#endif
+
+template <int kRow>
+constexpr int kGeneralBlocksPerSm =
+    std::min(kForwardGeneralTable[kRow].blocks_per_sm, kMostThreadsPerSm / kForwardGeneralTable[kRow].max_threads);
+
 template <typename T, int kRow>
-__global__ void __launch_bounds__(kForwardGeneralTable[kRow].max_threads, kForwardGeneralTable[kRow].blocks_per_sm)
+__global__ void __launch_bounds__(kForwardGeneralTable[kRow].max_threads, kGeneralBlocksPerSm<kRow>)
     forward_general_kernel(const __grid_constant__ GeneralForward problem) {
   constexpr ForwardGeneralConfig kConfig = kForwardGeneralTable[kRow];
   if constexpr (!kInThisCode<kForwardGeneralTable, kRow>) return;

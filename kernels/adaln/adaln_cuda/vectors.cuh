@@ -97,7 +97,7 @@ __device__ __forceinline__ int misalignment_of(const T* row) {
   return static_cast<int>(reinterpret_cast<uintptr_t>(row) / sizeof(T) % kWidth);
 }
 
-// Conversions to float32 and back, in pairs, which takes half the instructions.
+// Conversions to float32, in pairs, which takes half the instructions.
 template <int kWidth>
 __device__ __forceinline__ void decode_all(const float* elements, float (&values)[kWidth]) {
 #pragma unroll
@@ -144,27 +144,6 @@ __device__ __forceinline__ void decode_words(uint4 word, float (&values)[kVector
     values[i] = two[0];
     values[i + 1] = two[1];
   }
-}
-
-template <typename T, int kWidth>
-__device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kWidth]) {
-  Vector<T, kWidth> vector;
-  if constexpr (kWidth == 1 || std::is_same_v<T, float>) {
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) vector.elements[i] = encode<T>(values[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kWidth; i += 2) {
-      if constexpr (std::is_same_v<T, __half>) {
-        const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
-        memcpy(&vector.elements[i], &pair, sizeof(pair));
-      } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
-        memcpy(&vector.elements[i], &pair, sizeof(pair));
-      }
-    }
-  }
-  return vector;
 }
 
 // Reads a vector of T from shared memory.
@@ -282,10 +261,7 @@ __device__ __forceinline__ void store_mixed(void* to, Type type, int64_t index, 
   if (sizeof(T) == sizeof(float) || type == Type::float32) {
     store_floats(static_cast<float*>(to) + index, values);
   } else {
-    Vector<T, kWidth> vector;
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) vector.elements[i] = encode<T>(values[i]);
-    store(static_cast<T*>(to) + index, vector);
+    store(static_cast<T*>(to) + index, encode_all<T>(values));
   }
 }
 

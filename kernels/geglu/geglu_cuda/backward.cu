@@ -32,19 +32,20 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
+    float of_gate[kWidth], of_up[kWidth];
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
-      const float upstream = decode(grad[i].elements[j]);
+      const float upstream = decode(grad[i], j);
       float value, derivative;
-      G::value_and_derivative(decode(gate[i].elements[j]), value, derivative);
-      gate[i].elements[j] = encode<T>(upstream * decode(up[i].elements[j]) * derivative);
-      up[i].elements[j] = encode<T>(upstream * value);
+      G::value_and_derivative(decode(gate[i], j), value, derivative);
+      of_gate[j] = upstream * decode(up[i], j) * derivative;
+      of_up[j] = upstream * value;
     }
     const uint32_t vector = first + i * kThreads;
     if (vector < chunk.count) {
       const uint32_t row = chunk.row(vector);
-      store(tensors.grad_gate.at(vector, row), gate[i]);
-      store(tensors.grad_up.at(vector, row), up[i]);
+      store(tensors.grad_gate.at(vector, row), encode_all<T>(of_gate));
+      store(tensors.grad_up.at(vector, row), encode_all<T>(of_up));
     }
   }
 }

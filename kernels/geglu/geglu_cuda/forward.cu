@@ -34,13 +34,11 @@ __global__ void __launch_bounds__(Config::kThreads)
   }
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    Vector<T, kWidth> out;
+    float out[kWidth];
 #pragma unroll
-    for (int j = 0; j < kWidth; ++j) {
-      out.elements[j] = encode<T>(decode(up[i].elements[j]) * G::value(decode(gate[i].elements[j])));
-    }
+    for (int j = 0; j < kWidth; ++j) out[j] = decode(up[i], j) * G::value(decode(gate[i], j));
     const uint32_t vector = first + i * kThreads;
-    if (vector < chunk.count) store(tensors.out + static_cast<int64_t>(vector) * kWidth, out);
+    if (vector < chunk.count) store(tensors.out + static_cast<int64_t>(vector) * kWidth, encode_all<T>(out));
   }
 }
 
@@ -101,11 +99,10 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
     }
   }
-  Vector<T, kWidth> out;
+  float values[kWidth];
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    out.elements[i] = encode<T>(decode(ups.elements[i]) * G::value(decode(gates.elements[i])));
-  }
+  for (int i = 0; i < kWidth; ++i) values[i] = decode(ups, i) * G::value(decode(gates, i));
+  const auto out = encode_all<T>(values);
   if (count == kWidth) {
     store(tensors.out + first, out);
   } else {

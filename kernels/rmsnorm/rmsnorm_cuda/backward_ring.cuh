@@ -106,7 +106,7 @@ struct EndVectors {
 template <typename T>
 __device__ __forceinline__ void store_end(const RowGradient& row, const EndVectors<T>& ends, bool add,
                                           EndElement& element, T* grad_x) {
-  store(grad_x + element.column,
+  store(grad_x + computed_here(element.column),
         gradient(ends.x, ends.grad, element.factor, row, add, ends.grad_sum, element.weight_sum));
 }
 
@@ -298,7 +298,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (slice.column(i) < columns) {
         float values[kWidth];
         factors.get(arguments.weight, i, values);
-        store(grad_x + slice.column(i), gradient_of_vector(ring, values, i, row_gradient, add, weight_sums[i]));
+        store(grad_x + computed_here(slice.column(i)),
+              gradient_of_vector(ring, values, i, row_gradient, add, weight_sums[i]));
       }
     }
     if (!kFast) __syncwarp();  // before another thread overwrites the ends

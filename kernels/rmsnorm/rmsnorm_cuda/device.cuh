@@ -35,28 +35,6 @@ __device__ __forceinline__ void make_opaque(Vector<T, kWidth>& vector) {
   }
 }
 
-// Rounds all elements, 16-bit ones in pairs: that is one instruction per pair.
-template <typename T, int kWidth>
-__device__ __forceinline__ Vector<T, kWidth> encode_all(const float (&values)[kWidth]) {
-  Vector<T, kWidth> vector;
-#pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    if constexpr (kWidth % 2 == 0 && sizeof(T) == 2) {
-      if (i % 2 != 0) continue;
-      if constexpr (std::is_same_v<T, __half>) {
-        const __half2 pair = __floats2half2_rn(values[i], values[i + 1]);
-        memcpy(&vector.elements[i], &pair, sizeof(pair));
-      } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(values[i], values[i + 1]);
-        memcpy(&vector.elements[i], &pair, sizeof(pair));
-      }
-    } else {
-      vector.elements[i] = encode<T>(values[i]);
-    }
-  }
-  return vector;
-}
-
 // The factors (weight + offset) of a vector of columns, in two steps: the load is in flight while the row is reduced,
 // the conversion follows. float32 weights of 16-bit rows would take too many registers and are loaded in the second
 // step.

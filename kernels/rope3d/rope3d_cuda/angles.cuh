@@ -91,10 +91,9 @@ __device__ __forceinline__ void load_interleaved_axes(const float* table, const 
 #pragma unroll
   for (int i = 0; i < kAxes; ++i) {
     const int own = axis + i < kAxes ? axis + i : axis + i - kAxes;
-    offsets[i] = (own == 0   ? rows.of_axis[0]
-                  : own == 1 ? rows.of_axis[1]
-                             : rows.of_axis[2]) +
-                 2 * (entry + (axis + i >= kAxes));
+    // Two selections between values: clang makes branches of nested ones.
+    const int later = own == 1 ? rows.of_axis[1] : rows.of_axis[2];
+    offsets[i] = (own == 0 ? rows.of_axis[0] : later) + 2 * (entry + (axis + i >= kAxes));
   }
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {

@@ -38,15 +38,14 @@ __device__ __forceinline__ void store_sums_of_lanes(const NormParams& params, co
     const int element = i % Tile::kElements;
     float sum = 0.0f;
     for (int other = 0; other < kWarps; ++other) sum += of_warps[other][i / Tile::kElements][element];
-    const uint32_t index = column.template weight_index<Tile::kWidth>(params, element / Tile::kWidth);
+    const uint32_t index = column.template weight_index<Tile::kWidth>(element / Tile::kWidth);
     side.partial[blockIdx.x * static_cast<int64_t>(side.row_elements) + index + element % Tile::kWidth] = sum;
   }
 }
 
 // For rows of a block: a thread has the only sums of its columns.
 template <typename Tile>
-__device__ __forceinline__ void store_sums_of_block(const NormParams& params, const NormSide& side,
-                                                    const NormColumn (&columns)[Tile::kColumns],
+__device__ __forceinline__ void store_sums_of_block(const NormSide& side, const NormColumn (&columns)[Tile::kColumns],
                                                     const float (&sums)[Tile::kColumns][Tile::kElements]) {
   float* part = side.partial + blockIdx.x * static_cast<int64_t>(side.row_elements);
 #pragma unroll
@@ -57,7 +56,7 @@ __device__ __forceinline__ void store_sums_of_block(const NormParams& params, co
       float values[Tile::kWidth];
 #pragma unroll
       for (int j = 0; j < Tile::kWidth; ++j) values[j] = sums[i][vector * Tile::kWidth + j];
-      store_floats(part + columns[i].template weight_index<Tile::kWidth>(params, vector), values);
+      store_floats(part + columns[i].template weight_index<Tile::kWidth>(vector), values);
     }
   }
 }
@@ -98,7 +97,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].backward_threads, 512 / kN
       x[row()][i()].decode_all(values);
       grad[row()][i()].decode_all(grads);
       rotate_column<Tile, true>(angles[i()], grads);
-      get_factors<Tile, T, false>(params, params.sides[row() % kMaxSides], columns[i()], weights, factors);
+      get_factors<Tile, T, false>(params.sides[row() % kMaxSides], columns[i()], weights, factors);
 #pragma unroll
       for (int j = 0; j < Tile::kElements; ++j) {
         sums[2 * row()] += values[j] * values[j];
@@ -120,7 +119,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].backward_threads, 512 / kN
       column.decode_all(values);
       grad[row()][i()].decode_all(grads);
       rotate_column<Tile, true>(angles[i()], grads);
-      get_factors<Tile, T, false>(params, side, columns[i()], weights, factors);
+      get_factors<Tile, T, false>(side, columns[i()], weights, factors);
 #pragma unroll
       for (int j = 0; j < Tile::kElements; ++j) {
         weight_sums[kSide][i()][j] += grads[j] * (values[j] * rstd);
@@ -135,7 +134,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].backward_threads, 512 / kN
   for (int side = 0; side < kMaxSides; ++side) {
     if (params.sides[side].partial == nullptr) continue;
     if constexpr (Tile::kBlock) {
-      store_sums_of_block<Tile>(params, params.sides[side], columns, weight_sums[side]);
+      store_sums_of_block<Tile>(params.sides[side], columns, weight_sums[side]);
     } else {
       store_sums_of_lanes<Tile>(params, params.sides[side], weight_sums[side][0]);
     }

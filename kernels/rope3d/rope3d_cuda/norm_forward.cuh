@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
 #pragma unroll
   for (int i = 0; i < kMaxSides * Tile::kColumns; ++i) {
     const int side = i / Tile::kColumns, column = i % Tile::kColumns;
-    load_weights(params, params.sides[side], columns[column], weights[side][column]);
+    load_weights(params.sides[side], columns[column], weights[side][column]);
   }
   Angles<Tile::kPairs> angles[Tile::kColumns];
 #pragma unroll
@@ -52,7 +52,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     column.make_opaque();
     float values[Tile::kElements], factors[Tile::kElements];
     column.decode_all(values);
-    get_factors<Tile, T, true>(params, side, columns[i()], weights[kSide][i()], factors);
+    get_factors<Tile, T, true>(side, columns[i()], weights[kSide][i()], factors);
 #pragma unroll
     for (float& value : values) value *= rstd;
     if constexpr (sizeof(T) < sizeof(float)) {

@@ -127,20 +127,22 @@ struct NormColumn {
   bool in_row;
   uint32_t head, first, second;
   int pair;
-  bool rotated;  // in tokens after the prefix
+  bool rotated;           // in tokens after the prefix
+  uint32_t head_weights;  // the index of the first weight of the head
 
   // The index of a vector's first weight. kWidth: elements of a vector.
   template <int kWidth>
-  __device__ __forceinline__ uint32_t weight_index(const NormParams& params, int vector) const {
-    return (params.per_token ? head * params.width : 0) + (vector == 0 ? first : second) * kWidth;
+  __device__ __forceinline__ uint32_t weight_index(int vector) const {
+    return head_weights + (vector == 0 ? first : second) * kWidth;
   }
 };
 
 template <typename Tile>
 __device__ __forceinline__ NormColumn norm_column(const NormParams& params, uint32_t number) {
   constexpr int kWidth = Tile::kWidth;
-  NormColumn column{number < params.row_columns, 0, number, 0, 0, false};
+  NormColumn column{number < params.row_columns, 0, number, 0, 0, false, 0};
   if (Tile::kBlock) column.head = params.by_columns(number, column.first);
+  if (params.per_token) column.head_weights = column.head * params.width;
   const int start = static_cast<int>(column.first) * kWidth;
   if constexpr (Tile::kSplit) {
     // The rotated columns come first, then those that are not rotated.
@@ -219,7 +221,7 @@ __device__ __forceinline__ void store_column(const NormParams& params, const Nor
 
 // Loads the weights of a column, if they have the dtype of q; they are 1 if there are none.
 template <typename Tile, typename T>
-__device__ __forceinline__ void load_weights(const NormParams& params, const NormSide& norm, const NormColumn& column,
+__device__ __forceinline__ void load_weights(const NormSide& norm, const NormColumn& column,
                                              ColumnData<Tile, T>& weights) {
 #pragma unroll
   for (auto& vector : weights.vectors) {
@@ -229,7 +231,7 @@ __device__ __forceinline__ void load_weights(const NormParams& params, const Nor
   if (norm.weight == nullptr || norm.float32_weight || !column.in_row || column.head >= norm.heads) return;
 #pragma unroll
   for (int vector = 0; vector < Tile::kVectors; ++vector) {
-    const uint32_t index = column.template weight_index<Tile::kWidth>(params, vector);
+    const uint32_t index = column.template weight_index<Tile::kWidth>(vector);
     weights.vectors[vector] = load<T, Tile::kWidth>(static_cast<const T*>(norm.weight) + index);
   }
 }
@@ -237,19 +239,19 @@ __device__ __forceinline__ void load_weights(const NormParams& params, const Nor
 // Sets the factors of a column, from weights that have been loaded or, where they would take too many registers, from
 // memory.
 template <typename Tile, typename T, bool kLoaded>
-__device__ __forceinline__ void get_factors(const NormParams& params, const NormSide& norm, const NormColumn& column,
-                                            ColumnData<Tile, T>& loaded, float (&factors)[Tile::kElements]) {
+__device__ __forceinline__ void get_factors(const NormSide& norm, const NormColumn& column, ColumnData<Tile, T>& loaded,
+                                            float (&factors)[Tile::kElements]) {
   if (sizeof(T) < sizeof(float) && norm.float32_weight) {
 #pragma unroll
     for (int vector = 0; vector < Tile::kVectors; ++vector) {
-      const uint32_t index = column.template weight_index<Tile::kWidth>(params, vector);
+      const uint32_t index = column.template weight_index<Tile::kWidth>(vector);
       float values[Tile::kWidth];
       load_floats(static_cast<const float*>(norm.weight) + index, values);
 #pragma unroll
       for (int i = 0; i < Tile::kWidth; ++i) factors[vector * Tile::kWidth + i] = values[i];
     }
   } else {
-    if (!kLoaded) load_weights(params, norm, column, loaded);
+    if (!kLoaded) load_weights(norm, column, loaded);
     loaded.make_opaque();
     loaded.decode_all(factors);
   }

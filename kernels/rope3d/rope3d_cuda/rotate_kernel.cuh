@@ -142,6 +142,40 @@ __device__ __forceinline__ void rotate_pair(T& a, T& b, float cos, float sin) {
   b = encode<T>(first * sin + second * cos);
 }
 
+// Rotates a column of two vectors or, where `kSplit` is false, of `a` alone.
+template <bool kSplit, int kPairs, typename T, int kWidth>
+__device__ __forceinline__ void rotate_column(const Angles<kPairs>& angles, Vector<T, kWidth>& a,
+                                              Vector<T, kWidth>& b) {
+#if defined(__clang__)
+  // Selections and whole vectors: clang makes a branch of each condition, and ptxas converts clang's elements one by
+  // one.
+  float values[2][kWidth];
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) {
+    values[0][j] = decode(a, j);
+    if (kSplit) values[1][j] = decode(b, j);
+  }
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    float &x = kSplit ? values[0][j] : values[0][2 * j], &y = kSplit ? values[1][j] : values[0][2 * j + 1];
+    const float first = x, second = y, cos = angles.cos[j], sin = angles.sin[j];
+    const bool rotated = (angles.passthrough >> j & 1) == 0;
+    x = rotated ? first * cos - second * sin : first;
+    y = rotated ? first * sin + second * cos : second;
+  }
+  a = encode_all<T>(values[0]);
+  if (kSplit) b = encode_all<T>(values[1]);
+#else
+  // By elements: with whole vectors nvcc's code takes up to 17 more registers, and up to 24 % more time (H100).
+#pragma unroll
+  for (int j = 0; j < kPairs; ++j) {
+    T& x = kSplit ? a.elements[j] : a.elements[2 * j];
+    T& y = kSplit ? b.elements[j] : a.elements[2 * j + 1];
+    if (!(angles.passthrough >> j & 1)) rotate_pair(x, y, angles.cos[j], angles.sin[j]);
+  }
+#endif
+}
+
 // kRow: of the launch table.
 template <typename T, int kWidth, int kRow, Source kSource, typename Index>
 __global__ void __launch_bounds__(kLaunchTable[kRow].max_threads)
@@ -187,12 +221,7 @@ __global__ void __launch_bounds__(kLaunchTable[kRow].max_threads)
       const TensorLayout<Index>& tensor = params.tensors[side];
       const Index offset = work.sequence * tensor.to_batch + work.token * tensor.to_token + head * tensor.to_head;
       auto* to = static_cast<Unit*>(tensor.to);
-#pragma unroll
-      for (int j = 0; j < kPairs; ++j) {
-        T& x = kSplit ? a[i].elements[j] : a[i].elements[2 * j];
-        T& y = kSplit ? b[i].elements[j] : a[i].elements[2 * j + 1];
-        if (!(angles.passthrough >> j & 1)) rotate_pair(x, y, angles.cos[j], angles.sin[j]);
-      }
+      rotate_column<kSplit>(angles, a[i], b[i]);
       store(reinterpret_cast<T*>(to + (offset + column.first)), a[i]);
       if (kSplit) store(reinterpret_cast<T*>(to + (offset + column.second)), b[i]);
     }
