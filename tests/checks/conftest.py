@@ -3,19 +3,37 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+
+from kernel_builder.checks import ProbeProcess
 
 from .sample import SOURCE, TORCH, Compile, Make, assemble, identity
 
 
 @pytest.fixture(scope="session")
+def probe() -> Iterator[ProbeProcess]:
+    """Return a process that imports Torch once, and loads each package in a fork of itself."""
+    with ProbeProcess() as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory of empty libraries to link with, since a CPU build of Torch has no libtorch_cuda.so."""
+    """A directory of empty libraries to link with.
+
+    A CPU build of Torch has no libtorch_cuda.so, and the linker needs 0.2 s to read its libtorch_cpu.so.
+    """
     directory = tmp_path_factory.mktemp("libraries")
-    for name in ("libtorch_cuda.so", "libforeign.so.3", "libcudart.so.12", "libgomp-a34b3233.so.1"):
+    for name in (
+        "libtorch_cpu.so",
+        "libtorch_cuda.so",
+        "libforeign.so.3",
+        "libcudart.so.12",
+        "libgomp-a34b3233.so.1",
+    ):
         command = ["g++", "-shared", "-x", "c++", "/dev/null", f"-Wl,-soname,{name}", "-o", str(directory / name)]
         subprocess.run(command, check=True)
     return directory
@@ -44,7 +62,7 @@ def compile_module(tmp_path_factory: pytest.TempPathFactory, libraries: Path) ->
                 "-fvisibility=hidden",
                 f"-DID={identity(variant)}",
             ]
-            torch = ["-Wl,--no-as-needed", f"-L{TORCH / 'lib'}", f"-L{libraries}", torch_library, "-Wl,--as-needed"]
+            torch = ["-Wl,--no-as-needed", f"-L{libraries}", f"-L{TORCH / 'lib'}", torch_library, "-Wl,--as-needed"]
             subprocess.run([*compiler, str(source), "-o", str(module), *torch, *flags], check=True)
             done[key] = module
         return done[key]

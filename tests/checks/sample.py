@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from kernels_data import Digest, DigestAlgorithm
 
-from kernel_builder.checks import CHECKS, Finding, run
+from kernel_builder.checks import CHECKS, Finding, ProbeProcess, run_all
 from kernel_builder.config.variant import Variant, this_platform
 
 TORCH = Path(torch.__file__).parent
@@ -111,6 +111,12 @@ def assemble(
     return directory
 
 
-def findings(package: Path, *only: str) -> list[Finding]:
-    """Return the findings of the named checks, or of all checks but `load`."""
-    return list(run(package, only=only or [name for name in CHECKS if name != "load"]).findings)
+def findings(package: Path, *only: str, probe: ProbeProcess | None = None) -> list[Finding]:
+    """Return the findings of the named checks, or of all checks but `load`.
+
+    Args:
+        probe: A process that loads the package; None for a new one, which imports Torch if a check asks it.
+    """
+    names = only or [name for name in CHECKS if name != "load"]
+    (report,) = run_all([package], only=names, probe=probe)
+    return list(report.findings)

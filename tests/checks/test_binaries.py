@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.checks import ABI_CHECKS, AbiPolicy, run
+from kernel_builder.checks import ABI_CHECKS, AbiPolicy, ProbeProcess, run
 from kernel_builder.config.variant import Release, this_platform
 
 from .sample import STABLE_CPU, STABLE_CUDA, Compile, Make, findings, identity
@@ -27,7 +27,7 @@ SLEEF = '\nextern "C" void Sleef_expf8_u10(); auto* sleef = &Sleef_expf8_u10;\n'
 SCALAR_OF_TORCH = calling("namespace c10 { struct Scalar { Scalar(int); void* p; }; }", "c10::Scalar s(1)")
 
 
-def test_valid_packages_have_no_findings(compile_module: Compile, make: Make) -> None:
+def test_valid_packages_have_no_findings(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
     openmp = calling(
         'extern "C" { void GOMP_parallel(); int omp_in_parallel(); }', "GOMP_parallel(); omp_in_parallel()"
     )
@@ -42,7 +42,7 @@ def test_valid_packages_have_no_findings(compile_module: Compile, make: Make) ->
         ),
         make("torch-cpu"),
     ]
-    assert [findings(package) for package in packages] == [[], [], [], []]
+    assert [findings(package, probe=probe) for package in packages] == [[], [], [], []]
 
 
 CUDA_LIBRARIES = (
@@ -208,30 +208,39 @@ def test_cuda_libraries_are_those_that_torch_loads(
     ],
 )
 def test_a_broken_binary_has_one_finding(
-    compile_module: Compile, make: Make, extra: str, flags: list[str], check: str, message: str, hint: str
+    compile_module: Compile,
+    make: Make,
+    probe: ProbeProcess,
+    extra: str,
+    flags: list[str],
+    check: str,
+    message: str,
+    hint: str,
 ) -> None:
-    (finding,) = findings(make(STABLE_CPU, compile_module(STABLE_CPU, extra, *flags)))
+    (finding,) = findings(make(STABLE_CPU, compile_module(STABLE_CPU, extra, *flags)), probe=probe)
     assert (finding.check, finding.path) == (check, f"{identity(STABLE_CPU)}.abi3.so")
     assert message in finding.message
     assert hint in finding.hint
 
 
-def test_a_binary_that_is_not_linked_with_torch_is_reported(compile_module: Compile, make: Make) -> None:
-    found = findings(make(STABLE_CPU, compile_module(STABLE_CPU, torch_library="-lc")))
+def test_a_binary_that_is_not_linked_with_torch_is_reported(
+    compile_module: Compile, make: Make, probe: ProbeProcess
+) -> None:
+    found = findings(make(STABLE_CPU, compile_module(STABLE_CPU, torch_library="-lc")), probe=probe)
     assert {finding.check for finding in found} == {"undefined"}
     assert "torch_library_impl is a symbol of Torch, and no library that the binary needs defines it" in [
         finding.message for finding in found
     ]
 
 
-def test_openmp_comes_from_torch(compile_module: Compile, make: Make) -> None:
+def test_openmp_comes_from_torch(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
     """Other OpenMP runtimes, and OpenMP without Torch, are reported."""
     module = compile_module(STABLE_CPU, calling_c("GOMP_parallel"), torch_library="-lc")
     found = {finding.message: finding.hint for finding in findings(make(STABLE_CPU, module), "undefined")}
     message = "GOMP_parallel is a symbol of the OpenMP runtime, and no library that the binary needs defines it"
     assert "libtorch_cpu.so" in found[message]
     module = compile_module(STABLE_CPU, "", "-Wl,--no-as-needed", "-l:libgomp-a34b3233.so.1")
-    (finding,) = findings(make(STABLE_CPU, module))
+    (finding,) = findings(make(STABLE_CPU, module), probe=probe)
     assert finding.check == "dependencies"
     assert "leave the symbols of OpenMP undefined" in finding.hint
 
@@ -245,19 +254,21 @@ def test_an_unversioned_symbol_of_the_cpp_runtime_is_a_warning(compile_module: C
     assert report.ok
 
 
-def test_cuda_libraries_are_those_of_the_variants_cuda(compile_module: Compile, make: Make) -> None:
+def test_cuda_libraries_are_those_of_the_variants_cuda(
+    compile_module: Compile, make: Make, probe: ProbeProcess
+) -> None:
     module = compile_module(STABLE_CUDA, "", "-Wl,--no-as-needed", "-l:libcudart.so.12")
-    (finding,) = findings(make(STABLE_CUDA, module))
+    (finding,) = findings(make(STABLE_CUDA, module), probe=probe)
     assert (finding.check, finding.message) == (
         "dependencies",
         "needs libcudart.so.12, which Torch for CUDA 13 does not depend on",
     )
 
 
-def test_the_full_abi_may_use_the_cpp_of_torch(compile_module: Compile, make: Make) -> None:
+def test_the_full_abi_may_use_the_cpp_of_torch(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
     variant = f"torch213-cxx11-cpu-{this_platform()}"
     package = make(variant, compile_module(variant, SCALAR_OF_TORCH))
-    assert findings(package) == []
+    assert findings(package, probe=probe) == []
     report = run(package, only=["torch-stable-abi"])
     assert report.skipped == {"torch-stable-abi": "the variant does not claim the stable ABI"}
     policy = AbiPolicy(torch_stable=Release(2, 13))
@@ -273,10 +284,10 @@ def test_a_file_that_is_not_a_binary(make: Make, tmp_path: Path) -> None:
     assert set(report.skipped) == set(ABI_CHECKS) - {"binary"}
 
 
-def test_a_binary_for_another_platform_is_reported(compile_module: Compile, make: Make) -> None:
+def test_a_binary_for_another_platform_is_reported(compile_module: Compile, make: Make, probe: ProbeProcess) -> None:
     other = "aarch64-linux" if this_platform() == "x86_64-linux" else "x86_64-linux"
     variant = f"torch-stable-abi210-cpu-{other}"
-    (finding,) = findings(make(variant, compile_module(variant)))
+    (finding,) = findings(make(variant, compile_module(variant)), probe=probe)
     assert (finding.check, f"in a variant for {other}" in finding.message) == ("binary", True)
 
 
