@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.toolchain import Toolchains
+from kernel_builder.toolchain.toolchains import default_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = ROOT / "tests" / "projects"
@@ -42,3 +43,18 @@ def new_cache(tmp_path: Path) -> Callable[[str], Path]:
         return cache
 
     return make
+
+
+@pytest.fixture
+def judge_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a new cache the builder's: its device locks are apart from those of other tests.
+
+    What `torch.compile` needs of a CPU, which takes a judge 15 s to make, is that of the user's cache.
+    """
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    shared = default_cache() / "torch-compile"
+    shared.mkdir(parents=True, exist_ok=True)
+    (cache / "torch-compile").symlink_to(shared, target_is_directory=True)
+    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(cache))
+    return cache

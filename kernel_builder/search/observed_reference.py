@@ -18,7 +18,9 @@ from typing import Any
 
 import torch
 
+from kernel_builder.search import compiler_cache
 from kernel_builder.search.task import read_task
+from kernel_builder.toolchain.toolchains import default_cache
 
 _NCU_KERNELS = 20
 _ROWS = 30
@@ -56,6 +58,8 @@ def _save_code(task: Path, directory: Path) -> None:
         log = Path(scratch, "log")
         # An empty cache: code that is taken from a cache is not logged.
         settings = {"TORCH_LOGS": "output_code", "TORCH_LOGS_OUT": str(log), "TORCHINDUCTOR_CACHE_DIR": scratch}
+        if prepared := compiler_cache.found(default_cache()):
+            shutil.copytree(prepared, scratch, copy_function=os.symlink, dirs_exist_ok=True)
         subprocess.run(script, env={**os.environ, **settings}, check=True)
         lines = [line.partition(_LOG_MARK)[2] for line in log.read_text(encoding="utf-8").splitlines()]
     code = "\n".join(line.removeprefix(" ") for line in lines if "Output code" not in line)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from kernel_builder import sandbox
 from kernel_builder.progress import Silent
+from kernel_builder.search import compiler_cache, observed_reference
 from kernel_builder.search.compiler_cache import prepared
 from kernel_builder.search.judge import judge
 from kernel_builder.search.worker import WorkerFailure, WorkerProcess
@@ -71,3 +73,23 @@ def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(
     verdict = judge(quick(file, rounds=3, peers=("eager", "compile"), compile_seconds=120.0), said)
     assert set(verdict.speed) == {"eager", "compile"}, said.lines
     assert not [line for line in said.lines if "prepar" in line and "torch.compile" in line]
+
+
+def test_the_code_of_a_reference_is_generated_with_what_is_prepared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared_file = tmp_path / "prepared" / "precompiled_headers" / "header.h.gch"
+    prepared_file.parent.mkdir(parents=True)
+    prepared_file.write_text("a header")
+    seen = []
+
+    def run(command: list[str], env: dict[str, str], check: bool) -> None:
+        cache = Path(env["TORCHINDUCTOR_CACHE_DIR"])
+        seen.append((cache / "precompiled_headers" / "header.h.gch").read_text())
+        Path(env["TORCH_LOGS_OUT"]).write_text("V1 [0/0] [__output_code] import torch\n")
+
+    monkeypatch.setattr(compiler_cache, "found", lambda root: tmp_path / "prepared")
+    monkeypatch.setattr(subprocess, "run", run)
+    observed_reference._save_code(tmp_path / "task.py", tmp_path)
+    assert seen == ["a header"]
+    assert (tmp_path / "compiled.py").read_text() == "import torch\n"

@@ -48,10 +48,9 @@ def get_init_inputs():
 
 
 @pytest.fixture
-def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tasks(judge_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with two tasks, a file and a directory, and what is no task."""
     monkeypatch.setenv("QUICK_JUDGE_CALLS", str(tmp_path / "calls"))
-    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(tmp_path / "cache"))
     directory = tmp_path / "tasks"
     (directory / "gate").mkdir(parents=True)
     (directory / "silu.py").write_text(TASK)

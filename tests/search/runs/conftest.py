@@ -8,10 +8,9 @@ import pytest
 
 
 @pytest.fixture
-def judge_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def judge_calls(judge_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the quick judge writes a line for each call; device locks are apart from those of other tests."""
     calls = tmp_path / "judge-calls"
     calls.touch()
     monkeypatch.setenv("QUICK_JUDGE_CALLS", str(calls))
-    monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(tmp_path / "cache"))
     return calls
