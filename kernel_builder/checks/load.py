@@ -166,6 +166,7 @@ _HINTS = (
         "ask for the device in the function that needs it: a package is imported on machines without a GPU too",
     ),
     ("SystemExit", "raise an exception instead, such as ImportError: a library must not end its user's process"),
+    (r"Tried to register an operator \(", "define the op once, in C++ or in Python, and give it one fake"),
     ("no answer after", "look at code that runs when the package is imported: it waits, or computes for too long"),
     ("was killed by [A-Z]+: ", "a static initialiser or an op registration of the binary throws it"),
     ("was killed by", "look at code that runs at load: static initialisers and op registrations"),

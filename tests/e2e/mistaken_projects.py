@@ -163,6 +163,13 @@ from ._ops import add_op_namespace_prefix
 torch.library.define(add_op_namespace_prefix("doubled"), "(Tensor x) -> Tensor")
 torch.library.register_fake(add_op_namespace_prefix("doubld"))(lambda x: x)
 """
+TWICE = """import torch
+
+from ._ops import add_op_namespace_prefix
+
+for _ in range(2):
+    torch.library.define(add_op_namespace_prefix("doubled"), "(Tensor x) -> Tensor")
+"""
 IN_PYTHON = {
     "syntax": {"__init__.py": "from . import part\n", "part.py": "def f(:\n"},
     "circular": {"__init__.py": "from .part import f\n\ng = 1\n", "part.py": "from . import g\n\nf = 1\n"},
@@ -172,6 +179,7 @@ IN_PYTHON = {
     "ops-of": {"__init__.py": "from ._ops import doubled\n"},
     "missing": {"__init__.py": "from .lost import f\n"},
     "misnamed": {"__init__.py": MISNAMED},
+    "twice": {"__init__.py": TWICE},
 }
 
 

@@ -84,13 +84,23 @@ def test_a_bad_project_does_not_stop_another(copy_project: Copy, cache: Path, ke
     assert not (bad / "build").exists()
 
 
-@pytest.mark.parametrize("header", ["scale/lost.h", "cutlass/cutlass.h"])
-def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, header: str) -> None:
+ELSEWHERE = "{} is neither in the project nor in the headers of this variant"
+
+
+@pytest.mark.parametrize(
+    ("header", "advice"),
+    [
+        ("scale/lost.h", ELSEWHERE),
+        ("cutlass/cutlass.h", ELSEWHERE),
+        ("no_such_header", "the C++ library of this compiler has no <{}>: do without"),
+    ],
+)
+def test_a_missing_header(project: Path, cache: Path, kernel_builder: Run, header: str, advice: str) -> None:
     source = project / "scale" / "scale_cpu.cpp"
     replace(source, "#include", f"#include <{header}>\n#include")
     with untouched(project):
         done = kernel_builder(cache, "build", project, "--variant", CPU)
-    hint = f"{header} is neither in the project nor in the headers of this variant"
+    hint = advice.format(header)
     assert_refused(done, 5, "BuildError", where=str(source), message=CPU, hint=hint)
 
 

@@ -247,6 +247,13 @@ def test_a_mistake_has_one_finding(told: Told, project: str, message: str, hint:
     assert (severity, said, advice) == ("error", message, hint)
 
 
+def test_an_op_that_is_defined_twice_in_python(told: Told) -> None:
+    ((severity, said, hint),) = told("twice")
+    assert severity == "error"
+    assert said.startswith(f"load: torch-ext/twice/__init__.py: {LOAD}RuntimeError: Tried to register an operator (")
+    assert hint == "define the op once, in C++ or in Python, and give it one fake"
+
+
 def test_a_source_that_is_left_out_has_one_finding(told: Told) -> None:
     """Eight functions are undefined; loading the package would name one of them again."""
     ((severity, said, hint),) = told("left-out")
