@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -136,25 +137,37 @@ def segment(value: str) -> str:
 
 
 class Slots:
-    """Limits how many uploads or commits are received at once."""
+    """Limits how many uploads, commits or clones there are at once; one client has at most three quarters of them.
+
+    A client that sends or takes a little all the time holds its slots for hours, and the others need some, too.
+    """
 
     def __init__(self, count: int) -> None:
         self._free = count
+        self._share = max(1, count * 3 // 4)
+        self._held: Counter[str] = Counter()
 
     @contextmanager
-    def one(self) -> Iterator[None]:
+    def one(self, client: str) -> Iterator[None]:
         """Hold one slot.
 
+        Args:
+            client: The name of a token, or an address.
+
         Raises:
-            Refusal: If all are taken.
+            Refusal: If all are taken, or too many by this client.
         """
-        if self._free <= 0:
-            raise busy("too many uploads at once; try again in a few seconds")
+        if self._free <= 0 or self._held[client] >= self._share:
+            raise busy("too many of these requests at once; try again in a few seconds")
         self._free -= 1
+        self._held[client] += 1
         try:
             yield
         finally:
             self._free += 1
+            self._held[client] -= 1
+            if not self._held[client]:
+                del self._held[client]
 
 
 async def blocks(request: Request, size: int = 256 << 10) -> AsyncIterator[bytes]:

@@ -10,7 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from kernel_builder.server.turns import ReadTurns
 from kernel_builder.server.xet_format import Xorb
 from kernel_builder.server.xet_hashes import xorb_hash
 from tests.hub.conftest import RunningHub
-from tests.hub.test_server_bad_input import memory, shard
+from tests.hub.test_server_bad_input import begin, memory, shard, until
 
 TOKEN = {"Authorization": "Bearer any"}
 
@@ -363,3 +363,30 @@ def test_many_costly_cards_at_once_do_not_stop_the_server(hub: RunningHub) -> No
     assert any("busy with other cards" in page.text for page in pages)
     assert memory(hub) - before < 250
     assert "busy" not in requests.get(addresses[0]).text
+
+
+# Slots
+
+
+def test_a_client_that_sends_slowly_leaves_places_for_others(
+    start_hub: Callable[..., RunningHub], tmp_path: Path
+) -> None:
+    """A byte now and then is no timeout, so one token held all places for commits as long as it wanted."""
+    file = tmp_path / "tokens.json"
+    slow, other = (tokens.add(file, name, read=(), write=(name,)) for name in ("slow", "other"))
+    hub = start_hub("--token-file", str(file))
+    for name, token in (("slow/one", slow), ("other/one", other)):
+        hub.api(token).create_repo(name, repo_type="kernel")
+    address = f"{hub.url}/api/kernels/slow/one/commit/main"
+    header = b'{"key": "header", "value": {"summary": "s"}}'
+
+    def status(name: str, token: str) -> int:
+        url = f"{hub.url}/api/kernels/{name}/one/commit/main"
+        return requests.post(url, data=header, headers={"Authorization": f"Bearer {token}"}).status_code
+
+    with ExitStack() as opened:
+        for _ in range(64):
+            opened.enter_context(begin(address, "POST", 1000, header, token=slow))
+        assert until(lambda: status("slow", slow) == 503)
+        assert status("other", other) == 200
+    assert until(lambda: status("slow", slow) == 200)

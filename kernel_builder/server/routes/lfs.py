@@ -112,7 +112,7 @@ async def receive_large_file(
     caller = hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
     request.state.caller = caller.name
     slots: Slots = request.app.state.upload_slots
-    with slots.one():
+    with slots.one(caller.name):
         repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
         with hub.allowances.claim(repo_id, signed.size), hub.large_files.receive(sha256, signed.size) as incoming:
             async for block in blocks(request):

@@ -159,7 +159,7 @@ async def _received(request: Request, hub: Hub, repo_id: str, limit: int, what: 
     """Write the body to a complete and synced staging file, which is deleted with the context unless it was moved."""
     slots: Slots = request.app.state.upload_slots
     path = hub.xorbs.new()
-    with slots.one(), hub.allowances.claim(repo_id) as claim:
+    with slots.one(request.state.caller), hub.allowances.claim(repo_id) as claim:
         try:
             with path.open("xb") as file:
                 received = 0
