@@ -28,7 +28,7 @@ from kernel_builder.errors import CheckError, FetchError, KernelBuilderError, Pa
 from kernel_builder.package import foreign_files, records
 from kernel_builder.package.assembly import assemble
 from kernel_builder.package.swap import publish, staging
-from kernel_builder.package.tree_digest import hash_tree
+from kernel_builder.package.tree_digest import contents, hash_tree
 from kernel_builder.plural import counted
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.project_selection import BuildRequest, Selection, select
@@ -276,20 +276,26 @@ def _package(
                 shutil.rmtree(staged / one.variant.name, ignore_errors=True)
                 failures.add(project.name, one.variant.name, _known(error, failures))
         trees = {one.variant.name: hash_tree(staged / one.variant.name).value for one in assembled}
+        before = {name: contents(staged / name) for name in trees}
         reports: dict[str, CheckReport] = {}
         checked = check([staged / one.variant.name for one in assembled], project=project)
         for number, one in enumerate(assembled, 1):
             title = f"checking {project.name} {one.variant.name}"
             progress.advance("checking", number, len(assembled), detail=title)
             reports[one.variant.name] = next(checked)
-        for name in [name for name in trees if _is_changed(staged / name, trees[name], probe)]:
+        changed = [
+            name for name in trees if contents(staged / name) != before[name] or probe.has_changed(staged / name)
+        ]
+        for name in changed:
             # Loading a package runs its code, which can write to it.
             shutil.rmtree(staged / name)
             failures.add(project.name, name, _changed(project, name))
             del reports[name], trees[name]
         passed = {name: report for name, report in reports.items() if report.ok}
-        for name in _refused(reports, project, destination, failures):
-            shutil.rmtree(staged / name)
+        _refused(reports, project, destination, failures)
+        for path in [path for path in staged.iterdir() if path.name not in passed]:
+            # A package that is loaded without a sandbox can also write beside itself.
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         if passed:
             foreign_files.check_replaced(destination, passed)  # what is there may be new
             outdated = [] if request.variants or request.backends else selection.outdated()
@@ -310,10 +316,6 @@ def _sandboxes(where: confinement.Confinement, request: BuildRequest, variant: V
     """Return what confines a variant's steps and its load. The Python of another platform runs without a sandbox."""
     described = where.described(request.compiler_cache)
     return described if variant.platform in (None, this_platform()) else {**described, "load": None}
-
-
-def _is_changed(package: Path, tree: str, probe: ProbeProcess) -> bool:
-    return hash_tree(package).value != tree or probe.has_changed(package)
 
 
 def _changed(project: Project, variant: str) -> PackageError:

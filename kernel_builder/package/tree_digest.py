@@ -22,6 +22,12 @@ class TreeDigest:
     files: dict[str, str]
 
 
+def contents(directory: Path) -> tuple[str, list[tuple[str, int]]]:
+    """Return a value that is equal for two packages with equal files, directories, links and bytecode."""
+    entries = sorted((str(path.relative_to(directory)), path.lstat().st_mode) for path in directory.rglob("*"))
+    return hash_tree(directory).value, entries
+
+
 def hash_tree(directory: Path) -> TreeDigest:
     """Return the digest of all files under `directory`, `metadata.json` included.
 

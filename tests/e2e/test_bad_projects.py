@@ -256,6 +256,41 @@ def test_a_package_that_changes_itself_when_it_is_loaded_is_refused(
     assert not (project / "build").exists()
 
 
+@pytest.mark.parametrize("sandbox", ["off", "auto"])
+@pytest.mark.parametrize(
+    "change",
+    [
+        "(here / '__pycache__').mkdir(); (here / '__pycache__' / f'{__name__}.cpython-311.pyc').write_bytes(b'')",
+        "(here / 'data').symlink_to('/etc')",
+        "(here / 'empty').mkdir()",
+        "(here / '__init__.py').chmod(0o777)",
+    ],
+)
+def test_no_change_by_a_load_is_published(
+    copy_project: Copy, cache: Path, kernel_builder: Run, change: str, sandbox: str
+) -> None:
+    """Not bytecode either, which Python runs instead of the source, nor a link to a directory."""
+    project = copy_project("python-only")
+    with (project / "torch-ext" / "python_only" / "__init__.py").open("a") as stream:
+        stream.write(f"\nfrom pathlib import Path\n\nhere = Path(__file__).parent\n{change}\n")
+    done = kernel_builder(cache, "build", project, "--backend", "cpu", "--sandbox", sandbox)
+    assert_refused(
+        done, 6, "PackageError", where=str(project), message="changed while it was checked", hint="must not write"
+    )
+    assert not (project / "build").exists()
+
+
+def test_a_load_publishes_no_other_package(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
+    project = copy_project("python-only")
+    with (project / "torch-ext" / "python_only" / "__init__.py").open("a") as stream:
+        stream.write("\nimport shutil\nfrom pathlib import Path\n\nhere = Path(__file__).parent\n")
+        stream.write("if not (here.parent / 'torch-xpu').exists():\n")
+        stream.write("    shutil.copytree(here, here.parent / 'torch-xpu')\n")
+    done = kernel_builder(cache, "build", project, "--backend", "cpu", "--sandbox", "off")
+    assert done.code == 0, done
+    assert [path.name for path in (project / "build").iterdir()] == ["torch-cpu"]
+
+
 def test_a_project_for_other_backends_only_is_skipped(copy_project: Copy, cache: Path, kernel_builder: Run) -> None:
     project = copy_project("stable-scale")
     text = (project / "build.toml").read_text()
