@@ -1,11 +1,13 @@
-"""Requests to a Hub that no client sends: half of a body, and addresses by hand."""
+"""Requests to a Hub that no client sends: half of a body, and addresses by hand; and what they cost it."""
 
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import requests
@@ -53,3 +55,10 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def memory(hub: RunningHub) -> int:
+    """Return the most memory that the Hub has had, in MB."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
+    assert found
+    return int(found[1]) // 1000

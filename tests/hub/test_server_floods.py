@@ -17,7 +17,7 @@ from huggingface_hub import CommitOperationAdd
 
 from tests.hub.conftest import RunningHub, running_hub
 from tests.hub.kernel import KERNEL, publish_kernel, write_kernel
-from tests.hub.raw_requests import TOKEN, begin, target, until, upload_address
+from tests.hub.raw_requests import TOKEN, begin, memory, target, until, upload_address
 
 
 @pytest.fixture
@@ -60,16 +60,7 @@ def test_a_flood_of_half_open_uploads_does_not_block_others(
     assert not list((hub.root / "incoming").iterdir())
     large = CommitOperationAdd("b.so", os.urandom(1_000_000))
     api.create_commit(KERNEL, [large], commit_message="b", repo_type="kernel")
-    status = Path(f"/proc/{hub.process.pid}/status").read_text()
-    found = re.search(r"VmHWM:\s*(\d+) kB", status)
-    assert found and int(found[1]) < 150_000
-
-
-def memory(hub: RunningHub) -> int:
-    """Return the most memory that the Hub has had, in MB."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
-    assert found
-    return int(found[1]) // 1000
+    assert memory(hub) < 150
 
 
 @pytest.fixture(scope="module")

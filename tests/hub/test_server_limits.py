@@ -32,9 +32,8 @@ from kernel_builder.server.turns import ReadTurns
 from kernel_builder.server.xet_format import Xorb
 from kernel_builder.server.xet_hashes import xorb_hash
 from tests.hub.conftest import RunningHub
-from tests.hub.test_server_bad_input import begin, memory, shard, until
-
-TOKEN = {"Authorization": "Bearer any"}
+from tests.hub.raw_requests import TOKEN, begin, memory, until
+from tests.hub.test_server_bad_input import shard
 
 
 def commit(hub: RunningHub, repo_id: str, path: str, content: bytes) -> None:
@@ -190,6 +189,13 @@ def test_gitignore_counts_in_uploads(hub: RunningHub, tmp_path: Path) -> None:
     began = time.monotonic()
     assert not ignored(b"a" + b"*a" * 200 + b"b\n" + b"**/" * 200 + b"c\n", ["a" * 250] * 100)
     assert time.monotonic() - began < 10
+
+
+def test_usual_rules_start_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a process takes 0.2 s"))
+    rules = b"# of Python\n__pycache__/\n*.pyc\n**/node_modules\n!keep.pyc\n/build\n"
+    paths = ["a/__pycache__/b", "c.pyc", "keep.pyc", "a/b/node_modules/c", "build/x", "a/build/x", "x.py"]
+    assert ignored(rules, paths * 20) == {"a/__pycache__/b", "c.pyc", "a/b/node_modules/c", "build/x"}
 
 
 @pytest.mark.parametrize(
