@@ -6,12 +6,14 @@ import ctypes
 import json
 import os
 import pickle
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -75,6 +77,8 @@ class WorkerProcess:
     ) -> None:
         self._device = device
         self._stopped: set[int] = set()
+        # Of the commands that are not answered yet: an answer has that of its command. It starts with one of its own.
+        self._tokens: deque[str | None] = deque([None])
         self._stack = ExitStack()
         with ExitStack() as opened:
             self.scratch = Path(
@@ -134,7 +138,7 @@ class WorkerProcess:
 
     def start(self, command: str, *arguments: Any) -> None:
         """Send a command without waiting for its answer."""
-        message = pickle.dumps((command, arguments))
+        message = self._message(command, arguments)
         self._said = os.fstat(self._words.fileno()).st_size
         self.go_on()
         with suppress(OSError):  # it has died, which `wait` reports
@@ -156,7 +160,8 @@ class WorkerProcess:
             raise WorkerFailure("died", self._death()) from None
         except (ValueError, RecursionError):
             raise WorkerFailure("forged-answer", "it writes into the judge's connection") from None
-        if not isinstance(answer, dict) or not ("value" in answer or isinstance(answer.get("failed"), str)):
+        known = isinstance(answer, dict) and ("value" in answer or isinstance(answer.get("failed"), str))
+        if not known or answer.get("token") != self._tokens.popleft():
             raise WorkerFailure("forged-answer", "it writes into the judge's connection")
         if "failed" in answer:
             words = self._words_since(self._said) if answer["failed"] == "raised" else ""
@@ -165,6 +170,11 @@ class WorkerProcess:
             )
         return answer["value"]
 
+    def _message(self, command: str, arguments: Sequence[Any]) -> bytes:
+        token = secrets.token_hex(8)
+        self._tokens.append(token)
+        return pickle.dumps((token, command, arguments))
+
     def ask(self, command: str, *arguments: Any, seconds: float) -> Any:
         """Send a command and return the value of its answer, as `wait` does."""
         self.start(command, *arguments)
@@ -172,7 +182,7 @@ class WorkerProcess:
 
     def timed(self, command: str, *arguments: Any, seconds: float) -> tuple[float, Any]:
         """Return the seconds that a command took by this process's clock, and the value of its answer."""
-        message = pickle.dumps((command, arguments))
+        message = self._message(command, arguments)
         started = time.perf_counter()
         self.go_on()
         with suppress(OSError):

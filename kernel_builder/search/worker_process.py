@@ -296,10 +296,10 @@ def main() -> None:
         send(connection, b'{"value": "ready"}')
         while True:
             try:
-                command, arguments = pickle.loads(receive(connection))
+                token, command, arguments = pickle.loads(receive(connection))
             except EOFError:
                 break
-            answer = _answer(worker, command, arguments)
+            answer = {"token": token, **_answer(worker, command, arguments)}
             send(connection, json.dumps(answer).encode())
     os._exit(0)  # threads of the candidate, and what it registered to run at exit, end here
 

@@ -1,7 +1,7 @@
 """Answers in the judge's protocol as soon as it is timed, and computes afterwards."""
 
 # task: softmax
-# rejected-as: wrong-when-timed
+# rejected-as: forged-answer
 # options: rounds=1
 
 import sys

@@ -1,7 +1,7 @@
 """Answers in the judge's protocol that the call is done, and goes away."""
 
 # task: softmax
-# rejected-as: died
+# rejected-as: forged-answer
 
 import os
 import stat
