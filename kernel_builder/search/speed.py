@@ -225,6 +225,7 @@ class _Race:
         return [self._reference.arguments(self._choice.getrandbits(48)) for _ in range(count)]
 
     def _run(self, name: str, calls: Sequence[Arguments]) -> _Taken:
+        """Return what one run takes, and keep its results for `_compare`."""
         worker = self._worker if name == CANDIDATE else self._peers.workers[name]
         placed, slots = reserve(worker, self._reference, calls)
         worker.ask("prepare", placed, slots, seconds=self._seconds)
@@ -267,11 +268,11 @@ class _Race:
 
     def _timed(self, worker: WorkerProcess, *command: Any) -> tuple[_Taken, Any]:
         """Return what a command took, and the value of its answer."""
-        before = worker.cpu_seconds()
+        on_cpu = self._device == "cpu"
+        before = worker.cpu_seconds() if on_cpu else 0.0
         seconds, value = worker.timed(*command, seconds=self._seconds)
         worker.stop()
-        effort = worker.cpu_seconds() - before if self._device == "cpu" else seconds
-        return _Taken(seconds, effort), value
+        return _Taken(seconds, worker.cpu_seconds() - before if on_cpu else seconds), value
 
     def check_clock(self) -> None:
         """Compare this process's clock with what the candidate's has reported.
