@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -67,3 +68,19 @@ def test_memory_is_poisoned_in_the_context_only(elements: int) -> None:
     with poisoned("cpu"):
         assert bool((torch.empty(elements, dtype=torch.uint8) == POISON).all())
     assert not bool((torch.empty(elements, dtype=torch.uint8).zero_() == POISON).any())
+
+
+@pytest.mark.parametrize("size", [8, 40, 100, 1000, 5000])
+def test_nothing_is_left_in_small_blocks_that_the_thread_freed_before(size: int) -> None:
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    libc.free.argtypes = [ctypes.c_void_p]
+    freed = [libc.malloc(size) for _ in range(5)]
+    for block in freed:
+        ctypes.memset(block, 1, size)
+        libc.free(block)
+    with poisoned("cpu"):
+        block = libc.malloc(size)
+        content = ctypes.string_at(block, size)
+        libc.free(block)
+    assert b"\1" * (size // 2) not in content

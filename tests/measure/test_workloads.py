@@ -14,6 +14,7 @@ from kernel_builder.measure.case import Case, tensors
 from kernel_builder.measure.workloads import load, make
 from tests.conftest import ROOT
 
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = sorted(path.parents[1] for path in (ROOT / "kernels").glob("*/benchmarks/benchmark.py"))
 
 
@@ -36,7 +37,7 @@ def test_every_kernel_declares_what_both_runners_find(kernel: Path) -> None:
     assert sorted(cls.__name__ for cls in public) == sorted(cls.__name__ for cls in workloads.values())
     for cls in public:
         methods = [name for name in dir(cls) if name.startswith("benchmark_")]
-        assert len(methods) == sum(len(shapes["cpu"]) for shapes in cls.shapes.values())
+        assert len(methods) == sum(len(shapes[DEVICE]) for shapes in cls.shapes.values())
         for name in methods:
             assert callable(getattr(cls, name.replace("benchmark_", "setup_")))
             assert callable(getattr(cls, name.replace("benchmark_", "verify_")))
