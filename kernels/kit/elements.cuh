@@ -77,11 +77,10 @@ __device__ __forceinline__ __nv_bfloat16 encode<__nv_bfloat16>(float value) {
   return __float2bfloat16_rn(value);
 }
 
-// Returns element i of a vector. clang keeps a vector whose 16-bit elements are read one by one in as many registers,
-// and splits and joins the words of loads, stores and inline assembly; read by words, it stays in words.
+// Returns element i of a vector. 16-bit elements are read as parts of words: otherwise nvcc takes two instructions for
+// the upper bfloat16 of a word, and clang keeps each element in a register and splits and joins words around it.
 template <typename T, int kWidth>
 __device__ __forceinline__ float decode(const Vector<T, kWidth>& vector, int i) {
-#if defined(__clang__)
   if constexpr (sizeof(T) == 2 && kWidth % 2 == 0) {
     uint32_t pair;
     memcpy(&pair, &vector.elements[i / 2 * 2], sizeof(pair));
@@ -92,7 +91,6 @@ __device__ __forceinline__ float decode(const Vector<T, kWidth>& vector, int i) 
       return decode(__ushort_as_half(bits));
     }
   }
-#endif
   return decode(vector.elements[i]);
 }
 

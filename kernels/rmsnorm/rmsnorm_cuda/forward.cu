@@ -101,6 +101,10 @@ void launch(ForwardArguments& arguments, const Forward& problem, const DevicePro
   const ForwardLaunch& launch = kForwardLaunches[row];
   const int64_t bytes = problem.rows * problem.hidden * kBytes * (kAdd ? 4 : 2);
   arguments.exceeds_l2 = bytes > launch.l2_multiple * static_cast<int64_t>(device.l2_bytes);
+  if (arguments.exceeds_l2) {
+    const int64_t row_bytes = problem.hidden * kBytes * (kAdd ? 2 : 1);  // that are read
+    arguments.prefetch_distance = device.sms * std::max<int64_t>(launch.prefetch_bytes_per_sm / row_bytes, 1);
+  }
   const Grid grid = grid_of(launch, width, arguments);
   dispatch_row<T, kAdd>(row, std::make_integer_sequence<int, std::size(kForwardLaunches)>{}, arguments, grid,
                         all_aligned, stream);

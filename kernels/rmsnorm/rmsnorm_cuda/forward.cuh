@@ -33,6 +33,7 @@ struct alignas(64) FastForwardArguments {
   bool rounded_before_weight;
   bool exceeds_l2;  // the call moves more bytes than the launch configuration's threshold
   int64_t rows;
+  int64_t prefetch_distance;  // in rows
   void* sum;
   const void* residual;
   int64_t residual_stride, sum_stride;
@@ -70,6 +71,16 @@ struct ForwardOffsets {
     }
   }
 };
+
+// Prefetches what is read of a row, or, if the call exceeds the L2 cache, of a later row, which another block reads.
+template <typename T, bool kAdd, typename Arguments>
+__device__ __forceinline__ void prefetch_row(const Arguments& arguments, int64_t row) {
+  row += arguments.prefetch_distance;
+  if (row >= arguments.rows) return;
+  const ForwardOffsets<kAdd> offsets(arguments, row);
+  prefetch_row_to_l2(static_cast<const T*>(arguments.x) + offsets.x, arguments.hidden);
+  if (kAdd) prefetch_row_to_l2(static_cast<const T*>(arguments.residual) + offsets.residual, arguments.hidden);
+}
 
 template <typename T, int kWidth>
 __device__ __forceinline__ Vector<T, kWidth> add(const Vector<T, kWidth>& a, const Vector<T, kWidth>& b) {

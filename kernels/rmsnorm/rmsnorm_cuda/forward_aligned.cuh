@@ -58,15 +58,10 @@ __device__ __forceinline__ void store_row(const Arguments& arguments, int64_t of
   }
 }
 
-// Blocks that an SM must hold, 0 for any number. In short rows, clang's code takes 69 registers if it may, which leaves
-// an SM seven blocks of 128 threads; nvcc's code takes 64.
-#if defined(__clang__)
+// Blocks that an SM must hold, 0 for any number. In short rows the code takes 69 registers if it may, which leaves an
+// SM seven blocks of 128 threads.
 template <typename Config, bool kAdd>
 constexpr int kMinBlocks = Config::kRowPerBlock || kAdd ? 0 : 1024 / Config::kThreads;
-#else
-template <typename Config, bool kAdd>
-constexpr int kMinBlocks = 0;
-#endif
 
 // Config::kRowPerBlock: a block has one row, else one row per group of 2^log2_lanes lanes.
 //
@@ -96,10 +91,7 @@ __global__ void __launch_bounds__(Config::kThreads, kMinBlocks<Config, kAdd>)
   };
   if (gridDim.x >= Config::kEarlyTriggerBlocks) trigger_next_grid();
   const bool prefetch = arguments.exceeds_l2 || blockIdx.x < Config::kPrefetchBlocks;
-  if (prefetch && (kBlock ? threadIdx.x == 0 : lane == 0 && columns > 0)) {
-    prefetch_to_l2(static_cast<const T*>(arguments.x) + offsets.x, columns * sizeof(T));
-    if (kAdd) prefetch_to_l2(static_cast<const T*>(arguments.residual) + offsets.residual, columns * sizeof(T));
-  }
+  if (prefetch && (kBlock ? threadIdx.x == 0 : lane == 0)) prefetch_row<T, kAdd>(arguments, row);
   grid_wait();
   if (gridDim.x < Config::kEarlyTriggerBlocks) trigger_next_grid();
   Vector<T, kWidth> x[kVectors], residual[kAdd ? kVectors : 1];

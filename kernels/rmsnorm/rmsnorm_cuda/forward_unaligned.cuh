@@ -58,9 +58,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int vectors = (hidden - head) / kWidth, tail = head + vectors * kWidth;  // columns: end of head, start of tail
   if (gridDim.x >= Config::kEarlyTriggerBlocks) trigger_next_grid();
   if (thread == 0 && (arguments.exceeds_l2 || blockIdx.x < Config::kPrefetchBlocks)) {
-    prefetch_to_l2(static_cast<const T*>(arguments.x) + offsets.x + head, vectors * kVectorBytes);
-    if (kAdd)
-      prefetch_to_l2(static_cast<const T*>(arguments.residual) + offsets.residual + head, vectors * kVectorBytes);
+    prefetch_row<T, kAdd>(arguments, blockIdx.x);
   }
   grid_wait();
   if (gridDim.x < Config::kEarlyTriggerBlocks) trigger_next_grid();

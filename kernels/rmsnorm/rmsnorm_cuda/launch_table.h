@@ -48,8 +48,9 @@ struct ForwardLaunch {
   int held;            // vectors per thread that the kernel has registers for, at least `vectors`
   // Cache policy. A call that moves more bytes than l2_multiple times the L2 cache uses normal stores, and all blocks
   // prefetch. Other calls store evict-first, so that their inputs stay L2-resident, and blocks from prefetch_blocks on
-  // do not prefetch.
+  // do not prefetch. In the first case a block prefetches this many bytes per SM ahead of what it reads.
   int l2_multiple;
+  int64_t prefetch_bytes_per_sm;
   unsigned prefetch_blocks;
   // PDL: grids of at least this many blocks trigger the next grid when they start, smaller ones after their grid wait.
   unsigned early_trigger_blocks;
@@ -58,27 +59,29 @@ struct ForwardLaunch {
 // The first four blocks of each SM prefetch. Later ones find the memory busy, and where x is L2-resident the second
 // request costs time.
 constexpr unsigned kPrefetchBlocks = 4 * kH100Sms;
+// With less, memory is not kept busy on an H200; with more, what was prefetched leaves the L2 cache before it is read.
+constexpr int64_t kPrefetchBytes = 24 << 10, kUnalignedPrefetchBytes = 16 << 10;
 // If several smaller grids in a row triggered early, their blocks would wait at the same time and crowd some SMs.
 constexpr unsigned kEarlyTriggerBlocks = 1024;
 
 // clang-format off
 constexpr ForwardLaunch kForwardLaunches[] = {
-    // capability, bytes, layout,          widths,       kernel,                   row per  threads, min.     vectors, held, L2, prefetch,        early
-    //                                                                             block             threads                                      trigger
+    // capability, bytes, layout,          widths,       kernel,                   row per  threads, min.     vectors, held, L2, prefetch bytes,          prefetch         early
+    //                                                                             block             threads                        per SM                   blocks           trigger
 
     // Short rows share a block. The number of threads per row balances two effects: with too many rows at a time on an
     // SM, concurrent accesses are too far apart in memory; with too few, the memory is not kept busy.
-    {0, 0, ForwardLayout::fast,              1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
-    {0, 0, ForwardLayout::aligned,           1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast,              1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::aligned,           1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
     // A block per row: two vectors per thread while 512 threads can hold a row, else four.
-    {0, 0, ForwardLayout::fast,            129,      1024, ForwardKernel::aligned,   true,    512,     32,      2,       2,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
-    {0, 0, ForwardLayout::fast,           1025,      4096, ForwardKernel::aligned,   true,    1024,    32,      4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast,            129,      1024, ForwardKernel::aligned,   true,    512,     32,      2,       2,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast,           1025,      4096, ForwardKernel::aligned,   true,    1024,    32,      4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
     // In short unaligned rows a thread takes two vectors: a block of one or two warps has too few loads in flight.
-    {0, 0, ForwardLayout::fast_unaligned,   33,       256, ForwardKernel::unaligned, true,    512,     64,      2,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
-    {0, 0, ForwardLayout::fast_unaligned,  257,      2048, ForwardKernel::unaligned, true,    512,     64,      4,       4,    2,  kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast_unaligned,   33,       256, ForwardKernel::unaligned, true,    512,     64,      2,       4,    2,  kUnalignedPrefetchBytes, kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast_unaligned,  257,      2048, ForwardKernel::unaligned, true,    512,     64,      4,       4,    2,  kUnalignedPrefetchBytes, kPrefetchBlocks, kEarlyTriggerBlocks},
     // The general kernel loops over a row and holds nothing. It does not prefetch and triggers after its grid wait.
-    {0, 0, ForwardLayout::general,           0,       256, ForwardKernel::general,   false,   128,     1,       1,       0,    2,  0,               0},
-    {0, 0, ForwardLayout::general,         257, kAnyWidth, ForwardKernel::general,   true,    1024,    32,      4,       0,    2,  0,               0},
+    {0, 0, ForwardLayout::general,           0,       256, ForwardKernel::general,   false,   128,     1,       1,       0,    2,  0,                       0,               0},
+    {0, 0, ForwardLayout::general,         257, kAnyWidth, ForwardKernel::general,   true,    1024,    32,      4,       0,    2,  0,                       0,               0},
 };
 // clang-format on
 

@@ -18,12 +18,12 @@ namespace rope3d {
 template <typename Tile>
 __device__ __forceinline__ void store_sums_of_lanes(const NormParams& params, const NormSide& side,
                                                     float (&sums)[Tile::kElements]) {
-  constexpr int kWarps = Tile::kLaunch.backward_threads / kWarp;
+  constexpr int kWarps = Tile::kLaunch.threads / kWarp;
   __shared__ float of_warps[kWarps][kWarp][Tile::kElements];
   const int lanes = 1 << params.log2_lanes;
   for (int distance = lanes; distance < kWarp; distance *= 2) {
 #pragma unroll
-    for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    for (int i = 0; i < Tile::kElements; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
   }
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
   __syncthreads();  // the sums of the other side have been read
@@ -62,7 +62,8 @@ __device__ __forceinline__ void store_sums_of_block(const NormSide& side, const 
 }
 
 template <typename T, int kRow>
-__global__ void __launch_bounds__(kNormLaunches[kRow].backward_threads, 512 / kNormLaunches[kRow].backward_threads)
+__global__ void __launch_bounds__(kNormLaunches[kRow].threads,
+                                  kNormLaunches[kRow].threads_per_sm / kNormLaunches[kRow].threads)
     norm_rotate_backward_kernel(const __grid_constant__ NormParams params) {
   using Tile = NormTile<T, kRow>;
   constexpr int kSums = 2 * Tile::kRows;  // of squares, and of products with the gradient

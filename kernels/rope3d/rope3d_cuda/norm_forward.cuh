@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     float values[Tile::kElements];
     data[row()][i()].decode_all(values);
 #pragma unroll
-    for (const float value : values) sums[row()] += value * value;
+    for (int j = 0; j < Tile::kElements; ++j) sums[row()] += values[j] * values[j];
   });
   sum_over_row<Tile>(params, sums, scratch);
   for_each_column<Tile>([&](auto row, auto i) {
@@ -53,8 +53,9 @@ __global__ void __launch_bounds__(kNormLaunches[kRow].threads)
     float values[Tile::kElements], factors[Tile::kElements];
     column.decode_all(values);
     get_factors<Tile, T, true>(side, columns[i()], weights[kSide][i()], factors);
+    // With a range-based loop, nvcc does not unroll this, and finds each register by comparisons.
 #pragma unroll
-    for (float& value : values) value *= rstd;
+    for (int j = 0; j < Tile::kElements; ++j) values[j] *= rstd;
     if constexpr (sizeof(T) < sizeof(float)) {
       // A branch would duplicate what follows it.
       column.encode_all(values);

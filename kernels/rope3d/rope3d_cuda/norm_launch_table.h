@@ -10,36 +10,42 @@ namespace rope3d {
 
 struct NormLaunch {
   // Which calls the row is for.
+  bool backward;
   bool split;          // two vectors per column, for half-split pairs; else one
   bool row_per_block;  // rows of a whole block; else of a power of two of lanes of a warp, with a column in each
 
-  // Threads.
-  int threads;  // per block; with row_per_block the most. Also the __launch_bounds__
-  int heads;    // of each tensor, per thread; 1 with row_per_block
-  int columns;  // of each of these heads or rows, per thread; 1 without row_per_block
-
-  // Backward: `threads` again, which decides how many registers a thread has; and blocks loop over rows, so an SM gets
-  // blocks of backward_threads_per_sm threads, or one block.
-  int backward_threads, backward_threads_per_sm;
+  int threads;         // per block, with row_per_block the most; these and threads_per_sm are the __launch_bounds__
+  int threads_per_sm;  // backward: blocks loop over rows, so an SM gets blocks of this many threads, or one block
+  int heads;           // of each tensor, per thread; 1 with row_per_block
+  int columns;         // of each of these heads or rows, per thread; 1 without row_per_block
 };
 
 // The first row that matches and has enough threads for a row is used.
 //
-// A thread has four columns, two of q and two of k, which share the angles of a column: the tables are up to twice as
-// many bytes as q. More would not leave the backward pass of a long row enough registers: it holds x, the gradient and
-// the sums of the weights' gradients.
+// The columns of a thread in q and k share their angles: the tables are up to twice as many bytes as q. Forward, with
+// four heads of each tensor, all threads have the same work where k has a quarter of the heads of q; models with
+// adjacent pairs have as many. The backward pass holds x, the gradient and the sums of the weights' gradients. Longer
+// rows take the general kernel.
 //
-// backward_threads: at 512 threads, 16-bit rows spill registers. Longer rows take the general kernel.
-// backward_threads_per_sm: each block writes partial sums of a whole row, so fewer blocks write less.
+// threads_per_sm: the pass waits for its instructions, not for memory, so as many threads as have the registers (H100
+// and H200). With more, registers spill. Blocks beyond what an SM can hold would run after the others.
 constexpr NormLaunch kNormLaunches[] = {
-    {/*split=*/false, /*row_per_block=*/false, /*threads=*/256, /*heads=*/2, /*columns=*/1,
-     /*backward_threads=*/256, /*backward_threads_per_sm=*/512},
-    {/*split=*/true, /*row_per_block=*/false, /*threads=*/256, /*heads=*/2, /*columns=*/1,
-     /*backward_threads=*/256, /*backward_threads_per_sm=*/512},
-    {/*split=*/false, /*row_per_block=*/true, /*threads=*/512, /*heads=*/1, /*columns=*/2,
-     /*backward_threads=*/384, /*backward_threads_per_sm=*/512},
-    {/*split=*/true, /*row_per_block=*/true, /*threads=*/512, /*heads=*/1, /*columns=*/2,
-     /*backward_threads=*/384, /*backward_threads_per_sm=*/512},
+    {/*backward=*/false, /*split=*/false, /*row_per_block=*/false, /*threads=*/256, /*threads_per_sm=*/0, /*heads=*/2,
+     /*columns=*/1},
+    {/*backward=*/false, /*split=*/true, /*row_per_block=*/false, /*threads=*/256, /*threads_per_sm=*/0, /*heads=*/4,
+     /*columns=*/1},
+    {/*backward=*/false, /*split=*/false, /*row_per_block=*/true, /*threads=*/512, /*threads_per_sm=*/0, /*heads=*/1,
+     /*columns=*/2},
+    {/*backward=*/false, /*split=*/true, /*row_per_block=*/true, /*threads=*/512, /*threads_per_sm=*/0, /*heads=*/1,
+     /*columns=*/2},
+    {/*backward=*/true, /*split=*/false, /*row_per_block=*/false, /*threads=*/128, /*threads_per_sm=*/640, /*heads=*/2,
+     /*columns=*/1},
+    {/*backward=*/true, /*split=*/true, /*row_per_block=*/false, /*threads=*/128, /*threads_per_sm=*/640, /*heads=*/2,
+     /*columns=*/1},
+    {/*backward=*/true, /*split=*/false, /*row_per_block=*/true, /*threads=*/768, /*threads_per_sm=*/768, /*heads=*/1,
+     /*columns=*/1},
+    {/*backward=*/true, /*split=*/true, /*row_per_block=*/true, /*threads=*/768, /*threads_per_sm=*/768, /*heads=*/1,
+     /*columns=*/1},
 };
 
 // Elements of a vector. A column has 16 bytes in either case: with two vectors of 16 bytes, the backward pass spills

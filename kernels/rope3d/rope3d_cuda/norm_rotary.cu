@@ -72,15 +72,17 @@ NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
     plan.columns = (problem.per_token ? heads : 1) * columns_of_head(rotation);
     for (int row = 0; row < static_cast<int>(std::size(kNormLaunches)) && plan.row < 0; ++row) {
       const NormLaunch& launch = kNormLaunches[row];
-      if (launch.split != rotation.half || (problem.per_token && !launch.row_per_block)) continue;
-      const int threads = backward ? launch.backward_threads : launch.threads;
-      const int64_t most = launch.row_per_block ? threads * launch.columns : kWarp;
+      if (launch.backward != backward || launch.split != rotation.half ||
+          (problem.per_token && !launch.row_per_block)) {
+        continue;
+      }
+      const int64_t most = launch.row_per_block ? launch.threads * launch.columns : kWarp;
       if (plan.columns > most) continue;
       plan.groups = problem.per_token ? 1 : ceil_div(heads, launch.heads);
       plan.units = all_tokens * plan.groups;
       if (plan.units > INT32_MAX) break;
       plan.row = row;
-      plan.threads = threads;
+      plan.threads = launch.threads;
       if (launch.row_per_block) {
         plan.threads = ceil_div(ceil_div(plan.columns, launch.columns), kWarp) * kWarp;
         plan.blocks = plan.units;
@@ -89,7 +91,7 @@ NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
         plan.blocks = ceil_div(plan.units, plan.threads >> plan.log2_lanes);
       }
       if (backward) {
-        plan.blocks = std::min(plan.blocks, sms * std::max<int64_t>(1, launch.backward_threads_per_sm / plan.threads));
+        plan.blocks = std::min(plan.blocks, sms * std::max<int64_t>(1, launch.threads_per_sm / plan.threads));
       }
     }
   }
@@ -161,7 +163,9 @@ void launch_norm(std::integer_sequence<int, kRows...>, const NormRotation& probl
   }
   const NormParams params = norm_params(problem, plan);
   const auto launch = [&](auto row) {
-    if constexpr (kBackward) {
+    if constexpr (kNormLaunches[row()].backward != kBackward) {
+      return;  // a row for the other pass
+    } else if constexpr (kBackward) {
       launch_with_pdl(norm_rotate_backward_kernel<T, row()>, blocks, threads, 0, stream, params);
     } else {
       launch_with_pdl(norm_rotate_kernel<T, row()>, blocks, threads, 0, stream, params);

@@ -255,8 +255,10 @@ __device__ __forceinline__ void get_factors(const NormSide& norm, const NormColu
     loaded.make_opaque();
     loaded.decode_all(factors);
   }
+  if (norm.offset != 0.0f) {
 #pragma unroll
-  for (float& factor : factors) factor += norm.offset;
+    for (int i = 0; i < Tile::kElements; ++i) factors[i] += norm.offset;
+  }
 }
 
 // Loads the angles of a column; they are zero if it is not rotated.
@@ -308,7 +310,7 @@ __device__ __forceinline__ void sum_over_row(const NormParams& params, float (&s
   const int lanes = Tile::kBlock ? kWarp : 1 << params.log2_lanes;
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
 #pragma unroll
-    for (float& sum : sums) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+    for (int i = 0; i < kSums; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
   }
   if constexpr (Tile::kBlock) {
     if (threadIdx.x % kWarp == 0) {
@@ -317,7 +319,7 @@ __device__ __forceinline__ void sum_over_row(const NormParams& params, float (&s
     }
     __syncthreads();
 #pragma unroll
-    for (float& sum : sums) sum = 0.0f;
+    for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
     for (uint32_t warp = 0; warp < blockDim.x / kWarp; ++warp) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) sums[i] += scratch[warp][i];
