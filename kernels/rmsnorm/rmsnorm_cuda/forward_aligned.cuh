@@ -59,9 +59,9 @@ __device__ __forceinline__ void store_row(const Arguments& arguments, int64_t of
 }
 
 // Blocks that an SM must hold, 0 for any number. In short rows the code takes 69 registers if it may, which leaves an
-// SM seven blocks of 128 threads.
+// SM seven blocks of 128 threads. With a block per row, clang's code would save registers and load the weight late.
 template <typename Config, bool kAdd>
-constexpr int kMinBlocks = Config::kRowPerBlock || kAdd ? 0 : 1024 / Config::kThreads;
+constexpr int kMinBlocks = kAdd ? 0 : 1024 / Config::kThreads;
 
 // Config::kRowPerBlock: a block has one row, else one row per group of 2^log2_lanes lanes.
 //
