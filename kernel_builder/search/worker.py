@@ -257,6 +257,7 @@ class WorkerProcess:
         own = {
             "TORCH_EXTENSIONS_DIR": f"{scratch}/extensions",
             "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
+            "TORCH_NO_COMPILER_WRAPPER": "1",  # sccache, which would start a server of its own in each sandbox
             "TRITON_CACHE_DIR": f"{scratch}/triton",
             "PYTHONPATH": os.pathsep.join([str(package), *filter(None, [os.environ.get("PYTHONPATH")])]),
             "PYTHONDONTWRITEBYTECODE": "1",
