@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import pygit2
+from pygit2.enums import ObjectType
 
 Result = TypeVar("Result")
 
@@ -120,7 +121,9 @@ def one_line(text: str) -> str:
 def write_commit(git: pygit2.Repository, parents: list[str], tree: str | pygit2.Oid, message: str, author: str) -> str:
     """Write a commit object that no ref points to yet, and return its id."""
     who = pygit2.Signature(one_line(author), f"{one_line(author)}@hub", int(time.time()), 0)
-    return str(persistently(lambda: git.create_commit(None, who, who, message, tree, parents)))
+    content = str(git.create_commit_string(who, who, message, tree, [*parents])).encode()
+    # `git.create_commit` of libgit2 1.9 returns an id also when it could not write, as on a full disk.
+    return str(persistently(lambda: git.odb.write(ObjectType.COMMIT, content)))
 
 
 def persistently(access: Callable[[], Result]) -> Result:

@@ -1,27 +1,22 @@
-"""Permissions, crashes, full disks, and object stores."""
+"""Permissions, crashes, and object stores."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
-from huggingface_hub.errors import HfHubHTTPError
 
 from kernel_builder.errors import HubError
 from kernel_builder.server import locks, mend
@@ -29,7 +24,7 @@ from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.refusals import Refusal
 from kernel_builder.server.settings import Settings
 from tests.hub.conftest import RunningHub
-from tests.hub.kernel import KERNEL, VARIANT, publish_kernel, write_kernel
+from tests.hub.kernel import KERNEL, VARIANT, publish_kernel, send_large_file, write_kernel
 
 # Permissions
 
@@ -53,7 +48,7 @@ def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
             step += 1
             path, data = f"{number}-{step}.bin", os.urandom(200_000)
             try:
-                _send(hub.url, path, data)
+                send_large_file(hub.url, path, data)
                 acknowledged[path] = data
             except (requests.RequestException, AssertionError):
                 time.sleep(0.05)
@@ -80,26 +75,6 @@ def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
     assert all(item.mended for item in found), found
     assert not list(mend.find_defects(checked, digests=True, now=time.time() + 3600))
     assert not list((hub.root / "incoming").iterdir())
-
-
-def _send(url: str, path: str, data: bytes) -> None:
-    """Publish one large file as the client does, but without retries."""
-    sha256 = hashlib.sha256(data).hexdigest()
-    headers = {"Authorization": "Bearer any"}
-    batch = requests.post(
-        f"{url}/kernels/{KERNEL}.git/info/lfs/objects/batch",
-        json={"operation": "upload", "objects": [{"oid": sha256, "size": len(data)}]},
-        headers=headers,
-        timeout=10,
-    )
-    batch.raise_for_status()
-    requests.put(batch.json()["objects"][0]["actions"]["upload"]["href"], data=data, timeout=10).raise_for_status()
-    lines = [
-        {"key": "header", "value": {"summary": path}},
-        {"key": "lfsFile", "value": {"path": path, "algo": "sha256", "oid": sha256, "size": len(data)}},
-    ]
-    body = "".join(json.dumps(line) + "\n" for line in lines)
-    requests.post(f"{url}/api/kernels/{KERNEL}/commit/main", data=body, headers=headers, timeout=10).raise_for_status()
 
 
 def leave_lock(repository: Path, ref: str) -> None:
@@ -218,18 +193,6 @@ def test_check_repairs_traces_of_crashes_and_reports_damage(
     api.create_commit(KERNEL, again, commit_message="again", repo_type="kernel", revision="v1")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 4 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip("a small disk can be mounted by root only")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
-
-
 def test_waiting_for_a_lock_keeps_nobody_else_waiting(hub: RunningHub) -> None:
     """Many requests wait for one repository: others are served, the queue has a limit, and all that wait are served."""
     api = hub.api()
@@ -274,80 +237,6 @@ def test_a_lock_file_that_was_replaced_is_not_held(tmp_path: Path) -> None:
             pass
     with locks.repository_lock(repository, "ours/x"):
         pass
-
-
-def test_a_full_disk_is_a_clear_error_and_the_hub_keeps_running(
-    start_hub: Callable[..., RunningHub], small_disk: Path, tmp_path: Path
-) -> None:
-    hub = start_hub(root=small_disk / "hub")
-    api = hub.api()
-    api.create_repo(KERNEL, repo_type="kernel")
-    large = os.urandom(6_000_000)
-    with pytest.raises(HfHubHTTPError, match="no space left"):
-        api.create_commit(KERNEL, [CommitOperationAdd("x.so", large)], commit_message="large", repo_type="kernel")
-    with pytest.raises(requests.HTTPError, match="507"):  # the client has not announced the size
-        _send(hub.url, "x.so", large)
-    assert not list((hub.root / "incoming").iterdir())
-    api.create_commit(KERNEL, [CommitOperationAdd("small", b"fits")], commit_message="fits", repo_type="kernel")
-
-
-@pytest.fixture
-def filled(small_disk: Path) -> Callable[[], None]:
-    """A function that fills the small disk to the last byte."""
-
-    def fill() -> None:
-        with (small_disk / "filling").open("ab", buffering=0) as file:
-            for size in (4096, 1):
-                with suppress(OSError):
-                    while file.write(bytes(size)):
-                        pass
-
-    return fill
-
-
-def test_every_change_on_a_full_disk_is_refused_with_the_reason(
-    start_hub: Callable[..., RunningHub], small_disk: Path, filled: Callable[[], None]
-) -> None:
-    hub = start_hub(root=small_disk / "hub")
-    headers = {"Authorization": "Bearer any"}
-    api = f"{hub.url}/api/kernels/{KERNEL}"
-    hub.api().create_repo(KERNEL, repo_type="kernel")
-    hub.api().create_repo("o/spare", repo_type="kernel")
-    sha256 = hashlib.sha256(large := os.urandom(500_000)).hexdigest()
-    batch = {"operation": "upload", "objects": [{"oid": sha256, "size": len(large)}]}
-    uploads = requests.post(f"{hub.url}/kernels/{KERNEL}.git/info/lfs/objects/batch", json=batch, headers=headers)
-    address = uploads.json()["objects"][0]["actions"]["upload"]["href"]
-    granted = requests.get(f"{api}/xet-write-token/main", headers=headers).json()
-    xet = {"Authorization": f"Bearer {granted['accessToken']}"}
-    commit = '{"key": "header", "value": {"summary": "s"}}\n{"key": "file", "value": {"path": "a", "content": "a"}}'
-    changes: list[tuple[str, str, dict[str, Any]]] = [
-        ("POST", f"{api}/commit/main", {"data": commit}),
-        ("POST", f"{api}/branch/v1", {"json": {}}),
-        ("POST", f"{api}/tag/main", {"json": {"tag": "t", "message": "m"}}),
-        ("PUT", f"{api}/settings", {"json": {"private": False}}),
-        ("POST", f"{hub.url}/api/repos/create", {"json": {"name": "b", "organization": "o", "type": "kernel"}}),
-        ("PUT", address, {"data": large}),
-        ("POST", f"{granted['casUrl']}/v1/xorbs/default/{'1' * 64}", {"data": large, "headers": xet}),
-    ]
-    filled()
-    for _ in range(2):
-        for method, url, options in changes:
-            answer = requests.request(method, url, **{"headers": headers, **options})
-            assert answer.status_code == (413 if "/xet/" in url else 507), (url, answer.text)
-        assert requests.get(api).ok and requests.get(f"{hub.url}/").ok and requests.get(f"{hub.url}/health").ok
-    with closing(sqlite3.connect(hub.root / "index.sqlite")) as database, database:  # of a server that was killed
-        (small_disk / "filling").unlink()
-        database.execute("INSERT INTO marks (repo_id, began, since) VALUES (?, ?, ?)", (KERNEL, 0, 0))
-    filled()
-    assert requests.get(f"{hub.url}/api/kernels").ok
-    assert not list(mend.find_defects(Hub(Settings(hub.root))))
-    hub.api().delete_repo("o/spare", repo_type="kernel")
-    assert [item["id"] for item in requests.get(f"{hub.url}/api/kernels").json()] == [KERNEL]
-    filled()
-    assert requests.post(f"{api}/commit/main", data=commit, headers=headers).status_code == 507
-    (small_disk / "filling").unlink()
-    for method, url, options in changes[:-1]:
-        assert requests.request(method, url, **{"headers": headers, **options}).ok, url
 
 
 # Stores
