@@ -14,6 +14,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -35,6 +36,10 @@ from kernel_builder.server import locks
 from kernel_builder.server.git_objects import FileChange
 from kernel_builder.server.hub_service import Hub
 from kernel_builder.server.settings import Settings
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.hub.test_server_limits import COSTLY_CARDS
 
 OPTIONS = ("--log-level", "warning")
 MB = 1_000_000
@@ -112,6 +117,25 @@ def yaml_attack(directory: Path) -> Attack:
         f"/api/validate-yaml without a token: {', '.join(documents)}; each 20 times, with /health beside them",
         f"at most {costs[most] * 1000:.0f} ms of CPU ({most}); /health within {slowest * 1000:.0f} ms",
         {"cpu-seconds": costs, "health-seconds": slowest},
+    )
+
+
+def cards_attack(directory: Path) -> Attack:
+    """Open pages whose cards are costly to render, each once."""
+    costs: dict[str, float] = {}
+    with running_hub(directory / "hub", *OPTIONS) as hub:
+        for number, (name, card) in enumerate(COSTLY_CARDS.items()):
+            create_kernel(hub, f"a/card{number}", {"README.md": card})
+            before = hub.cpu_seconds()
+            requests.get(f"{hub.url}/kernels/a/card{number}", timeout=60).raise_for_status()
+            costs[name] = hub.cpu_seconds() - before
+        most_memory = hub.peak_bytes()
+    most = max(costs, key=lambda name: costs[name])
+    return Attack(
+        "cards that take long to render",
+        f"pages with cards of up to 64 KB, each opened once: {', '.join(costs)}",
+        f"at most {costs[most] * 1000:.0f} ms of CPU ({most}), {most_memory / MB:.0f} MB of memory",
+        {"cpu-seconds": costs, "memory-bytes": most_memory},
     )
 
 
@@ -289,6 +313,7 @@ def expansion_attack(directory: Path) -> Attack:
 
 ATTACKS = {
     "yaml": yaml_attack,
+    "cards": cards_attack,
     "heads": heads_attack,
     "readers": readers_attack,
     "lock": lock_attack,

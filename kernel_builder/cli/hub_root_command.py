@@ -33,10 +33,10 @@ _SERVER_PACKAGES = (
     "httptools",
     "jinja2",
     "lz4",
-    "markdown_it",
     "nh3",
     "prometheus_client",
     "pygit2",
+    "pyromark",
     "structlog",
     "uvicorn",
 )

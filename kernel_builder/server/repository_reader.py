@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import re
-from importlib import import_module
-from itertools import pairwise
 
-from markdown_it import MarkdownIt
+import pyromark
 
 from kernel_builder import front_matter
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.large_files import LargeFiles
 from kernel_builder.server.repository_index import IndexedRepository
 
-CARD_BYTES = 128 << 10  # rendering a larger card could take seconds
+CARD_BYTES = 64 << 10  # a page shows no larger card: cleaning its HTML could take a second
 SUMMARY_CHARACTERS = 4000
-
-markdown = MarkdownIt("commonmark").enable(["table", "strikethrough"])
-# Of rows that are shorter than the head of their table: 2 KB of those made 65,000 cells, and took two seconds.
-vars(import_module("markdown_it.rules_block.table"))["MAX_AUTOCOMPLETED_CELLS"] = 1000
 
 
 def read_repository(
@@ -84,8 +78,15 @@ def card_source(repository: GitRepository, commit: str) -> str:
 
 def _summary(card: str) -> str:
     """Return the first paragraph of a card, as plain text."""
-    tokens = markdown.parse(card[:SUMMARY_CHARACTERS])
-    for opening, inline in pairwise(tokens):
-        if opening.type == "paragraph_open":
-            return "".join(child.content for child in inline.children or [] if child.type in {"text", "code_inline"})
-    return ""
+    words: list[str] = []
+    inside = False
+    for event in pyromark.events(card[:SUMMARY_CHARACTERS]):
+        if event == {"Start": "Paragraph"}:
+            inside = True
+        elif inside and event == {"End": "Paragraph"}:
+            break
+        elif inside and isinstance(event, dict):
+            words += [str(text) for kind, text in event.items() if kind in {"Text", "Code"}]
+        elif inside:  # the end of a line
+            words.append(" ")
+    return "".join(words)

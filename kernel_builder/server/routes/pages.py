@@ -6,18 +6,18 @@ and no script runs.
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
-import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any
 from urllib.parse import quote, urlencode, urlsplit
 
 import nh3
+import pyromark
 from fastapi import APIRouter, Path, Request
 from jinja2 import Environment, PackageLoader, select_autoescape
-from markdown_it.token import Token
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
@@ -26,15 +26,16 @@ from kernel_builder.package.metadata import PackageMetadata
 from kernel_builder.server.git_objects import TreeEntry
 from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.refusals import Refusal, no_token
-from kernel_builder.server.repository_reader import card_source, markdown, version_branches
+from kernel_builder.server.repository_reader import card_source, version_branches
 from kernel_builder.server.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 
 router = APIRouter(include_in_schema=False)
 
 METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
-_RENDERING_SECONDS = 1.0
-_rendering = threading.BoundedSemaphore(2)
+# HTML of a card that is cleaned: tables and quotes make much of few bytes.
+CARD_HTML_BYTES = 128 << 10
+_MARKDOWN = pyromark.Options.ENABLE_TABLES | pyromark.Options.ENABLE_STRIKETHROUGH
 PAGE = 50
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src 'self'; base-uri 'none'; form-action 'self'"
@@ -173,22 +174,28 @@ def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
     )
 
 
+class _CardHtml(io.BytesIO):
+    """The HTML of a card while it is rendered; raises OverflowError if it becomes too large."""
+
+    def write(self, part: Any) -> int:
+        if self.tell() + len(part) > CARD_HTML_BYTES:
+            raise OverflowError
+        return super().write(part)
+
+
 @lru_cache(maxsize=32)
 def _clean_html(source: str, base: str) -> str:
-    """Render a card as sanitized HTML, with relative addresses resolved against `base`.
-
-    Raises:
-        TimeoutError: If others are being rendered. A card can take two seconds and 50 MB, and many at once stop all.
-    """
-    if not _rendering.acquire(timeout=_RENDERING_SECONDS):
-        raise TimeoutError
+    """Render a card as sanitized HTML, with relative addresses resolved against `base`."""
+    rendered = _CardHtml()
     try:
-        tokens = markdown.parse(source)
-        _rewrite(tokens, base)
-        html: str = markdown.renderer.render(tokens, markdown.options, {})
-        return nh3.clean(html, link_rel="noopener noreferrer nofollow")
-    finally:
-        _rendering.release()
+        pyromark.write_html(source, rendered, options=_MARKDOWN)
+    except OverflowError:
+        return f'<p>The <a href="{base}README.md">card</a> is too large to show here.</p>'
+    return nh3.clean(
+        rendered.getvalue().decode(),
+        link_rel="noopener noreferrer nofollow",
+        attribute_filter=lambda tag, attribute, value: _resolved(attribute, value, base),
+    )
 
 
 def _card(repository: GitRepository, commit: str, main: str, branch: str) -> tuple[str, list[str]]:
@@ -197,10 +204,7 @@ def _card(repository: GitRepository, commit: str, main: str, branch: str) -> tup
     if not source:
         source, revision = card_source(repository, commit), branch
     base = f"/kernels/{repository.repo_id}/resolve/{quote(revision, safe='')}/"
-    try:
-        html = _clean_html(source, base)
-    except TimeoutError:
-        html = "<p>This Hub is busy with other cards; load the page again to see this one.</p>"
+    html = _clean_html(source, base)
     plots = []
     if source:
         for entry in repository.trees.entries(repository.refs.resolve(revision), recursive=True):
@@ -211,15 +215,13 @@ def _card(repository: GitRepository, commit: str, main: str, branch: str) -> tup
     return html, plots
 
 
-def _rewrite(tokens: list[Token], base: str) -> None:
-    """Resolve relative addresses against the repository's files, and drop images from elsewhere."""
-    for token in tokens:
-        if token.type == "image":
-            source = str(token.attrs.get("src", ""))
-            token.attrs["src"] = _inside(source, base) if _is_relative(source) else ""
-        elif token.type == "link_open" and _is_relative(target := str(token.attrs.get("href", ""))):
-            token.attrs["href"] = _inside(target, base)
-        _rewrite(token.children or [], base)
+def _resolved(attribute: str, value: str, base: str) -> str:
+    """Return an attribute of a card's HTML with its address resolved; "" for images from elsewhere."""
+    if attribute not in {"href", "src"}:
+        return value
+    if _is_relative(value):
+        return _inside(value, base)
+    return value if attribute == "href" else ""
 
 
 def _is_relative(address: str) -> bool:
