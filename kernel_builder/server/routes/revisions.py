@@ -35,17 +35,13 @@ def _item(entry: TreeEntry) -> dict[str, Any]:
 def _expanded(repository: GitRepository, commit: str, entries: Iterable[TreeEntry]) -> list[dict[str, Any]]:
     entries = list(entries)
     last = repository.history.last_changes(commit, [entry.path for entry in entries])
-    return [
-        {
-            **_item(entry),
-            "lastCommit": {
-                "id": last[entry.path].oid,
-                "title": last[entry.path].title,
-                "date": timestamp(last[entry.path].time),
-            },
-        }
-        for entry in entries
-    ]
+    items = []
+    for entry in entries:
+        item = _item(entry)
+        if (change := last.get(entry.path)) is not None:
+            item["lastCommit"] = {"id": change.oid, "title": change.title, "date": timestamp(change.time)}
+        items.append(item)
+    return items
 
 
 @router.get("/api/kernels/{organization}/{name}/tree/{revision}")
