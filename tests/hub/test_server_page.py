@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import requests
 from huggingface_hub import CommitOperationAdd
 
 from kernel_builder.server import tokens
@@ -91,6 +92,23 @@ def test_the_pages_show_the_kernel_and_the_line_that_loads_it(hub: RunningHub, b
 
 
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
+
+
+def test_addresses_in_a_card_lead_to_the_repository(hub: RunningHub) -> None:
+    card = (
+        '[a](docs/x.md) <a href="y.md">y</a> ![i](../../i.png) ![o](https://elsewhere/o) <img src="//[x"> [b](http://[)'
+    )
+    api = hub.api()
+    api.create_repo(KERNEL, repo_type="kernel")
+    api.create_commit(
+        KERNEL, [CommitOperationAdd("README.md", card.encode())], commit_message="card", repo_type="kernel"
+    )
+    page = requests.get(f"{hub.url}/kernels/{KERNEL}").text
+    files = f"/kernels/{KERNEL}/resolve/main"
+    for shown in (f'href="{files}/docs/x.md"', f'href="{files}/y.md"', f'src="{files}/i.png"'):
+        assert shown in page
+    assert "elsewhere" not in page and "[x" not in page
+    assert "Traceback" not in hub.log.read_text()
 
 
 def test_hostile_cards_and_names_run_no_script(hub: RunningHub, browser: object, tmp_path: Path) -> None:

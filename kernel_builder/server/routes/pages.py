@@ -219,7 +219,11 @@ def _resolved(attribute: str, value: str, base: str) -> str:
     """Return an attribute of a card's HTML with its address resolved; "" for images from elsewhere."""
     if attribute not in {"href", "src"}:
         return value
-    if _is_relative(value):
+    try:
+        relative = _is_relative(value)
+    except ValueError:  # such as //[x
+        return ""
+    if relative:
         return _inside(value, base)
     return value if attribute == "href" else ""
 
