@@ -6,7 +6,6 @@ and no script runs.
 
 from __future__ import annotations
 
-import io
 import posixpath
 import re
 from dataclasses import dataclass
@@ -34,7 +33,7 @@ router = APIRouter(include_in_schema=False)
 METADATA_BYTES = 1 << 20
 SHOWN_COMMITS = 10
 # HTML of a card that is cleaned: tables and quotes make much of few bytes.
-CARD_HTML_BYTES = 128 << 10
+CARD_HTML_CHARACTERS = 128 << 10
 _MARKDOWN = pyromark.Options.ENABLE_TABLES | pyromark.Options.ENABLE_STRIKETHROUGH
 PAGE = 50
 
@@ -174,25 +173,14 @@ def _page(request: Request, template: str, **values: Any) -> HTMLResponse:
     )
 
 
-class _CardHtml(io.BytesIO):
-    """The HTML of a card while it is rendered; raises OverflowError if it becomes too large."""
-
-    def write(self, part: Any) -> int:
-        if self.tell() + len(part) > CARD_HTML_BYTES:
-            raise OverflowError
-        return super().write(part)
-
-
 @lru_cache(maxsize=32)
 def _clean_html(source: str, base: str) -> str:
     """Render a card as sanitized HTML, with relative addresses resolved against `base`."""
-    rendered = _CardHtml()
-    try:
-        pyromark.write_html(source, rendered, options=_MARKDOWN)
-    except OverflowError:
+    html = pyromark.html(source, options=_MARKDOWN)
+    if len(html) > CARD_HTML_CHARACTERS:
         return f'<p>The <a href="{base}README.md">card</a> is too large to show here.</p>'
     return nh3.clean(
-        rendered.getvalue().decode(),
+        html,
         link_rel="noopener noreferrer nofollow",
         attribute_filter=lambda tag, attribute, value: _resolved(attribute, value, base),
     )
