@@ -133,7 +133,7 @@ def cards_attack(directory: Path) -> Attack:
     most = max(costs, key=lambda name: costs[name])
     return Attack(
         "cards that take long to render",
-        f"pages with cards of up to 48 KB, each opened once: {', '.join(costs)}",
+        f"pages with cards of up to 32 KB, each opened once: {', '.join(costs)}",
         f"at most {costs[most] * 1000:.0f} ms of CPU ({most}), {most_memory / MB:.0f} MB of memory",
         {"cpu-seconds": costs, "memory-bytes": most_memory},
     )

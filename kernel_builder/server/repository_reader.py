@@ -11,7 +11,7 @@ from kernel_builder.server.git_repository import GitRepository
 from kernel_builder.server.large_files import LargeFiles
 from kernel_builder.server.repository_index import IndexedRepository
 
-CARD_BYTES = 48 << 10  # a page shows no larger card: tables can take a millisecond per KiB
+CARD_BYTES = 32 << 10  # a page shows no larger card: tables can take a millisecond per KiB
 SUMMARY_CHARACTERS = 4000
 
 
