@@ -11,7 +11,7 @@ from pygit2.enums import SortMode
 
 from kernel_builder.server.git_objects import CommitInfo, commit_info
 
-# What `last_changes` does at most, in lookups of a folder in a commit: 50 ms. A commit costs as much as ten.
+# What `last_changes` does at most, in lookups of a folder in a commit: some 50 ms. A commit costs as much as ten.
 _MOST_WORK = 50_000
 _WORK_OF_COMMIT = 10
 

@@ -367,7 +367,7 @@ def test_costly_cards_are_small_pages(hub: RunningHub) -> None:
     with ThreadPoolExecutor(12) as pool:
         pages = list(pool.map(requests.get, [f"{hub.url}/kernels/a/card{n}" for n in range(len(COSTLY_CARDS))] * 4))
     assert {page.status_code for page in pages} == {200}
-    assert max(len(page.content) for page in pages) < 350_000
+    assert max(len(page.content) for page in pages) < 100_000
     assert ["is too large to show here" in page.text for page in pages[:3]] == [True] * 3
     assert memory(hub) - before < 150
 
