@@ -27,8 +27,8 @@ _KEPT_BLOCKS = 16
 def poisoned(device: str, sizes: Iterable[int] = ()) -> Iterator[None]:
     """Fill the memory that is allocated in this context, or that was freed before it, with `POISON`.
 
-    On the CPU, glibc fills all that `malloc` returns. On a GPU, the free blocks of Torch's allocator are filled that
-    fit the sizes.
+    On the CPU, glibc fills all that `malloc` returns, but for blocks of up to 1 KB that the same thread freed within
+    the context. On a GPU, the free blocks of Torch's allocator are filled that fit the sizes.
 
     Args:
         device: "cpu" or "cuda".
