@@ -9,6 +9,7 @@ import torch
 from graph_models import decode, graphed, inputs_on_gpu, llama, ltx, ltx_on_gpu, module_of, without_graphs
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
+from text_models import model_of
 from torch import nn
 from transformers import StaticCache
 
@@ -64,8 +65,11 @@ def test_graph_that_is_slower_than_eager_calls_is_dropped(blocks):
     assert "x eager: its graph is slower" in str(counts)
 
 
-def test_prefill_is_equal_to_eager(blocks):
-    model = llama().to("cuda", torch.bfloat16)
+@pytest.mark.parametrize(
+    "make", [llama, lambda: model_of("qwen3", attention="sdpa", sliding_window=64).requires_grad_(False)]
+)
+def test_prefill_is_equal_to_eager(blocks, make):
+    model = make().to("cuda", torch.bfloat16)
     counts = graphed(blocks, model)
     for _ in range(4):
         inputs = {"input_ids": torch.randint(61, (2, 16), device="cuda"), "use_cache": False}

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from graph_models import module_of
 from text_models import CONFIGS, PADDED, TOKENS, error, logits, model_of, ops_of
 from torch import nn
 
@@ -11,6 +12,9 @@ from torch import nn
 REPLACED = {
     name: {"Attention", "MLP", "RMSNorm"} | ({"DecoderLayer"} if name != "olmo2" else set()) for name in CONFIGS
 }
+for name in ("qwen2", "qwen3"):
+    REPLACED[name].add("Model")
+REPLACED["gemma3"].add("TextModel")
 MODELS = pytest.mark.parametrize("name", sorted(CONFIGS))
 
 
@@ -95,6 +99,51 @@ def test_compiled_is_the_models_own_graph(blocks, name):
     torch.compiler.reset()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     assert torch.equal(logits(compiled), expected)
+
+
+class Attended:
+    """Records the masks that attention gets."""
+
+    def __init__(self, monkeypatch):
+        self.masks = []
+        attention = torch.nn.functional.scaled_dot_product_attention
+
+        def attend(*tensors, attn_mask=None, **options):
+            self.masks.append(attn_mask)
+            return attention(*tensors, attn_mask=attn_mask, **options)
+
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs", "options", "masked"),
+    [
+        ("qwen2", {}, {}, False),
+        ("qwen3", {}, {}, False),
+        ("gemma3", {}, {}, False),
+        ("qwen3", {"inputs_embeds": True}, {}, False),
+        ("qwen3", {}, {"sliding_window": 12}, True),
+        ("qwen3", {"attention_mask": PADDED}, {}, True),
+        ("qwen3", {"position_ids": torch.arange(12)[None] % 5}, {}, True),
+        ("gemma3", {}, {"use_bidirectional_attention": True}, True),
+    ],
+)
+def test_only_plain_causal_attention_has_no_mask_in_a_graph(blocks, monkeypatch, name, inputs, options, masked):
+    model = model_of(name, attention="sdpa", **{"sliding_window": 13, **options})
+    if "inputs_embeds" in inputs:
+        inputs = {"inputs_embeds": model.get_input_embeddings()(TOKENS)}
+    else:
+        inputs = {"input_ids": TOKENS, **inputs}
+    faster = accelerated(blocks, model)
+    with torch.no_grad():
+        expected = model(**inputs, use_cache=False).logits
+        # transformers and the package ask these whether a graph is captured.
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        monkeypatch.setattr(module_of(blocks, "kernel_set"), "is_capturing", lambda: True)
+        attended = Attended(monkeypatch)
+        actual = faster(**inputs, use_cache=False).logits
+    assert [mask is not None for mask in attended.masks] == [masked] * 2
+    torch.testing.assert_close(actual, expected)
 
 
 def test_hidden_states_and_attentions_are_recorded(blocks):

@@ -50,6 +50,11 @@ def takes(x: Tensor) -> bool:
     )
 
 
+def is_capturing() -> bool:
+    """Return whether the current stream of CUDA records a graph now."""
+    return DEVICE == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def kernels_used(function: FunctionType) -> list[str]:
     """Return the names of the kernels that a function of this package and the functions that it calls refer to."""
     found: set[str] = set()

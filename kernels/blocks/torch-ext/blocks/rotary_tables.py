@@ -10,7 +10,7 @@ from typing import Optional
 import torch
 from torch import Tensor, nn
 
-from .kernel_set import DEVICE
+from .kernel_set import is_capturing
 
 Tables = tuple[Tensor, Tensor]
 
@@ -61,7 +61,7 @@ def keep_tables(
     prepare = prepare or with_halves
     if any(source.is_inference() for source in sources):  # has no version
         return prepare(*make())
-    capturing = _is_capturing()
+    capturing = is_capturing()
     with _changing:
         kept = _kept.setdefault(module, OrderedDict())
         found = kept.get(key)
@@ -96,10 +96,6 @@ def _keep(kept: "OrderedDict[Hashable, _Kept]", key: Hashable, new: _Kept) -> No
         kept[key] = new
 
 
-def _is_capturing() -> bool:
-    return DEVICE == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
 def with_halves(cos: Tensor, sin: Tensor) -> Tables:
     """Return `cos, sin`, for which `halves` now finds tables of half the width, with one entry for each pair."""
     setattr(cos, _HALVES, (sin, {0: (_half(cos), _half(sin))}))
@@ -129,7 +125,7 @@ def halves(cos: Tensor, sin: Tensor, more: int = 0) -> Tables:
     if more in found:
         return found[more]
     tables = tuple(_followed_by(more, table, value) for table, value in zip(found[0], (1.0, 0.0)))
-    if not _is_capturing():  # else the new tables are in the memory of the graph
+    if not is_capturing():  # else the new tables are in the memory of the graph
         found[more] = tables
     return tables
 
@@ -155,6 +151,6 @@ def parts(rotations: Tensor) -> Tables:
     if found is None:
         with torch.inference_mode(False), torch.no_grad():
             found = _parts(rotations)
-        if not _is_capturing():  # else they are in the memory of the graph
+        if not is_capturing():  # else they are in the memory of the graph
             setattr(rotations, _PARTS, found)
     return found

@@ -18,5 +18,6 @@ from . import (  # noqa: F401
     torch_norms,
     transformers_attention,
     transformers_layers,
+    transformers_masks,
     transformers_mlp,
 )
