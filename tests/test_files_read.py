@@ -120,3 +120,5 @@ def test_own_headers_on_other_systems(tmp_path: Path) -> None:
     assert f"{own_headers.escaped(search[0])}/.*" in found
     assert f"{own_headers.escaped(search[1])}/.*" in found
     assert f"{own_headers.escaped(search[2])}/.*" not in found
+    assert [own_headers.is_of_cxx(one, "14.3.0") for one in search] == [True, False, False]
+    assert [own_headers.is_inside(one, f"{store}/gcc/lib/gcc/x/14.3.0") for one in search] == [False, True, False]

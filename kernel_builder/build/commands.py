@@ -43,6 +43,8 @@ _CLANG_FLAGS = (
     "-fvisibility-inlines-hidden",
     # Neither files of the user or the system, nor the directory of the step, may change what it makes.
     "--no-default-config",
+    # A directory that does not exist: the C library is the one of g++, which need not be in /usr/include.
+    "--sysroot=no-sysroot",
     # GNU's assembler lists the files of .incbin, and is that of g++.
     "-fno-integrated-as",
     "-ffile-compilation-dir=.",
@@ -147,7 +149,7 @@ def clang(
     cuda_flags: Sequence[str],
     platform: str,
 ) -> tuple[str, ...]:
-    """Return the clang command for a CUDA source. Its host code uses the C++ library of g++.
+    """Return the clang command for a CUDA source. Its host code uses the C++ library and the C library of g++.
 
     Args:
         cuda_flags: The project's flags, as clang spells them.
@@ -162,7 +164,7 @@ def clang(
         f"src/{options.source}",
         f"-std=c++{options.standard}",
         *_CLANG_FLAGS,
-        _gcc_install(host),
+        *_of_gxx(host),
         f"-resource-dir={CLANG}",
         f"--cuda-path={CUDA}",
         f"--ptxas-path={PTXAS}",
@@ -170,7 +172,8 @@ def clang(
         *options.defines,
         *options.includes,
         *cuda_flags,
-        *_path_maps(options.roots),
+        # Line tables of device code, which linking keeps, name the headers too.
+        *_path_maps(options.roots, "-ffile-prefix-map"),
         # Names of internal symbols contain it. By default it is a digest of the command and the source's path.
         f"-cuid={hashlib.sha256(options.alias.encode()).hexdigest()[:16]}",
     )
@@ -178,7 +181,8 @@ def clang(
 
 def without_programs(argv: Sequence[str], host: HostCompiler) -> list[str]:
     """Return a command without the paths of its compilers, which are the machine's own business."""
-    return [part for part in argv[1:] if part not in (_ccbin(host), _gcc_install(host))]
+    machines_own = {_ccbin(host), *_of_gxx(host)}
+    return [part for part in argv[1:] if part not in machines_own]
 
 
 def torch_libraries(*, stable: bool, cuda: bool) -> tuple[str, ...]:
@@ -198,14 +202,26 @@ def _ccbin(host: HostCompiler) -> str:
     return f"-ccbin={host.path}"
 
 
-def _gcc_install(host: HostCompiler) -> str:
-    return f"--gcc-install-dir={host.install}"
+def _of_gxx(host: HostCompiler) -> list[str]:
+    """Return clang's options for the headers of g++. Each is one word, so that `without_programs` finds it.
+
+    clang's own headers are searched between those of the C++ library and those of the C library, as g++'s are by g++.
+    By the directory of the start files, clang learns the release of libgcc, on which atomics of aarch64 depend.
+    """
+    cxx, c = host.cxx_include, host.c_include
+    return [
+        f"--gcc-install-dir={host.install}",
+        *(f"-stdlib++-isystem{directory}" for directory in cxx),
+        *(f"-idirafter{directory}" for directory in c),
+        # Of several that fit, the last counts: directories of the C++ library may be inside those of the C library.
+        *(f"-ffile-prefix-map={directory}/=g++/" for directory in (*c, *cxx)),
+    ]
 
 
-def _path_maps(roots: Mapping[str, Path]) -> list[str]:
+def _path_maps(roots: Mapping[str, Path], option: str = "-fmacro-prefix-map") -> list[str]:
     """Return options that remove directories of this machine from `__FILE__`."""
     names = {token: token.strip("\0") for token in roots}
-    return ["-fmacro-prefix-map=src/=", *(f"-fmacro-prefix-map={token}/={name}/" for token, name in names.items())]
+    return [f"{option}=src/=", *(f"{option}={token}/={name}/" for token, name in names.items())]
 
 
 def _gencode(capabilities: Sequence[str]) -> list[str]:

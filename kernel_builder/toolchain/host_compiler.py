@@ -85,8 +85,19 @@ def find(probes: ProbeCache, platform: str, named: str | None = None) -> HostCom
             where=str(error.filename),
             hint="reinstall g++ and binutils",
         ) from error
-    headers = own_headers.patterns(about["search"], about["install"], version)
-    return HostCompiler(path, platform, version, identity, headers, Path(about["install"]))
+    search, install = about["search"], about["install"]
+    return HostCompiler(
+        path=path,
+        platform=platform,
+        version=version,
+        identity=identity,
+        headers=own_headers.patterns(search, install, version),
+        install=Path(install),
+        cxx_include=tuple(one for one in search if own_headers.is_of_cxx(one, version)),
+        c_include=tuple(
+            one for one in search if not own_headers.is_of_cxx(one, version) and not own_headers.is_inside(one, install)
+        ),
+    )
 
 
 def _inspect(path: Path) -> dict[str, Any]:

@@ -40,6 +40,18 @@ def escaped(path: str) -> str:
     return re.sub(r"[][.*+?^${}()|\\]", r"\\\g<0>", path)
 
 
+def is_of_cxx(directory: str, version: str) -> bool:
+    """Return whether a directory that g++ searches is one of its C++ library, by the version in its path."""
+    return re.search(rf"/c\+\+/{version.partition('.')[0]}\b", directory) is not None
+
+
+def is_inside(directory: str, install: str) -> bool:
+    """Return whether a directory is inside the one of g++'s own headers and start files."""
+    installed = (os.path.normpath(install), os.path.realpath(install))
+    names = (os.path.normpath(directory), os.path.realpath(directory))
+    return any(Path(name).is_relative_to(own) for name in names for own in installed)
+
+
 def patterns(search: Sequence[str], install: str, version: str) -> tuple[str, ...]:
     """Return extended regular expressions for the paths of the headers that belong to g++ and the C library.
 
@@ -48,14 +60,12 @@ def patterns(search: Sequence[str], install: str, version: str) -> tuple[str, ..
         install: The directory of its own programs and headers.
         version: Its version, which is in the paths of the C++ library.
     """
-    installed = (os.path.normpath(install), os.path.realpath(install))
     whole: list[str] = []
     by_name: list[str] = []
     for directory in dict.fromkeys(
         name for path in search for name in (os.path.normpath(path), os.path.realpath(path))
     ):
-        of_cxx = re.search(rf"/c\+\+/{version.partition('.')[0]}\b", directory)
-        if of_cxx or any(Path(directory).is_relative_to(own) for own in installed):
+        if is_of_cxx(directory, version) or is_inside(directory, install):
             whole.append(f"{escaped(directory)}/.*")
         elif not directory.endswith("/local/include"):
             by_name += _of_c_library(directory)

@@ -26,7 +26,9 @@ class HostCompiler:
         version: For example `12.2.0`.
         identity: Digest of its version output and of the programs that it runs.
         headers: Extended regular expressions for the paths of its own headers and of the C library's.
-        install: The directory of its own headers and start files, by which clang finds its C++ library.
+        install: The directory of its own headers and start files.
+        cxx_include: Where it searches for the headers of its C++ library.
+        c_include: Where it searches for those of the C library, after its own.
     """
 
     path: Path
@@ -35,6 +37,8 @@ class HostCompiler:
     identity: str
     headers: tuple[str, ...]
     install: Path
+    cxx_include: tuple[str, ...]
+    c_include: tuple[str, ...]
 
 
 @dataclass(frozen=True)
