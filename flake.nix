@@ -14,7 +14,7 @@
       systems = named (system: import ./nix/steps.nix {
         inherit system;
         commit = commitOf self;
-        pkgs = import nixpkgs { inherit system; config.allowUnfree = true; }; # CUDA 12.6
+        pkgs = import nixpkgs { inherit system; config.allowUnfree = true; }; # inputs of a project's tests may be
       }) [ "x86_64-linux" "aarch64-linux" ];
 
       # The public builder's function of this name takes more arguments; they are ignored.

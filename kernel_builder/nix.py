@@ -77,7 +77,6 @@ def _toolchains(spec: Spec) -> Toolchains:
     """Return the toolchains that a step is given, and no others."""
     return Toolchains(
         cache=Path("cache").absolute(),
-        cuda_home=Path(spec["cudaHome"]) if spec.get("cudaHome") else None,
         offline=True,
         pinned=lock.loads(json.dumps(spec["lock"]), "the flake's lock"),
         given={kind: Path(path) for kind, path in spec.get("trees", {}).items()},

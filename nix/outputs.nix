@@ -37,13 +37,10 @@ let
     PYTHONPATH = testPath;
     buildCommand = "echo 'error: this is for `nix develop`' >&2; exit 1";
   } // attributes);
-  devShells = byVariant (variant:
-    let inherit (kernel.toolchain variant) cudaHome trees;
-    in shell variant {
-      # `kernel-builder build` in the shell has the toolchain of `nix build`, and so gives the same bytes.
-      KERNEL_BUILDER_TREES = steps.directory "toolchains" "ln -s" trees;
-      ${if cudaHome == null then null else "CUDA_HOME"} = cudaHome;
-    });
+  devShells = byVariant (variant: shell variant {
+    # `kernel-builder build` in the shell has the toolchain of `nix build`, and so gives the same bytes.
+    KERNEL_BUILDER_TREES = steps.directory "toolchains" "ln -s" (kernel.toolchain variant).trees;
+  });
   testShells = byVariant (variant: shell variant { shellHook = finding [ variant ]; });
   test = variants: script "ci-test" (''
     export PATH=${testPython}/bin:$PATH project=${kernel.path} bundle=${bundleOf variants}

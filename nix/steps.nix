@@ -7,7 +7,7 @@ let
   variantsOf = import ./matrix.nix { inherit system; matrix = fromTOML (readFile ../kernel_builder/config/matrix.toml); };
   # An attribute of nixpkgs, or null if this release lacks it. In some releases a removed attribute throws an error.
   optional = name: let found = tryEval (pkgs.${name} or null); in if found.success then found.value else null;
-  stdenv = if optional "gcc13Stdenv" == null then pkgs.stdenv else pkgs.gcc13Stdenv; # the newest that nvcc 12.6 supports
+  stdenv = if optional "gcc13Stdenv" == null then pkgs.stdenv else pkgs.gcc13Stdenv; # nvcc 13.0 supports GCC up to 15
   python = pkgs.python3;
 
   when = condition: value: if condition then value else { };
@@ -49,7 +49,7 @@ let
   planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") ([
     "__init__.py" "build" "checkouts.py" "config" "confine.py" "demangle.py" "elf.py" "errors.py" "files.py" "nix.py" "plural.py" "progress.py"
     "sandbox.py" "toml_file.py"
-    "templates/compat.cpp" "templates/registration.h"
+    "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")
     (filter (name: match ".*[.]py" name != null) (attrNames (readDir ../kernel_builder/toolchain)))));
   # `init` reads the kit through a link in kernel_builder/templates.
@@ -101,36 +101,34 @@ let
   fetch = pin: step "${pin.project}-${pin.version}-ranges" "fetch" { inherit pin; }
     (fixed pin.fetched // { PYTHONPATH = "${planner}:${dependencies}"; });
 
-  # Toolchains: release -> tree, for locked releases. Other CUDA releases come from nixpkgs.
-  only = release: table: when (table ? ${toString release}) { ${release} = table.${release} // mapAttrs
-    (_: platforms: { ${system} = platforms.${system}; })
-    (intersectAttrs { platforms = null; libraries = null; } table.${release}); };
+  # Toolchains: release -> tree.
+  onSystem = entry: entry // mapAttrs (_: platforms: { ${system} = platforms.${system}; })
+    (intersectAttrs { platforms = null; libraries = null; } entry);
+  only = release: table: when (table ? ${toString release}) { ${release} = onSystem table.${release}; };
+  # As `clang_for` in cuda_choice.py: clang compiles for the releases of its major release that have no pinned nvcc.
+  isByClang = release: release != null && !(lock.cuda ? ${release})
+    && head (splitVersion release) == head (splitVersion lock.clang.cuda.release);
+  toolkitOf = release: if isByClang release then lock.clang.cuda.release else release;
+  pinnedCuda = release: { cuda = only release lock.cuda; }
+    // when (isByClang release) { clang = onSystem lock.clang // { cuda = onSystem lock.clang.cuda; }; };
   tree = kind: pinned: files: step kind "unpack" {
     inherit kind;
     lock = { inherit (lock) schema; cuda = { }; torch = { }; dependencies = { }; } // pinned;
     fetched = map fetch files;
   };
-  cudaTrees = mapAttrs (release: entry:
-    tree "cuda-${release}" { cuda = only release lock.cuda; } entry.platforms.${system}
-      (patched { buildCommand = "python3 -m kernel_builder.nix unpack $specPath $out"; })) lock.cuda;
+  toolkits = lock.cuda // { ${lock.clang.cuda.release} = lock.clang.cuda; };
+  cudaTrees = mapAttrs (release: entry: tree "cuda-${release}" (pinnedCuda release) entry.platforms.${system}
+    (patched { buildCommand = "python3 -m kernel_builder.nix unpack $specPath $out"; })) toolkits;
+  clang = "clang-${head (splitVersion lock.clang.version)}"; # its one program is static
+  clangTree = tree clang (pinnedCuda lock.clang.cuda.release) lock.clang.platforms.${system} { };
   torchTree = release: kind: tree "torch-${release}-${kind}" { torch = only release lock.torch; }
     [ lock.torch.${release}.platforms.${system}.${kind} ] { };
   librariesTrees = mapAttrs (release: entry:
-    tree "cuda-libraries-${release}" { cuda = only release lock.cuda; } entry.libraries.${system} { }) lock.cuda;
+    tree "cuda-libraries-${release}" (pinnedCuda release) entry.libraries.${system} { }) toolkits;
   # Header libraries that `depends` names.
   pinnedOf = mapAttrs (name: _: lock.dependencies.${name} or (throw ("no package index has ${name}, which a kernel "
     + "depends on; `kernel-builder build --dependency ${name}=DIR` builds with a checkout of it")));
   dependencyTree = name: pin: tree name { dependencies.${name} = pin; } pin.files { };
-  cudaPackages = release: optional "cudaPackages_${replaceStrings [ "." ] [ "_" ] release}";
-  # The headers of libraries draw in the libraries, a gigabyte, so only steps that include them get them.
-  cudaHome = release: cudaLibraries: pkgs.symlinkJoin {
-    name = "cuda-${release}${if cudaLibraries then "-libraries" else ""}";
-    paths = concatMap (package: map (output: package.${output}) package.outputs)
-      (with cudaPackages release; [ cuda_nvcc cuda_cudart cuda_cccl ])
-      ++ map (package: package.include or package.dev or package) (if !cudaLibraries then [ ] else with cudaPackages release;
-        [ cuda_nvml_dev cuda_nvrtc cuda_nvtx cuda_profiler_api libcublas libcufft libcurand libcusolver libcusparse ]);
-  };
-  isBuildable = { cuda, ... }: cuda == null || cudaTrees ? ${cuda} || cudaPackages cuda != null;
   # What a step needs besides compilers: `torch`, `cudaLibraries`: whether it has such headers; `depends`: libraries.
   toolchain = { cuda, floor, ... }@variant: { torch, cudaLibraries, depends }:
     let
@@ -141,17 +139,16 @@ let
       dependencies = pinnedOf (listToAttrs (map (name: { inherit name; value = null; })
         (filter (name: name != "torch") depends)));
       kind = if floor == null then "full" else "stable";
-      isLocked = cudaTrees ? ${toString cuda};
+      toolkit = toolkitOf cuda;
     in {
       lock = {
         inherit (lock) schema;
         inherit dependencies;
-        cuda = only cuda lock.cuda;
         torch = only release lock.torch;
-      };
-      cudaHome = if cuda == null || isLocked then null else cudaHome cuda cudaLibraries;
-      trees = when isLocked { "cuda-${cuda}" = cudaTrees.${cuda}; }
-        // when (isLocked && cudaLibraries) { "cuda-libraries-${cuda}" = librariesTrees.${cuda}; }
+      } // pinnedCuda cuda;
+      trees = when (cuda != null) { "cuda-${toolkit}" = cudaTrees.${toolkit}; }
+        // when (isByClang cuda) { ${clang} = clangTree; }
+        // when (cuda != null && cudaLibraries) { "cuda-libraries-${toolkit}" = librariesTrees.${toolkit}; }
         // when torch { "torch-${release}-${kind}" = torchTree release kind; }
         // mapAttrs dependencyTree dependencies;
     };
@@ -223,19 +220,16 @@ let
           PYTHONPATH = builder;
           nativeBuildInputs = [ python pkgs.ninja ];
         };
-      all = variantsOf build;
-      variants = filter isBuildable all;
-      leftOut = map ({ name, cuda, ... }: "${general.name}: ${name} is left out: neither the toolchain lock nor this "
-        + "nixpkgs has CUDA ${cuda}") (filter (variant: !isBuildable variant) all);
+      variants = variantsOf build;
       packages = listToAttrs (map (variant: { inherit (variant) name; value = package variant; }) variants);
       bundleOf = variants: directory general.name "cp -r"
         (listToAttrs (map ({ name, ... }: { inherit name; value = packages.${name}; }) variants));
     in {
       inherit build bundleOf path variants;
       toolchain = variant: toolchain variant (allOf variant);
-      bundle = bundleOf (foldl' (all: line: trace "warning: ${line}" all) variants leftOut);
+      bundle = bundleOf variants;
       variant = name: if packages ? ${name} then bundleOf [ { inherit name; } ] else throw (concatStringsSep "\n  "
-        ([ "${general.name} has no variant ${name} on ${system}; it has" ] ++ attrNames packages ++ leftOut));
+        ([ "${general.name} has no variant ${name} on ${system}; it has" ] ++ attrNames packages));
     };
   builderCommit = commit;
 in { inherit builder dependencies directory installed kernel libraries pkgs python run stdenv; }

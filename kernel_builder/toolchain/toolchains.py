@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -114,13 +113,8 @@ class Toolchains:
 
     @cached_property
     def lock(self) -> lock.Lock:
-        """The pinned wheels. A caller with its own store, such as Nix, has clang only if it gives it.
-
-        The C library of its g++ is not where clang looks for one.
-        """
-        found = self._pinned or lock.shipped()
-        has_clang = not self._given or any(kind.startswith("clang-") for kind in self._given)
-        return found if has_clang else replace(found, clang=None)
+        """The pinned wheels."""
+        return self._pinned or lock.shipped()
 
     @cached_property
     def _index(self) -> Index:

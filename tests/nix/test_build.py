@@ -17,6 +17,7 @@ from tests.conftest import CPU, CUDA, PROJECTS, ROOT
 from tests.nix.conftest import Nix
 
 KERNELS = sorted(path.parent.name for path in ROOT.glob("kernels/*/build.toml"))
+CUDA_12 = CUDA.replace("cu130", "cu126")
 KernelFlake = Callable[[Path], Path]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -85,9 +86,12 @@ def digests(bundle: Path) -> dict[str, str]:
 def test_rmsnorm_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, tmp_path: Path) -> None:
     bundle = nix.build(flake, "rmsnorm")
     assert {path.name for path in bundle.iterdir()} == {CPU, CUDA}
-    # The flake has no clang, so it leaves CUDA 12 out where nixpkgs has no nvcc of it.
-    arguments = (flake / "kernels/rmsnorm", tmp_path / "out", "--cuda-compiler", "nvcc")
-    assert digests(bundle) == built_by_the_command_line(flake, *arguments)
+    assert digests(bundle) == built_by_the_command_line(flake, flake / "kernels/rmsnorm", tmp_path / "out")
+
+
+def test_cuda_12_has_the_bytes_of_the_command_line_build(nix: Nix, flake: Path, scale: Path, tmp_path: Path) -> None:
+    expected = built_by_the_command_line(flake, scale, tmp_path / "out", "--variant", CUDA_12)
+    assert digests(nix.build(scale, f"redistributable.{CUDA_12}")) == expected
 
 
 def test_cpu_tests_pass_on_the_built_packages(nix: Nix, scale: Path) -> None:
@@ -113,9 +117,10 @@ def test_a_change_rebuilds_only_what_depends_on_it(nix: Nix, scale: Path) -> Non
         assert nix.to_build(scale, "bundle") == set()
         return {one.removeprefix("stable-scale-") for one in names}
 
-    assert changed("one/a.cu") == {"one-a.cu", CUDA, CPU, "stable-scale"}
-    assert changed("one/device.cuh") == {"one-a.cu", "one-b.cu", CUDA, CPU, "stable-scale"}
-    assert changed("torch-ext/stable_scale/__init__.py", "\n# changed\n") == {CUDA, CPU, "stable-scale"}
+    packages = {CUDA_12, CUDA, CPU, "stable-scale"}
+    assert changed("one/a.cu") == {"one-a.cu", *packages}
+    assert changed("one/device.cuh") == {"one-a.cu", "one-b.cu", *packages}
+    assert changed("torch-ext/stable_scale/__init__.py", "\n# changed\n") == packages
     assert changed("CARD.md") == set()
 
 

@@ -150,14 +150,6 @@ def test_a_lock_without_clang(pinned: lock.Lock, cache: Path) -> None:
         tools.clang()
 
 
-def test_a_store_of_the_callers_own_has_clang_only_if_it_is_given(pinned: lock.Lock, tmp_path: Path) -> None:
-    def obstacle(given: dict[str, Path]) -> object:
-        return Toolchains(cache=tmp_path, pinned=pinned, given=given).cuda_obstacle(Release(12, 6))
-
-    assert obstacle({"cuda-13.0": tmp_path}) is not None
-    assert obstacle({"cuda-13.0": tmp_path, "clang-22": tmp_path, "cuda-12.8": tmp_path}) is None
-
-
 def test_the_shipped_lock_has_clang_within_its_budget() -> None:
     clang, wanted = lock.shipped().clang, matrix.load().clang
     assert clang and clang.cuda.release == wanted.cuda
