@@ -70,8 +70,10 @@ constexpr ForwardLaunch kForwardLaunches[] = {
     //                                                                             block             threads                        per SM                   blocks           trigger
 
     // Short rows share a block. The number of threads per row balances two effects: with too many rows at a time on an
-    // SM, concurrent accesses are too far apart in memory; with too few, the memory is not kept busy.
-    {0, 0, ForwardLayout::fast,              1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
+    // SM, concurrent accesses are too far apart in memory; with too few, the memory is not kept busy. Rows of up to 64
+    // vectors are 1 to 3 % faster with two vectors per thread than with four on an H100, and 5 to 7 % on an H200.
+    {0, 0, ForwardLayout::fast,              1,        64, ForwardKernel::aligned,   false,   128,     4,       2,       2,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::fast,             65,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
     {0, 0, ForwardLayout::aligned,           1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
     // A block per row: two vectors per thread while 512 threads can hold a row, else four.
     {0, 0, ForwardLayout::fast,            129,      1024, ForwardKernel::aligned,   true,    512,     32,      2,       2,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
