@@ -20,9 +20,9 @@ from matplotlib.figure import Figure
 from model_titles import TITLES
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks" / "results" / "models-h100.json"
+RESULTS = ROOT / "benchmarks" / "results" / "models-h200.json"
 PAGE = ROOT / "docs" / "models.md"
-PICTURE = ROOT / "docs" / "models" / "models.h100.svg"
+PICTURE = ROOT / "docs" / "models" / "models.h200.svg"
 _PROSE = ROOT / "benchmarks" / "models_page.md"
 
 Times = Mapping[str, float]
@@ -31,8 +31,8 @@ Times = Mapping[str, float]
 _LONG = ("ltx-7056", "wan-7800", "wan-32760", "qwen3-8192")  # 7,000 tokens and more
 
 
-# GPU milliseconds beside GEMM and attention with the kernels of adaln, rmsnorm and rope3d called by hand, before there
-# were kernels for q and k norms with rotary embedding, sums without gates, and gated activations.
+# GPU milliseconds of an H200 beside GEMM and attention with the kernels of adaln, rmsnorm and rope3d called by hand,
+# before there were kernels for q and k norms with rotary embedding, sums without gates, and gated activations.
 _LEFT_BY_HAND = {"ltx-2464": 3.5, "wan-7800": 9.7, "qwen3-128": 0.65}
 
 
@@ -60,7 +60,7 @@ def main_page(report: Mapping[str, Any]) -> str:
     targets = [f"| {t.what} | {t.wanted} | {t.measured} | {verdicts[t.met]} |" for t in find_targets(report)]
     sections = {
         "kernels": "[kernels](kernels.md)",
-        "picture": "![The speed of a forward beside eager](models/models.h100.svg)",
+        "picture": "![The speed of a forward beside eager](models/models.h200.svg)",
         "machine": f"{machine['device']}; {versions}",
         "targets": "\n".join(["| figure | target | measured | |", "| --- | --- | --- | --- |", *targets]),
         "times": "\n".join(_times(report.get("time", {}))),
@@ -174,7 +174,8 @@ def _profiles(results: Mapping[str, Any]) -> Iterator[str]:
     yield "| model | | GEMM | attention | other | launches |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for case in (case for case in TITLES if case in results):
-        for variant, split in results[case].items():
+        for variant in (variant for variant in _HEADINGS if variant in results[case]):
+            split = results[case][variant]
             parts = " | ".join(f"{split[part]:.1f}" for part in ("gemm", "attention", "other"))
             yield f"| {TITLES[case]} | {_HEADINGS[variant]} | {parts} | {split['launches']} |"
 
