@@ -1,12 +1,12 @@
 // RMSNorm and rotary embedding in one pass, on the CPU.
 //
-// Reads:    q and k, or them and the gradients of the results, each twice, the second time from the cache; the weights,
-//           and the tables of cosines and sines.
+// Reads:    q and k, or them and the gradients of the results; the weights, and the tables of cosines and sines.
 // Writes:   the results, or the gradients and the partial sums of those of the weights.
 // Must not: start threads, allocate, or keep state between calls.
 //
-// Pairs of a head are processed in blocks, whose elements are decoded into buffers of floats. The loops over a buffer
-// vectorize; they are compiled once per instruction set, and one is selected at run time.
+// Rows are decoded into buffers of floats, as many heads of a token at a time as fit; a row that does not fit is
+// decoded in pieces, twice. The cosines and sines of a token serve all its heads, and the factors all tokens of a call.
+// The loops over a buffer vectorize; they are compiled once per instruction set, and one is selected at run time.
 #include "rope3d_cpu/norm_rotary.h"
 
 #include <algorithm>
@@ -22,36 +22,50 @@ using namespace kit;
 
 enum class Instructions { base, avx2, avx512 };
 
-constexpr int64_t kPairBlock = 128;
-constexpr int64_t kTokensOfPart = 32;  // a longer float32 sum would have a larger error than the rounding of a result
+constexpr int64_t kBuffer = 6144;  // floats of a buffer; the longest rows of common models have 5120
+constexpr int64_t kRows = 64;      // processed at a time, at most
+constexpr int64_t kSum = 2048;     // elements of a float32 sum; the sums of longer rows are added in float64
 
-// Up to kPairBlock pairs: first the elements of a and then those of b, (a, b) being a pair.
-struct PairBlock {
-  float a[kPairBlock], b[kPairBlock];
+// Additions to a partial sum of a weight's gradient, and the rows of a token that one of them adds. A longer float32
+// sum would have a larger error than the rounding of a result.
+constexpr int64_t kAdditions = 16;
+constexpr int64_t kRowsAdded = 4;
+
+struct alignas(64) Buffer {
+  float values[kBuffer];
 };
 
-// A block of pairs of a head.
-struct Block {
-  int64_t count;
-  int64_t first, second;  // elements of the first pair
-  bool adjacent;          // the elements of a pair are adjacent, else those of a are, and those of b
-  bool rotated;
+// Consecutive heads of a row or of several, or a part of a head that does not fit a buffer. In a buffer its elements
+// are adjacent, and the pairs that are rotated come first in each head.
+struct Piece {
+  int64_t head, heads;
+  int64_t runs,
+      length;         // of adjacent elements of a head: one, or two that are the first and the second elements of pairs
+  int64_t starts[2];  // elements of the head
+  int64_t pair, pairs;  // that are rotated
+
+  INLINE int64_t elements() const { return heads * runs * length; }
 };
 
-// Returns the block that starts at a pair of a head. The pairs that are rotated come first.
-INLINE Block block_at(const Rotation& rotation, int64_t pair) {
-  const int64_t pairs = rotation.pairs;
-  if (pair < pairs) {
-    const int64_t count = std::min(kPairBlock, pairs - pair);
-    if (rotation.half) return {count, pair, pair + pairs, false, true};
-    return {count, 2 * pair, 2 * pair + 1, true, true};
+// Returns the piece that starts after `begin` of `end` elements, which are those of whole heads.
+INLINE Piece piece_at(const Rotation& rotation, int64_t begin, int64_t end) {
+  const int64_t width = rotation.width;
+  if (width <= kBuffer) {
+    return {begin / width, std::min(kBuffer, end - begin) / width, 1, width, {0, 0}, 0, rotation.pairs};
   }
-  return {std::min(kPairBlock, rotation.width / 2 - pair), 2 * pair, 2 * pair + 1, true, false};
+  const int64_t head = begin / width, element = begin % width, pair = element / 2;
+  if (pair >= rotation.pairs) return {head, 1, 1, std::min(kBuffer, width - element), {element, 0}, 0, 0};
+  const int64_t pairs = std::min(kBuffer / 2, rotation.pairs - pair);
+  if (rotation.half) return {head, 1, 2, pairs, {pair, pair + rotation.pairs}, pair, pairs};
+  return {head, 1, 1, 2 * pairs, {element, 0}, pair, pairs};
 }
 
 template <class T, Instructions kSet>
+constexpr bool kConverts = std::is_same_v<T, Float16> && kSet != Instructions::base;  // by functions of kit/cpu.h
+
+template <class T, Instructions kSet>
 INLINE void decode_all(const typename T::Storage* from, float* to, int64_t count) {
-  if constexpr (std::is_same_v<T, Float16> && kSet != Instructions::base) {
+  if constexpr (kConverts<T, kSet>) {
     float16_to_floats(from, to, count);
   } else {
 #pragma omp simd
@@ -61,7 +75,7 @@ INLINE void decode_all(const typename T::Storage* from, float* to, int64_t count
 
 template <class T, Instructions kSet>
 INLINE void encode_all(const float* from, typename T::Storage* to, int64_t count) {
-  if constexpr (std::is_same_v<T, Float16> && kSet != Instructions::base) {
+  if constexpr (kConverts<T, kSet>) {
     floats_to_float16(from, to, count);
   } else {
 #pragma omp simd
@@ -70,276 +84,421 @@ INLINE void encode_all(const float* from, typename T::Storage* to, int64_t count
 }
 
 template <class T, Instructions kSet>
-INLINE void load_block(const Block& block, const typename T::Storage* head, PairBlock& values) {
-  if (block.adjacent) {
-    float pairs[2 * kPairBlock];
-    decode_all<T, kSet>(head + block.first, pairs, 2 * block.count);
-#pragma omp simd
-    for (int64_t i = 0; i < block.count; ++i) {
-      values.a[i] = pairs[2 * i];
-      values.b[i] = pairs[2 * i + 1];
-    }
-  } else {
-    decode_all<T, kSet>(head + block.first, values.a, block.count);
-    decode_all<T, kSet>(head + block.second, values.b, block.count);
-  }
-}
-
-template <class T, Instructions kSet>
-INLINE void store_block(const Block& block, const PairBlock& values, typename T::Storage* head) {
-  if (block.adjacent) {
-    float pairs[2 * kPairBlock];
-#pragma omp simd
-    for (int64_t i = 0; i < block.count; ++i) {
-      pairs[2 * i] = values.a[i];
-      pairs[2 * i + 1] = values.b[i];
-    }
-    encode_all<T, kSet>(pairs, head + block.first, 2 * block.count);
-  } else {
-    encode_all<T, kSet>(values.a, head + block.first, block.count);
-    encode_all<T, kSet>(values.b, head + block.second, block.count);
-  }
-}
-
-template <class T, Instructions kSet>
 INLINE void round_all(float* values, int64_t count) {
   if constexpr (std::is_same_v<T, Float32>) return;
-  typename T::Storage rounded[kPairBlock];
-  encode_all<T, kSet>(values, rounded, count);
-  decode_all<T, kSet>(rounded, values, count);
-}
-
-// The cosines and sines of a block; 1 and 0 if it is not rotated.
-template <class E>
-INLINE void load_entries(const Tokens& table, int64_t entry, int64_t count, PairBlock& angles) {
-  const auto* cos = static_cast<const typename E::Storage*>(table.cos) + entry;
-  const auto* sin = static_cast<const typename E::Storage*>(table.sin) + entry;
-  for (int64_t i = 0; i < count; ++i) {
-    angles.a[i] = E::decode(cos[i * table.pair_stride]);
-    angles.b[i] = E::decode(sin[i * table.pair_stride]);
+  if constexpr (kConverts<T, kSet>) {
+    uint16_t rounded[kBuffer];
+    floats_to_float16(values, rounded, count);
+    float16_to_floats(rounded, values, count);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) values[i] = T::decode(T::encode(values[i]));
   }
 }
 
-// Whose rows a part or a call has: a token of a sequence.
+// Returns a * b + c, rounded once if the instruction set can.
+template <Instructions kSet>
+INLINE float multiply_add(float a, float b, float c) {
+#if !defined(__FP_FAST_FMAF)
+  if constexpr (kSet == Instructions::base) return a * b + c;
+#endif
+  return __builtin_fmaf(a, b, c);
+}
+
+// Returns whether the elements of a piece are adjacent in memory, where heads are `stride` apart.
+INLINE bool adjacent(const Piece& piece, int64_t stride) {
+  return piece.runs == 1 && (piece.heads == 1 || stride == piece.length);
+}
+
+// Returns the elements of a piece as floats: where they are, or in the buffer.
+template <class T, Instructions kSet>
+INLINE const float* load(const typename T::Storage* heads, int64_t stride, const Piece& piece, Buffer& buffer) {
+  heads += piece.head * stride;
+  if (adjacent(piece, stride)) {
+    if constexpr (std::is_same_v<T, Float32>) return heads + piece.starts[0];
+    decode_all<T, kSet>(heads + piece.starts[0], buffer.values, piece.elements());
+    return buffer.values;
+  }
+  float* to = buffer.values;
+  for (int64_t head = 0; head < piece.heads; ++head, heads += stride) {
+    for (int64_t run = 0; run < piece.runs; ++run, to += piece.length) {
+      decode_all<T, kSet>(heads + piece.starts[run], to, piece.length);
+    }
+  }
+  return buffer.values;
+}
+
+// Calls `write(to)`, which writes the elements of a piece as floats: where they belong, or into the buffer.
+template <class T, Instructions kSet, class Write>
+INLINE void store(typename T::Storage* heads, int64_t stride, const Piece& piece, Buffer& buffer, Write&& write) {
+  heads += piece.head * stride;
+  const bool is_adjacent = adjacent(piece, stride);
+  float* to = buffer.values;
+  if constexpr (std::is_same_v<T, Float32>) to = is_adjacent ? heads + piece.starts[0] : to;
+  write(to);
+  if (is_adjacent) {
+    if constexpr (!std::is_same_v<T, Float32>) encode_all<T, kSet>(to, heads + piece.starts[0], piece.elements());
+    return;
+  }
+  for (int64_t head = 0; head < piece.heads; ++head, heads += stride) {
+    for (int64_t run = 0; run < piece.runs; ++run, to += piece.length) {
+      encode_all<T, kSet>(to, heads + piece.starts[run], piece.length);
+    }
+  }
+}
+
+// A token of a sequence.
 struct TokenIndex {
   int64_t sequence, token;
 };
 
-INLINE void load_angles(const Rotation& rotation, const TokenIndex& index, int64_t pair, const Block& block,
-                        PairBlock& angles) {
-  if (!block.rotated || index.token < rotation.prefix) {
-    std::fill_n(angles.a, block.count, 1.0f);
-    std::fill_n(angles.b, block.count, 0.0f);
-    return;
+// The cosines and sines of a token for the pairs of a piece. If the elements of a pair are adjacent there are two of
+// each, and the first sine is negative.
+struct Angles {
+  TokenIndex index = {-1, -1};
+  int64_t pair = -1;
+  Buffer cos, sin;
+};
+
+// Loads entries that are `stride` apart, times `first` and `second` for the elements of a pair.
+template <class E, Instructions kSet>
+INLINE void load_entries(const void* table, int64_t entry, int64_t stride, int64_t count, bool half, float first,
+                         float second, float* to) {
+  const auto* from = static_cast<const typename E::Storage*>(table) + entry;
+  Buffer buffer;
+  const float* entries = buffer.values;
+  const bool alternate = stride == 2;
+  if (stride != 1 && stride != 2) {
+    for (int64_t i = 0; i < count; ++i) buffer.values[i] = E::decode(from[i * stride]);
+  } else if constexpr (std::is_same_v<E, Float32>) {
+    entries = from;
+  } else {
+    decode_all<E, kSet>(from, buffer.values, (count - 1) * stride + 1);
   }
+  if (half && alternate) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) to[i] = entries[2 * i] * second;
+  } else if (half) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) to[i] = entries[i] * second;
+  } else if (alternate) {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      to[2 * i] = entries[2 * i] * first;
+      to[2 * i + 1] = entries[2 * i] * second;
+    }
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      to[2 * i] = entries[i] * first;
+      to[2 * i + 1] = entries[i] * second;
+    }
+  }
+}
+
+template <class E, Instructions kSet>
+INLINE void load_angles(const Rotation& rotation, int64_t entry, int64_t count, Angles& angles) {
+  const Tokens& table = rotation.table;
+  const float sign = rotation.inverse ? -1.0f : 1.0f;
+  load_entries<E, kSet>(table.cos, entry, table.pair_stride, count, rotation.half, 1.0f, 1.0f, angles.cos.values);
+  load_entries<E, kSet>(table.sin, entry, table.pair_stride, count, rotation.half, -sign, sign, angles.sin.values);
+}
+
+// Loads the angles of a piece, unless they are there. Returns how many pairs are rotated: none in the prefix.
+template <Instructions kSet>
+INLINE int64_t load_angles(const Rotation& rotation, const TokenIndex& index, const Piece& piece, Angles& angles) {
+  if (index.token < rotation.prefix || piece.pairs == 0) return 0;
+  const bool loaded = index.sequence == angles.index.sequence && index.token == angles.index.token;
+  if (loaded && piece.pair == angles.pair) return piece.pairs;
+  angles.index = index;
+  angles.pair = piece.pair;
   const Tokens& table = rotation.table;
   const int64_t entry = index.sequence * table.batch_stride + (index.token - rotation.prefix) * table.row_stride +
-                        pair * table.pair_stride;
+                        piece.pair * table.pair_stride;
   switch (table.type) {
     case Type::float32:
-      return load_entries<Float32>(table, entry, block.count, angles);
+      load_angles<Float32, kSet>(rotation, entry, piece.pairs, angles);
+      break;
     case Type::float16:
-      return load_entries<Float16>(table, entry, block.count, angles);
+      load_angles<Float16, kSet>(rotation, entry, piece.pairs, angles);
+      break;
     case Type::bfloat16:
-      return load_entries<BFloat16>(table, entry, block.count, angles);
+      load_angles<BFloat16, kSet>(rotation, entry, piece.pairs, angles);
+      break;
   }
+  return piece.pairs;
 }
 
-template <class T, Instructions kSet>
-INLINE void load_factors(const NormRotation& problem, const SideNorm& norm, const Block& block, int64_t head_in_row,
-                         PairBlock& factors) {
-  if (norm.weight == nullptr) {
-    std::fill_n(factors.a, block.count, 1.0f);
-    std::fill_n(factors.b, block.count, 1.0f);
-    return;
-  }
-  const int64_t first = head_in_row * problem.rotation.width;
-  if (norm.weight_type == Type::float32) {
-    load_block<Float32, kSet>(block, static_cast<const float*>(norm.weight) + first, factors);
-  } else {
-    load_block<T, kSet>(block, static_cast<const typename T::Storage*>(norm.weight) + first, factors);
-  }
+// Rotates `pairs` pairs of each head of a piece, and copies the other elements. `to` may be `from`.
+template <Instructions kSet>
+INLINE void rotate_heads(const Piece& piece, int64_t pairs, bool half, const Angles& angles, const float* from,
+                         float* to) {
+  const float *cos = angles.cos.values, *sin = angles.sin.values;
+  const int64_t width = piece.runs * piece.length;
+  for (int64_t head = 0; head < piece.heads; ++head, from += width, to += width) {
+    if (half) {
 #pragma omp simd
-  for (int64_t i = 0; i < block.count; ++i) {
-    factors.a[i] += problem.offset;
-    factors.b[i] += problem.offset;
+      for (int64_t i = 0; i < pairs; ++i) {
+        const float a = from[i], b = from[i + pairs];
+        to[i] = multiply_add<kSet>(a, cos[i], -(b * sin[i]));
+        to[i + pairs] = multiply_add<kSet>(b, cos[i], a * sin[i]);
+      }
+    } else {
+#pragma omp simd
+      for (int64_t i = 0; i < pairs; ++i) {
+        const float a = from[2 * i], b = from[2 * i + 1];
+        to[2 * i] = multiply_add<kSet>(a, cos[2 * i], b * sin[2 * i]);
+        to[2 * i + 1] = multiply_add<kSet>(b, cos[2 * i + 1], a * sin[2 * i + 1]);
+      }
+    }
+    if (from != to) std::copy(from + 2 * pairs, from + width, to + 2 * pairs);
   }
 }
 
-INLINE int64_t offset_of(const Strides& strides, const TokenIndex& index, int64_t head) {
-  return index.sequence * strides.batch + index.token * strides.token + head * strides.head;
+// The factors of a piece of one side.
+struct Factors {
+  int64_t loaded = -1;  // the first element of the row that they belong to
+  Buffer buffer;
+};
+
+// Returns the factors of a piece: of all its elements if a row is a token, else of one head.
+template <class T, Instructions kSet>
+INLINE const float* load_factors(const NormRotation& problem, const SideNorm& norm, Piece piece, Factors& factors) {
+  if (!problem.per_token) piece.head = 0, piece.heads = 1;
+  float* values = factors.buffer.values;
+  const int64_t width = problem.rotation.width, first = piece.head * width + piece.starts[0];
+  if (first == factors.loaded) return values;
+  factors.loaded = first;
+  if (norm.weight == nullptr) {
+    std::fill_n(values, piece.elements(), 1.0f);
+    return values;
+  }
+  const float* weight =
+      norm.weight_type == Type::float32
+          ? load<Float32, kSet>(static_cast<const float*>(norm.weight), width, piece, factors.buffer)
+          : load<T, kSet>(static_cast<const typename T::Storage*>(norm.weight), width, piece, factors.buffer);
+#pragma omp simd
+  for (int64_t i = 0; i < piece.elements(); ++i) values[i] = weight[i] + problem.offset;
+  return values;
 }
 
-template <class T>
-INLINE const typename T::Storage* head_of(const void* data, const Strides& strides, const TokenIndex& index,
-                                          int64_t head) {
-  return static_cast<const typename T::Storage*>(data) + offset_of(strides, index, head);
+// Returns the sum of term(i) of `count` elements.
+template <class Term>
+INLINE double sum_of(int64_t count, Term&& term) {
+  double total = 0.0;
+  for (int64_t begin = 0; begin < count; begin += kSum) {
+    const int64_t part = std::min(kSum, count - begin), quarter = part / 4;
+    float sum = 0.0f;
+    // Four terms at a time: an addition waits for the one before it.
+#pragma omp simd reduction(+ : sum)
+    for (int64_t i = begin; i < begin + quarter; ++i) {
+      sum += (term(i) + term(i + quarter)) + (term(i + 2 * quarter) + term(i + 3 * quarter));
+    }
+    for (int64_t i = begin + 4 * quarter; i < begin + part; ++i) sum += term(i);
+    total += static_cast<double>(sum);
+  }
+  return total;
 }
 
 INLINE float reciprocal_norm(double sum_of_squares, int64_t elements, float eps) {
   return static_cast<float>(1.0 / std::sqrt(sum_of_squares / static_cast<double>(elements) + static_cast<double>(eps)));
 }
 
-// Calls `body(block, pair)` for the blocks of a head.
-template <class Body>
-INLINE void for_each_block(const Rotation& rotation, Body&& body) {
-  for (int64_t pair = 0; pair < rotation.width / 2;) {
-    const Block block = block_at(rotation, pair);
-    body(block, pair);
-    pair += block.count;
-  }
-}
-
-template <class T, Instructions kSet>
-INLINE void norm_rotate_row(const NormRotation& problem, int number, const TokenIndex& index, int64_t first_head) {
-  const Rotation& rotation = problem.rotation;
-  const Side& side = rotation.sides[number];
-  const int64_t heads = problem.heads_per_row(number);
-  const bool rounded = problem.rounded_before_weight;
-  double squares = 0.0;
-  for (int64_t head = 0; head < heads; ++head) {
-    const auto* from = head_of<T>(side.from, side.from_strides, index, first_head + head);
-    for_each_block(rotation, [&](const Block& block, int64_t) {
-      PairBlock values;
-      load_block<T, kSet>(block, from, values);
-      float sum = 0.0f;
-#pragma omp simd reduction(+ : sum)
-      for (int64_t i = 0; i < block.count; ++i) sum += values.a[i] * values.a[i] + values.b[i] * values.b[i];
-      squares += static_cast<double>(sum);
-    });
-  }
-  const float rstd = reciprocal_norm(squares, problem.row_elements(number), problem.eps);
-  for (int64_t head = 0; head < heads; ++head) {
-    const auto* from = head_of<T>(side.from, side.from_strides, index, first_head + head);
-    auto* to = static_cast<typename T::Storage*>(side.to) + offset_of(side.to_strides, index, first_head + head);
-    for_each_block(rotation, [&](const Block& block, int64_t pair) {
-      PairBlock values, factors, angles;
-      load_block<T, kSet>(block, from, values);
-      load_factors<T, kSet>(problem, problem.norms[number], block, head, factors);
-      load_angles(rotation, index, pair, block, angles);
-#pragma omp simd
-      for (int64_t i = 0; i < block.count; ++i) {
-        values.a[i] *= rstd;
-        values.b[i] *= rstd;
-      }
-      if (rounded) round_all<T, kSet>(values.a, block.count);
-      if (rounded) round_all<T, kSet>(values.b, block.count);
-#pragma omp simd
-      for (int64_t i = 0; i < block.count; ++i) {
-        values.a[i] *= factors.a[i];
-        values.b[i] *= factors.b[i];
-      }
-      round_all<T, kSet>(values.a, block.count);
-      round_all<T, kSet>(values.b, block.count);
-#pragma omp simd
-      for (int64_t i = 0; i < block.count; ++i) {
-        const float a = values.a[i], b = values.b[i];
-        values.a[i] = a * angles.a[i] - b * angles.b[i];
-        values.b[i] = a * angles.b[i] + b * angles.a[i];
-      }
-      store_block<T, kSet>(block, values, to);
-    });
-  }
-}
-
-// What the backward pass needs of a block: x, the gradient of the normalized x, and the factors.
-struct BackwardBlock {
-  PairBlock x, grad, factors;
+// What is computed at a time: all heads of a token, or as many as fit a buffer, or one.
+struct Group {
+  int number;  // of the side
+  TokenIndex index;
+  int64_t head, heads;
 };
 
-template <class T, Instructions kSet>
-INLINE void load_backward(const NormRotation& problem, int number, const TokenIndex& index, int64_t first_head,
-                          int64_t head, const Block& block, int64_t pair, BackwardBlock& loaded) {
-  const Side& side = problem.rotation.sides[number];
-  const SideNorm& norm = problem.norms[number];
-  PairBlock angles;
-  load_block<T, kSet>(block, head_of<T>(norm.x, norm.x_strides, index, first_head + head), loaded.x);
-  load_block<T, kSet>(block, head_of<T>(side.from, side.from_strides, index, first_head + head), loaded.grad);
-  load_factors<T, kSet>(problem, norm, block, head, loaded.factors);
-  load_angles(problem.rotation, index, pair, block, angles);
-#pragma omp simd
-  for (int64_t i = 0; i < block.count; ++i) {
-    const float a = loaded.grad.a[i], b = loaded.grad.b[i];
-    loaded.grad.a[i] = a * angles.a[i] + b * angles.b[i];
-    loaded.grad.b[i] = b * angles.a[i] - a * angles.b[i];
+// What the groups of a call share.
+struct Shared {
+  Angles angles;
+  Factors factors[kMaxSides];
+};
+
+INLINE int64_t offset_of(const Strides& strides, const Group& group) {
+  return group.index.sequence * strides.batch + group.index.token * strides.token + group.head * strides.head;
+}
+
+template <class T>
+INLINE const typename T::Storage* heads_of(const void* data, const Strides& strides, const Group& group) {
+  return static_cast<const typename T::Storage*>(data) + offset_of(strides, group);
+}
+
+template <class T>
+INLINE typename T::Storage* results_of(const Side& side, const Group& group) {
+  return static_cast<typename T::Storage*>(side.to) + offset_of(side.to_strides, group);
+}
+
+// Calls `body(piece, rows, elements)` for the pieces of a group, with rows and elements of each in the piece.
+template <class Body>
+INLINE void for_each_piece(const NormRotation& problem, const Group& group, Body&& body) {
+  const int64_t end = group.heads * problem.rotation.width;
+  for (int64_t begin = 0; begin < end;) {
+    const Piece piece = piece_at(problem.rotation, begin, end);
+    const int64_t rows = problem.per_token ? 1 : piece.heads;
+    body(piece, rows, piece.elements() / rows);
+    begin += piece.elements();
   }
 }
 
-// Adds the row's terms of the weight's gradient to `partial`, if that is not null.
 template <class T, Instructions kSet>
-INLINE void differentiate_row(const NormRotation& problem, int number, const TokenIndex& index, int64_t first_head,
-                              float* partial) {
+INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, Shared& shared) {
   const Rotation& rotation = problem.rotation;
-  const Side& side = rotation.sides[number];
-  const int64_t heads = problem.heads_per_row(number), elements = problem.row_elements(number);
-  double squares = 0.0, products = 0.0;
-  for (int64_t head = 0; head < heads; ++head) {
-    for_each_block(rotation, [&](const Block& block, int64_t pair) {
-      BackwardBlock loaded;
-      load_backward<T, kSet>(problem, number, index, first_head, head, block, pair, loaded);
-      const auto& [x, grad, factors] = loaded;
-      float square = 0.0f, product = 0.0f;
-#pragma omp simd reduction(+ : square, product)
-      for (int64_t i = 0; i < block.count; ++i) {
-        square += x.a[i] * x.a[i] + x.b[i] * x.b[i];
-        product += x.a[i] * (grad.a[i] * factors.a[i]) + x.b[i] * (grad.b[i] * factors.b[i]);
-      }
-      squares += static_cast<double>(square);
-      products += static_cast<double>(product);
-    });
+  const Side& side = rotation.sides[group.number];
+  const auto* from = heads_of<T>(side.from, side.from_strides, group);
+  Buffer x_buffer, normed;
+  const float* x = nullptr;
+  int64_t pieces = 0;
+  double squares[kRows] = {};
+  float rstds[kRows];
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) {
+    x = load<T, kSet>(from, side.from_strides.head, piece, x_buffer);
+    for (int64_t row = 0; row < rows; ++row) {
+      const float* values = x + row * elements;
+      squares[row] += sum_of(elements, [&](int64_t i) { return values[i] * values[i]; });
+    }
+    ++pieces;
+  });
+  const int64_t rows = problem.per_token ? 1 : group.heads;
+  for (int64_t row = 0; row < rows; ++row) {
+    rstds[row] = reciprocal_norm(squares[row], problem.row_elements(group.number), problem.eps);
   }
-  const float rstd = reciprocal_norm(squares, elements, problem.eps);
-  const float projection = rstd * rstd * static_cast<float>(products / static_cast<double>(elements));
-  for (int64_t head = 0; head < heads; ++head) {
-    auto* to = static_cast<typename T::Storage*>(side.to) + offset_of(side.to_strides, index, first_head + head);
-    for_each_block(rotation, [&](const Block& block, int64_t pair) {
-      BackwardBlock loaded;
-      load_backward<T, kSet>(problem, number, index, first_head, head, block, pair, loaded);
-      auto& [x, grad, factors] = loaded;
-      if (partial != nullptr) {
-        PairBlock sums;
-        float* of_head = partial + head * rotation.width;
-        load_block<Float32, kSet>(block, of_head, sums);
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) {
+    if (pieces > 1) x = load<T, kSet>(from, side.from_strides.head, piece, x_buffer);
+    const float* factors =
+        load_factors<T, kSet>(problem, problem.norms[group.number], piece, shared.factors[group.number]);
+    const bool rounded = problem.rounded_before_weight && !std::is_same_v<T, Float32>;
+    for (int64_t row = 0; row < rows; ++row) {
+      const float *values = x + row * elements, rstd = rstds[row];
+      float* to = normed.values + row * elements;
+      if (rounded) {
 #pragma omp simd
-        for (int64_t i = 0; i < block.count; ++i) {
-          sums.a[i] += grad.a[i] * (x.a[i] * rstd);
-          sums.b[i] += grad.b[i] * (x.b[i] * rstd);
-        }
-        store_block<Float32, kSet>(block, sums, of_head);
-      }
+        for (int64_t i = 0; i < elements; ++i) to[i] = values[i] * rstd;
+        round_all<T, kSet>(to, elements);
 #pragma omp simd
-      for (int64_t i = 0; i < block.count; ++i) {
-        x.a[i] = rstd * (grad.a[i] * factors.a[i] - x.a[i] * projection);
-        x.b[i] = rstd * (grad.b[i] * factors.b[i] - x.b[i] * projection);
+        for (int64_t i = 0; i < elements; ++i) to[i] *= factors[i];
+      } else {
+#pragma omp simd
+        for (int64_t i = 0; i < elements; ++i) to[i] = values[i] * rstd * factors[i];
       }
-      store_block<T, kSet>(block, x, to);
+    }
+    round_all<T, kSet>(normed.values, piece.elements());
+    const int64_t pairs = load_angles<kSet>(rotation, group.index, piece, shared.angles);
+    store<T, kSet>(results_of<T>(side, group), side.to_strides.head, piece, normed, [&](float* to) {
+      rotate_heads<kSet>(piece, pairs, rotation.half, shared.angles, normed.values, to);
     });
+  });
+}
+
+// Adds the terms of `rows` rows to a part of the partial sums of a weight's gradient: as many as are `count`.
+INLINE void add_products(const float* x, const float* grad, const float* rstds, int64_t rows, int64_t elements,
+                         int64_t count, float* partial) {
+  static_assert(kRowsAdded == 4);
+  int64_t row = 0;
+  for (; row + kRowsAdded <= rows; row += kRowsAdded) {
+    const float *x0 = x + row * elements, *x1 = x0 + elements, *x2 = x1 + elements, *x3 = x2 + elements;
+    const float *grad0 = grad + row * elements, *grad1 = grad0 + elements, *grad2 = grad1 + elements,
+                *grad3 = grad2 + elements;
+    const float rstd0 = rstds[row], rstd1 = rstds[row + 1], rstd2 = rstds[row + 2], rstd3 = rstds[row + 3];
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) {
+      partial[i] += (grad0[i] * (x0[i] * rstd0) + grad1[i] * (x1[i] * rstd1)) +
+                    (grad2[i] * (x2[i] * rstd2) + grad3[i] * (x3[i] * rstd3));
+    }
+  }
+  for (; row < rows; ++row) {
+    const float *values = x + row * elements, *grads = grad + row * elements, rstd = rstds[row];
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) partial[i] += grads[i] * (values[i] * rstd);
   }
 }
 
-// Calls `row(side, token, first head)` for the rows of the tokens [begin, end).
-template <class Row>
-INLINE void for_each_row(const NormRotation& problem, int64_t begin, int64_t end, Row&& row) {
-  const int64_t tokens = problem.rotation.tokens;
+// Adds the terms of the weight's gradient to `partial`, if that is not null.
+template <class T, Instructions kSet>
+INLINE void differentiate_group(const NormRotation& problem, const Group& group, Shared& shared, float* partial) {
+  const Rotation& rotation = problem.rotation;
+  const Side& side = rotation.sides[group.number];
+  const SideNorm& norm = problem.norms[group.number];
+  const int64_t row_elements = problem.row_elements(group.number);
+  Buffer x_buffer, grad_buffer;
+  const float *x = nullptr, *factors = nullptr, *grad = grad_buffer.values;
+  // Loads x, the factors, and the gradient of the normalized x.
+  const auto load_all = [&](const Piece& piece) __attribute__((always_inline)) {
+    const auto* grads = heads_of<T>(side.from, side.from_strides, group);
+    x = load<T, kSet>(heads_of<T>(norm.x, norm.x_strides, group), norm.x_strides.head, piece, x_buffer);
+    factors = load_factors<T, kSet>(problem, norm, piece, shared.factors[group.number]);
+    const float* rotated = load<T, kSet>(grads, side.from_strides.head, piece, grad_buffer);
+    const int64_t pairs = load_angles<kSet>(rotation, group.index, piece, shared.angles);
+    rotate_heads<kSet>(piece, pairs, rotation.half, shared.angles, rotated, grad_buffer.values);
+  };
+  int64_t pieces = 0;
+  double squares[kRows] = {}, products[kRows] = {};
+  float rstds[kRows], projections[kRows];
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) {
+    load_all(piece);
+    for (int64_t row = 0; row < rows; ++row) {
+      const float *values = x + row * elements, *grads = grad + row * elements;
+      squares[row] += sum_of(elements, [&](int64_t i) { return values[i] * values[i]; });
+      products[row] += sum_of(elements, [&](int64_t i) { return values[i] * (grads[i] * factors[i]); });
+    }
+    ++pieces;
+  });
+  const int64_t rows = problem.per_token ? 1 : group.heads;
+  for (int64_t row = 0; row < rows; ++row) {
+    const float rstd = reciprocal_norm(squares[row], row_elements, problem.eps);
+    rstds[row] = rstd;
+    projections[row] = rstd * rstd * static_cast<float>(products[row] / static_cast<double>(row_elements));
+  }
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) {
+    if (pieces > 1) load_all(piece);
+    if (partial != nullptr) {
+      float* sums = partial + (problem.per_token ? piece.head * rotation.width : 0);
+      const int64_t count = elements / piece.runs;
+      for (int64_t run = 0; run < piece.runs; ++run) {
+        add_products(x + run * count, grad + run * count, rstds, rows, elements, count, sums + piece.starts[run]);
+      }
+    }
+    store<T, kSet>(results_of<T>(side, group), side.to_strides.head, piece, x_buffer, [&](float* to) {
+      for (int64_t row = 0; row < rows; ++row) {
+        const float *values = x + row * elements, *grads = grad + row * elements;
+        const float rstd = rstds[row], projection = projections[row];
+        float* results = to + row * elements;
+#pragma omp simd
+        for (int64_t i = 0; i < elements; ++i) results[i] = rstd * (grads[i] * factors[i] - values[i] * projection);
+      }
+    });
+  });
+}
+
+// Calls `body(group)` for the groups of the tokens [begin, end).
+template <class Body>
+INLINE void for_each_group(const NormRotation& problem, int64_t begin, int64_t end, Body&& body) {
+  const Rotation& rotation = problem.rotation;
+  const int64_t most = std::clamp<int64_t>(kBuffer / std::max<int64_t>(rotation.width, 1), 1, kRows);
   for (int64_t i = begin; i < end; ++i) {
-    const TokenIndex index{i / tokens, i % tokens};
-    for (int side = 0; side < kMaxSides; ++side) {
-      if (problem.row_elements(side) == 0) continue;
-      for (int64_t head = 0; head < problem.rows_per_token(side); ++head) row(side, index, head);
+    const TokenIndex index{i / rotation.tokens, i % rotation.tokens};
+    for (int number = 0; number < kMaxSides; ++number) {
+      if (problem.row_elements(number) == 0) continue;
+      const int64_t heads = rotation.sides[number].heads, step = problem.per_token ? heads : most;
+      for (int64_t head = 0; head < heads; head += step) {
+        body(Group{number, index, head, std::min(step, heads - head)});
+      }
     }
   }
 }
 
 template <class T, Instructions kSet>
 INLINE void run_tokens(const NormRotation& problem, int64_t begin, int64_t end) {
-  for_each_row(problem, begin, end, [&](int side, const TokenIndex& index, int64_t head) {
-    norm_rotate_row<T, kSet>(problem, side, index, head);
-  });
+  Shared shared;
+  for_each_group(problem, begin, end, [&](const Group& group) { norm_rotate_group<T, kSet>(problem, group, shared); });
 }
 
 template <class T, Instructions kSet>
 INLINE void run_parts(const NormRotation& problem, int64_t begin, int64_t end) {
   const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
+  Shared shared;
   for (int64_t part = begin; part < end; ++part) {
     float* partials[kMaxSides] = {};
     for (int side = 0; side < kMaxSides; ++side) {
@@ -350,8 +509,8 @@ INLINE void run_parts(const NormRotation& problem, int64_t begin, int64_t end) {
     }
     const int64_t share = tokens / problem.parts, longer = tokens % problem.parts;
     const int64_t first = part * share + std::min(part, longer), last = first + share + (part < longer ? 1 : 0);
-    for_each_row(problem, first, last, [&](int side, const TokenIndex& index, int64_t head) {
-      differentiate_row<T, kSet>(problem, side, index, head, partials[side]);
+    for_each_group(problem, first, last, [&](const Group& group) {
+      differentiate_group<T, kSet>(problem, group, shared, partials[group.number]);
     });
   }
 }
@@ -422,7 +581,9 @@ void norm_rotate(const NormRotation& problem, int64_t begin, int64_t end) { run<
 
 int64_t norm_partial_sums(const NormRotation& problem) {
   const int64_t tokens = problem.rotation.batch * problem.rotation.tokens;
-  return std::min<int64_t>(tokens, std::max<int64_t>(tokens / kTokensOfPart, 64));
+  const int64_t rows = std::max<int64_t>(problem.rows_per_token(0), problem.rows_per_token(1));
+  const int64_t of_part = std::max<int64_t>(kAdditions / ((rows + kRowsAdded - 1) / kRowsAdded), 1);
+  return std::min<int64_t>(tokens, std::max<int64_t>(tokens / of_part, 64));
 }
 
 void norm_rotate_backward(const NormRotation& problem, int64_t begin, int64_t end) { run<true>(problem, begin, end); }
