@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "kit/cpu.h"
@@ -24,7 +25,7 @@ enum class Instructions { base, avx2, avx512 };
 
 constexpr int64_t kBuffer = 6144;  // floats of a buffer; the longest rows of common models have 5120
 constexpr int64_t kRows = 64;      // processed at a time, at most
-constexpr int64_t kSum = 2048;     // elements of a float32 sum; the sums of longer rows are added in float64
+constexpr int64_t kLanes = 32;     // sums of a row's elements: enough to hide the latency of an addition
 
 // Additions to a partial sum of a weight's gradient, and the rows of a token that one of them adds. A longer float32
 // sum would have a larger error than the rounding of a result.
@@ -83,19 +84,6 @@ INLINE void encode_all(const float* from, typename T::Storage* to, int64_t count
   }
 }
 
-template <class T, Instructions kSet>
-INLINE void round_all(float* values, int64_t count) {
-  if constexpr (std::is_same_v<T, Float32>) return;
-  if constexpr (kConverts<T, kSet>) {
-    uint16_t rounded[kBuffer];
-    floats_to_float16(values, rounded, count);
-    float16_to_floats(rounded, values, count);
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) values[i] = T::decode(T::encode(values[i]));
-  }
-}
-
 // Returns a * b + c, rounded once if the instruction set can.
 template <Instructions kSet>
 INLINE float multiply_add(float a, float b, float c) {
@@ -103,6 +91,22 @@ INLINE float multiply_add(float a, float b, float c) {
   if constexpr (kSet == Instructions::base) return a * b + c;
 #endif
   return __builtin_fmaf(a, b, c);
+}
+
+// Returns a value rounded to T.
+template <class T, Instructions kSet>
+INLINE float round_to(float value) {
+#if !defined(__aarch64__)
+  if constexpr (std::is_same_v<T, Float16>) {
+    // A sum with 1.5 * 2^13 times the value's power of two, or times that of the least normal number, has 11 bits for
+    // the value. Fewer instructions than converting to 16 bits and back.
+    const auto exponent = bit_cast<int32_t>(value) & 0x7f800000;
+    const auto power = bit_cast<float>(std::max(exponent, 0x38800000));
+    const float sum = multiply_add<kSet>(power, 0x1.8p13f, value), rounded = multiply_add<kSet>(power, -0x1.8p13f, sum);
+    return std::abs(value) < 65520.0f ? rounded : value * std::numeric_limits<float>::infinity();
+  }
+#endif
+  return T::decode(T::encode(value));
 }
 
 // Returns whether the elements of a piece are adjacent in memory, where heads are `stride` apart.
@@ -282,22 +286,31 @@ INLINE const float* load_factors(const NormRotation& problem, const SideNorm& no
   return values;
 }
 
+// Returns the sum of `kCount` values, a power of two, added as a binary tree.
+template <int64_t kCount>
+INLINE float total(const float* values) {
+  if constexpr (kCount == 1) {
+    return values[0];
+  } else {
+    float halves[kCount / 2];
+#pragma omp simd
+    for (int64_t i = 0; i < kCount / 2; ++i) halves[i] = values[i] + values[i + kCount / 2];
+    return total<kCount / 2>(halves);
+  }
+}
+
 // Returns the sum of term(i) of `count` elements.
 template <class Term>
-INLINE double sum_of(int64_t count, Term&& term) {
-  double total = 0.0;
-  for (int64_t begin = 0; begin < count; begin += kSum) {
-    const int64_t part = std::min(kSum, count - begin), quarter = part / 4;
-    float sum = 0.0f;
-    // Four terms at a time: an addition waits for the one before it.
-#pragma omp simd reduction(+ : sum)
-    for (int64_t i = begin; i < begin + quarter; ++i) {
-      sum += (term(i) + term(i + quarter)) + (term(i + 2 * quarter) + term(i + 3 * quarter));
-    }
-    for (int64_t i = begin + 4 * quarter; i < begin + part; ++i) sum += term(i);
-    total += static_cast<double>(sum);
+INLINE float sum_of(int64_t count, Term&& term) {
+  float lanes[kLanes] = {};
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+#pragma omp simd
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += term(i + lane);
   }
-  return total;
+#pragma omp simd
+  for (int64_t lane = 0; lane < count - i; ++lane) lanes[lane] += term(i + lane);
+  return total<kLanes>(lanes);
 }
 
 INLINE float reciprocal_norm(double sum_of_squares, int64_t elements, float eps) {
@@ -357,7 +370,7 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
     x = load<T, kSet>(from, side.from_strides.head, piece, x_buffer);
     for (int64_t row = 0; row < rows; ++row) {
       const float* values = x + row * elements;
-      squares[row] += sum_of(elements, [&](int64_t i) { return values[i] * values[i]; });
+      squares[row] += static_cast<double>(sum_of(elements, [&](int64_t i) { return values[i] * values[i]; }));
     }
     ++pieces;
   });
@@ -375,16 +388,13 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
       float* to = normed.values + row * elements;
       if (rounded) {
 #pragma omp simd
-        for (int64_t i = 0; i < elements; ++i) to[i] = values[i] * rstd;
-        round_all<T, kSet>(to, elements);
-#pragma omp simd
-        for (int64_t i = 0; i < elements; ++i) to[i] *= factors[i];
+        for (int64_t i = 0; i < elements; ++i)
+          to[i] = round_to<T, kSet>(round_to<T, kSet>(values[i] * rstd) * factors[i]);
       } else {
 #pragma omp simd
-        for (int64_t i = 0; i < elements; ++i) to[i] = values[i] * rstd * factors[i];
+        for (int64_t i = 0; i < elements; ++i) to[i] = round_to<T, kSet>(values[i] * rstd * factors[i]);
       }
     }
-    round_all<T, kSet>(normed.values, piece.elements());
     const int64_t pairs = load_angles<kSet>(rotation, group.index, piece, shared.angles);
     store<T, kSet>(results_of<T>(side, group), side.to_strides.head, piece, normed, [&](float* to) {
       rotate_heads<kSet>(piece, pairs, rotation.half, shared.angles, normed.values, to);
@@ -440,8 +450,9 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
     load_all(piece);
     for (int64_t row = 0; row < rows; ++row) {
       const float *values = x + row * elements, *grads = grad + row * elements;
-      squares[row] += sum_of(elements, [&](int64_t i) { return values[i] * values[i]; });
-      products[row] += sum_of(elements, [&](int64_t i) { return values[i] * (grads[i] * factors[i]); });
+      squares[row] += static_cast<double>(sum_of(elements, [&](int64_t i) { return values[i] * values[i]; }));
+      products[row] +=
+          static_cast<double>(sum_of(elements, [&](int64_t i) { return values[i] * (grads[i] * factors[i]); }));
     }
     ++pieces;
   });
