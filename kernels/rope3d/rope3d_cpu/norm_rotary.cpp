@@ -24,7 +24,7 @@ using namespace kit;
 enum class Instructions { base, avx2, avx512 };
 
 constexpr int64_t kBuffer = 6144;  // floats of a buffer; the longest rows of common models have 5120
-constexpr int64_t kRows = 64;      // processed at a time, at most
+constexpr int64_t kRows = 8;       // processed at a time, at most
 constexpr int64_t kLanes = 32;     // sums of a row's elements: enough to hide the latency of an addition
 
 // Additions to a partial sum of a weight's gradient, and the rows of a token that one of them adds. A longer float32
@@ -93,20 +93,28 @@ INLINE float multiply_add(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
 
-// Returns a value rounded to T.
+// Returns a value whose magnitude is less than float16's infinity, or NaN, rounded to T.
 template <class T, Instructions kSet>
-INLINE float round_to(float value) {
+INLINE float round_small(float value) {
 #if !defined(__aarch64__)
   if constexpr (std::is_same_v<T, Float16>) {
     // A sum with 1.5 * 2^13 times the value's power of two, or times that of the least normal number, has 11 bits for
     // the value. Fewer instructions than converting to 16 bits and back.
-    const auto exponent = bit_cast<int32_t>(value) & 0x7f800000;
-    const auto power = bit_cast<float>(std::max(exponent, 0x38800000));
-    const float sum = multiply_add<kSet>(power, 0x1.8p13f, value), rounded = multiply_add<kSet>(power, -0x1.8p13f, sum);
-    return std::abs(value) < 65520.0f ? rounded : value * std::numeric_limits<float>::infinity();
+    const int32_t exponent = bit_cast<int32_t>(value) & 0x7f800000;
+    const auto power = bit_cast<float>(exponent > 0x38800000 ? exponent : 0x38800000);
+    const float sum = multiply_add<kSet>(power, 0x1.8p13f, value);
+    return multiply_add<kSet>(power, -0x1.8p13f, sum);
   }
 #endif
   return T::decode(T::encode(value));
+}
+
+// Returns a value rounded to T.
+template <class T, Instructions kSet>
+INLINE float round_to(float value) {
+  const float rounded = round_small<T, kSet>(value);
+  if constexpr (!std::is_same_v<T, Float16>) return rounded;
+  return std::abs(value) < 65520.0f ? rounded : value * std::numeric_limits<float>::infinity();
 }
 
 // Returns whether the elements of a piece are adjacent in memory, where heads are `stride` apart.
@@ -344,6 +352,16 @@ INLINE typename T::Storage* results_of(const Side& side, const Group& group) {
   return static_cast<typename T::Storage*>(side.to) + offset_of(side.to_strides, group);
 }
 
+// Prefetches `count` elements of a head after the group, to be read (0) or written (1): those of the next group, where
+// heads and tokens are adjacent.
+template <int kWritten, class Storage>
+INLINE void prefetch_next(const Storage* heads, int64_t stride, int64_t head, int64_t count) {
+  constexpr int64_t kLine = 64;
+  const auto* next = reinterpret_cast<const char*>(heads) + head * stride * static_cast<int64_t>(sizeof(Storage));
+  for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(Storage)); i += kLine)
+    __builtin_prefetch(next + i, kWritten);
+}
+
 // Calls `body(piece, rows, elements)` for the pieces of a group, with rows and elements of each in the piece.
 template <class Body>
 INLINE void for_each_piece(const NormRotation& problem, const Group& group, Body&& body) {
@@ -386,10 +404,12 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
     for (int64_t row = 0; row < rows; ++row) {
       const float *values = x + row * elements, rstd = rstds[row];
       float* to = normed.values + row * elements;
+      prefetch_next<0>(from, side.from_strides.head, group.heads + row, elements);
+      prefetch_next<1>(results_of<T>(side, group), side.to_strides.head, group.heads + row, elements);
       if (rounded) {
 #pragma omp simd
         for (int64_t i = 0; i < elements; ++i)
-          to[i] = round_to<T, kSet>(round_to<T, kSet>(values[i] * rstd) * factors[i]);
+          to[i] = round_to<T, kSet>(round_small<T, kSet>(values[i] * rstd) * factors[i]);
       } else {
 #pragma omp simd
         for (int64_t i = 0; i < elements; ++i) to[i] = round_to<T, kSet>(values[i] * rstd * factors[i]);
@@ -476,6 +496,10 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
         const float *values = x + row * elements, *grads = grad + row * elements;
         const float rstd = rstds[row], projection = projections[row];
         float* results = to + row * elements;
+        prefetch_next<0>(heads_of<T>(side.from, side.from_strides, group), side.from_strides.head, group.heads + row,
+                         elements);
+        prefetch_next<0>(heads_of<T>(norm.x, norm.x_strides, group), norm.x_strides.head, group.heads + row, elements);
+        prefetch_next<1>(results_of<T>(side, group), side.to_strides.head, group.heads + row, elements);
 #pragma omp simd
         for (int64_t i = 0; i < elements; ++i) results[i] = rstd * (grads[i] * factors[i] - values[i] * projection);
       }
