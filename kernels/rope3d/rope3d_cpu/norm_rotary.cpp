@@ -4,268 +4,36 @@
 // Writes:   the results, or the gradients and the partial sums of those of the weights.
 // Must not: start threads, allocate, or keep state between calls.
 //
-// Rows are decoded into buffers of floats, as many heads of a token at a time as fit; a row that does not fit is
-// decoded in pieces, twice. The cosines and sines of a token serve all its heads, and the factors all tokens of a call.
-// The loops over a buffer vectorize; they are compiled once per instruction set, and one is selected at run time.
+// A few rows of a token at a time are decoded into buffers of floats that stay in the L1 cache; a row that does not fit
+// is decoded in pieces, twice. The cosines and sines of a token are loaded once for all its heads, and the factors once
+// for all tokens of a call. The loops over a buffer vectorize; they are compiled once per instruction set, and one is
+// selected at run time.
 #include "rope3d_cpu/norm_rotary.h"
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <type_traits>
 
-#include "kit/cpu.h"
+#include "rope3d_cpu/norm_angles.h"
+#include "rope3d_cpu/norm_pieces.h"
+
+// For lambdas: `target` applies per function, and one that is not inlined would run without vector instructions.
+#define INLINED __attribute__((always_inline))
 
 namespace rope3d {
 namespace {
 
-using namespace kit;
+// Rows that are processed together. While these are computed, those of the next group are fetched from memory: with 32
+// rows of 128 elements a call took up to 1.4 times as long (EPYC, one thread).
+constexpr int64_t kRows = 8;
 
-enum class Instructions { base, avx2, avx512 };
-
-constexpr int64_t kBuffer = 6144;  // floats of a buffer; the longest rows of common models have 5120
-constexpr int64_t kRows = 8;       // processed at a time, at most
-constexpr int64_t kLanes = 32;     // sums of a row's elements: enough to hide the latency of an addition
+// Sums of the elements of a row that are kept in registers, so that an addition need not wait for the one before it.
+constexpr int64_t kLanes = 32;
 
 // Additions to a partial sum of a weight's gradient, and the rows of a token that one of them adds. A longer float32
 // sum would have a larger error than the rounding of a result.
 constexpr int64_t kAdditions = 16;
 constexpr int64_t kRowsAdded = 4;
-
-struct alignas(64) Buffer {
-  float values[kBuffer];
-};
-
-// Consecutive heads of a row or of several, or a part of a head that does not fit a buffer. In a buffer its elements
-// are adjacent, and the pairs that are rotated come first in each head.
-struct Piece {
-  int64_t head, heads;
-  int64_t runs,
-      length;         // of adjacent elements of a head: one, or two that are the first and the second elements of pairs
-  int64_t starts[2];  // elements of the head
-  int64_t pair, pairs;  // that are rotated
-
-  INLINE int64_t elements() const { return heads * runs * length; }
-};
-
-// Returns the piece that starts after `begin` of `end` elements, which are those of whole heads.
-INLINE Piece piece_at(const Rotation& rotation, int64_t begin, int64_t end) {
-  const int64_t width = rotation.width;
-  if (width <= kBuffer) {
-    return {begin / width, std::min(kBuffer, end - begin) / width, 1, width, {0, 0}, 0, rotation.pairs};
-  }
-  const int64_t head = begin / width, element = begin % width, pair = element / 2;
-  if (pair >= rotation.pairs) return {head, 1, 1, std::min(kBuffer, width - element), {element, 0}, 0, 0};
-  const int64_t pairs = std::min(kBuffer / 2, rotation.pairs - pair);
-  if (rotation.half) return {head, 1, 2, pairs, {pair, pair + rotation.pairs}, pair, pairs};
-  return {head, 1, 1, 2 * pairs, {element, 0}, pair, pairs};
-}
-
-template <class T, Instructions kSet>
-constexpr bool kConverts = std::is_same_v<T, Float16> && kSet != Instructions::base;  // by functions of kit/cpu.h
-
-template <class T, Instructions kSet>
-INLINE void decode_all(const typename T::Storage* from, float* to, int64_t count) {
-  if constexpr (kConverts<T, kSet>) {
-    float16_to_floats(from, to, count);
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) to[i] = T::decode(from[i]);
-  }
-}
-
-template <class T, Instructions kSet>
-INLINE void encode_all(const float* from, typename T::Storage* to, int64_t count) {
-  if constexpr (kConverts<T, kSet>) {
-    floats_to_float16(from, to, count);
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) to[i] = T::encode(from[i]);
-  }
-}
-
-// Returns a * b + c, rounded once if the instruction set can.
-template <Instructions kSet>
-INLINE float multiply_add(float a, float b, float c) {
-#if !defined(__FP_FAST_FMAF)
-  if constexpr (kSet == Instructions::base) return a * b + c;
-#endif
-  return __builtin_fmaf(a, b, c);
-}
-
-// Returns a value whose magnitude is less than float16's infinity, or NaN, rounded to T.
-template <class T, Instructions kSet>
-INLINE float round_small(float value) {
-#if !defined(__aarch64__)
-  if constexpr (std::is_same_v<T, Float16>) {
-    // A sum with 1.5 * 2^13 times the value's power of two, or times that of the least normal number, has 11 bits for
-    // the value. Fewer instructions than converting to 16 bits and back.
-    const int32_t exponent = bit_cast<int32_t>(value) & 0x7f800000;
-    const auto power = bit_cast<float>(exponent > 0x38800000 ? exponent : 0x38800000);
-    const float sum = multiply_add<kSet>(power, 0x1.8p13f, value);
-    return multiply_add<kSet>(power, -0x1.8p13f, sum);
-  }
-#endif
-  return T::decode(T::encode(value));
-}
-
-// Returns a value rounded to T.
-template <class T, Instructions kSet>
-INLINE float round_to(float value) {
-  const float rounded = round_small<T, kSet>(value);
-  if constexpr (!std::is_same_v<T, Float16>) return rounded;
-  return std::abs(value) < 65520.0f ? rounded : value * std::numeric_limits<float>::infinity();
-}
-
-// Returns whether the elements of a piece are adjacent in memory, where heads are `stride` apart.
-INLINE bool adjacent(const Piece& piece, int64_t stride) {
-  return piece.runs == 1 && (piece.heads == 1 || stride == piece.length);
-}
-
-// Returns the elements of a piece as floats: where they are, or in the buffer.
-template <class T, Instructions kSet>
-INLINE const float* load(const typename T::Storage* heads, int64_t stride, const Piece& piece, Buffer& buffer) {
-  heads += piece.head * stride;
-  if (adjacent(piece, stride)) {
-    if constexpr (std::is_same_v<T, Float32>) return heads + piece.starts[0];
-    decode_all<T, kSet>(heads + piece.starts[0], buffer.values, piece.elements());
-    return buffer.values;
-  }
-  float* to = buffer.values;
-  for (int64_t head = 0; head < piece.heads; ++head, heads += stride) {
-    for (int64_t run = 0; run < piece.runs; ++run, to += piece.length) {
-      decode_all<T, kSet>(heads + piece.starts[run], to, piece.length);
-    }
-  }
-  return buffer.values;
-}
-
-// Calls `write(to)`, which writes the elements of a piece as floats: where they belong, or into the buffer.
-template <class T, Instructions kSet, class Write>
-INLINE void store(typename T::Storage* heads, int64_t stride, const Piece& piece, Buffer& buffer, Write&& write) {
-  heads += piece.head * stride;
-  const bool is_adjacent = adjacent(piece, stride);
-  float* to = buffer.values;
-  if constexpr (std::is_same_v<T, Float32>) to = is_adjacent ? heads + piece.starts[0] : to;
-  write(to);
-  if (is_adjacent) {
-    if constexpr (!std::is_same_v<T, Float32>) encode_all<T, kSet>(to, heads + piece.starts[0], piece.elements());
-    return;
-  }
-  for (int64_t head = 0; head < piece.heads; ++head, heads += stride) {
-    for (int64_t run = 0; run < piece.runs; ++run, to += piece.length) {
-      encode_all<T, kSet>(to, heads + piece.starts[run], piece.length);
-    }
-  }
-}
-
-// A token of a sequence.
-struct TokenIndex {
-  int64_t sequence, token;
-};
-
-// The cosines and sines of a token for the pairs of a piece. If the elements of a pair are adjacent there are two of
-// each, and the first sine is negative.
-struct Angles {
-  TokenIndex index = {-1, -1};
-  int64_t pair = -1;
-  Buffer cos, sin;
-};
-
-// Loads entries that are `stride` apart, times `first` and `second` for the elements of a pair.
-template <class E, Instructions kSet>
-INLINE void load_entries(const void* table, int64_t entry, int64_t stride, int64_t count, bool half, float first,
-                         float second, float* to) {
-  const auto* from = static_cast<const typename E::Storage*>(table) + entry;
-  Buffer buffer;
-  const float* entries = buffer.values;
-  const bool alternate = stride == 2;
-  if (stride != 1 && stride != 2) {
-    for (int64_t i = 0; i < count; ++i) buffer.values[i] = E::decode(from[i * stride]);
-  } else if constexpr (std::is_same_v<E, Float32>) {
-    entries = from;
-  } else {
-    decode_all<E, kSet>(from, buffer.values, (count - 1) * stride + 1);
-  }
-  if (half && alternate) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) to[i] = entries[2 * i] * second;
-  } else if (half) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) to[i] = entries[i] * second;
-  } else if (alternate) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      to[2 * i] = entries[2 * i] * first;
-      to[2 * i + 1] = entries[2 * i] * second;
-    }
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      to[2 * i] = entries[i] * first;
-      to[2 * i + 1] = entries[i] * second;
-    }
-  }
-}
-
-template <class E, Instructions kSet>
-INLINE void load_angles(const Rotation& rotation, int64_t entry, int64_t count, Angles& angles) {
-  const Tokens& table = rotation.table;
-  const float sign = rotation.inverse ? -1.0f : 1.0f;
-  load_entries<E, kSet>(table.cos, entry, table.pair_stride, count, rotation.half, 1.0f, 1.0f, angles.cos.values);
-  load_entries<E, kSet>(table.sin, entry, table.pair_stride, count, rotation.half, -sign, sign, angles.sin.values);
-}
-
-// Loads the angles of a piece, unless they are there. Returns how many pairs are rotated: none in the prefix.
-template <Instructions kSet>
-INLINE int64_t load_angles(const Rotation& rotation, const TokenIndex& index, const Piece& piece, Angles& angles) {
-  if (index.token < rotation.prefix || piece.pairs == 0) return 0;
-  const bool loaded = index.sequence == angles.index.sequence && index.token == angles.index.token;
-  if (loaded && piece.pair == angles.pair) return piece.pairs;
-  angles.index = index;
-  angles.pair = piece.pair;
-  const Tokens& table = rotation.table;
-  const int64_t entry = index.sequence * table.batch_stride + (index.token - rotation.prefix) * table.row_stride +
-                        piece.pair * table.pair_stride;
-  switch (table.type) {
-    case Type::float32:
-      load_angles<Float32, kSet>(rotation, entry, piece.pairs, angles);
-      break;
-    case Type::float16:
-      load_angles<Float16, kSet>(rotation, entry, piece.pairs, angles);
-      break;
-    case Type::bfloat16:
-      load_angles<BFloat16, kSet>(rotation, entry, piece.pairs, angles);
-      break;
-  }
-  return piece.pairs;
-}
-
-// Rotates `pairs` pairs of each head of a piece, and copies the other elements. `to` may be `from`.
-template <Instructions kSet>
-INLINE void rotate_heads(const Piece& piece, int64_t pairs, bool half, const Angles& angles, const float* from,
-                         float* to) {
-  const float *cos = angles.cos.values, *sin = angles.sin.values;
-  const int64_t width = piece.runs * piece.length;
-  for (int64_t head = 0; head < piece.heads; ++head, from += width, to += width) {
-    if (half) {
-#pragma omp simd
-      for (int64_t i = 0; i < pairs; ++i) {
-        const float a = from[i], b = from[i + pairs];
-        to[i] = multiply_add<kSet>(a, cos[i], -(b * sin[i]));
-        to[i + pairs] = multiply_add<kSet>(b, cos[i], a * sin[i]);
-      }
-    } else {
-#pragma omp simd
-      for (int64_t i = 0; i < pairs; ++i) {
-        const float a = from[2 * i], b = from[2 * i + 1];
-        to[2 * i] = multiply_add<kSet>(a, cos[2 * i], b * sin[2 * i]);
-        to[2 * i + 1] = multiply_add<kSet>(b, cos[2 * i + 1], a * sin[2 * i + 1]);
-      }
-    }
-    if (from != to) std::copy(from + 2 * pairs, from + width, to + 2 * pairs);
-  }
-}
 
 // The factors of a piece of one side.
 struct Factors {
@@ -325,11 +93,12 @@ INLINE float reciprocal_norm(double sum_of_squares, int64_t elements, float eps)
   return static_cast<float>(1.0 / std::sqrt(sum_of_squares / static_cast<double>(elements) + static_cast<double>(eps)));
 }
 
-// What is computed at a time: all heads of a token, or as many as fit a buffer, or one.
+// What is computed at a time: heads of a token and side, at most kRows rows.
 struct Group {
   int number;  // of the side
   TokenIndex index;
   int64_t head, heads;
+  bool last;  // of the token and side
 };
 
 // What the groups of a call share.
@@ -352,14 +121,18 @@ INLINE typename T::Storage* results_of(const Side& side, const Group& group) {
   return static_cast<typename T::Storage*>(side.to) + offset_of(side.to_strides, group);
 }
 
-// Prefetches `count` elements of a head after the group, to be read (0) or written (1): those of the next group, where
-// heads and tokens are adjacent.
+// Prefetches a row of the piece that is in the place of this one in the next group of the side, to be read (0) or
+// written (1). `heads` are those of the group. All rows at once would wait for each other: it is called between rows.
 template <int kWritten, class Storage>
-INLINE void prefetch_next(const Storage* heads, int64_t stride, int64_t head, int64_t count) {
-  constexpr int64_t kLine = 64;
-  const auto* next = reinterpret_cast<const char*>(heads) + head * stride * static_cast<int64_t>(sizeof(Storage));
-  for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(Storage)); i += kLine)
-    __builtin_prefetch(next + i, kWritten);
+INLINE void prefetch_next(const Storage* heads, const Strides& strides, const Group& group, const Piece& piece,
+                          int64_t row, int64_t rows) {
+  constexpr int64_t kLine = 64, kSize = sizeof(Storage);
+  const int64_t first = group.last ? strides.token - group.head * strides.head : group.heads * strides.head;
+  const int64_t of_row = piece.heads / rows, head = piece.head + row * of_row;
+  const auto* next = reinterpret_cast<const char*>(heads) + (first + head * strides.head + piece.starts[0]) * kSize;
+  for (int64_t i = 0; i < of_row; ++i, next += strides.head * kSize) {
+    for (int64_t byte = 0; byte < piece.length * kSize; byte += kLine) __builtin_prefetch(next + byte, kWritten);
+  }
 }
 
 // Calls `body(piece, rows, elements)` for the pieces of a group, with rows and elements of each in the piece.
@@ -379,12 +152,13 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
   const Rotation& rotation = problem.rotation;
   const Side& side = rotation.sides[group.number];
   const auto* from = heads_of<T>(side.from, side.from_strides, group);
+  auto* results = results_of<T>(side, group);
   Buffer x_buffer, normed;
   const float* x = nullptr;
   int64_t pieces = 0;
   double squares[kRows] = {};
   float rstds[kRows];
-  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) {
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) INLINED {
     x = load<T, kSet>(from, side.from_strides.head, piece, x_buffer);
     for (int64_t row = 0; row < rows; ++row) {
       const float* values = x + row * elements;
@@ -396,7 +170,7 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
   for (int64_t row = 0; row < rows; ++row) {
     rstds[row] = reciprocal_norm(squares[row], problem.row_elements(group.number), problem.eps);
   }
-  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) {
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) INLINED {
     if (pieces > 1) x = load<T, kSet>(from, side.from_strides.head, piece, x_buffer);
     const float* factors =
         load_factors<T, kSet>(problem, problem.norms[group.number], piece, shared.factors[group.number]);
@@ -404,8 +178,8 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
     for (int64_t row = 0; row < rows; ++row) {
       const float *values = x + row * elements, rstd = rstds[row];
       float* to = normed.values + row * elements;
-      prefetch_next<0>(from, side.from_strides.head, group.heads + row, elements);
-      prefetch_next<1>(results_of<T>(side, group), side.to_strides.head, group.heads + row, elements);
+      prefetch_next<0>(from, side.from_strides, group, piece, row, rows);
+      prefetch_next<1>(results, side.to_strides, group, piece, row, rows);
       if (rounded) {
 #pragma omp simd
         for (int64_t i = 0; i < elements; ++i)
@@ -416,13 +190,13 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
       }
     }
     const int64_t pairs = load_angles<kSet>(rotation, group.index, piece, shared.angles);
-    store<T, kSet>(results_of<T>(side, group), side.to_strides.head, piece, normed, [&](float* to) {
+    store<T, kSet>(results, side.to_strides.head, piece, normed, [&](float* to) INLINED {
       rotate_heads<kSet>(piece, pairs, rotation.half, shared.angles, normed.values, to);
     });
   });
 }
 
-// Adds the terms of `rows` rows to a part of the partial sums of a weight's gradient: as many as are `count`.
+// Adds the terms of `rows` rows, `elements` apart, to `count` partial sums of a weight's gradient.
 INLINE void add_products(const float* x, const float* grad, const float* rstds, int64_t rows, int64_t elements,
                          int64_t count, float* partial) {
   static_assert(kRowsAdded == 4);
@@ -452,12 +226,14 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
   const Side& side = rotation.sides[group.number];
   const SideNorm& norm = problem.norms[group.number];
   const int64_t row_elements = problem.row_elements(group.number);
+  const auto* xs = heads_of<T>(norm.x, norm.x_strides, group);
+  const auto* grads = heads_of<T>(side.from, side.from_strides, group);
+  auto* results = results_of<T>(side, group);
   Buffer x_buffer, grad_buffer;
   const float *x = nullptr, *factors = nullptr, *grad = grad_buffer.values;
   // Loads x, the factors, and the gradient of the normalized x.
-  const auto load_all = [&](const Piece& piece) __attribute__((always_inline)) {
-    const auto* grads = heads_of<T>(side.from, side.from_strides, group);
-    x = load<T, kSet>(heads_of<T>(norm.x, norm.x_strides, group), norm.x_strides.head, piece, x_buffer);
+  const auto load_all = [&](const Piece& piece) INLINED {
+    x = load<T, kSet>(xs, norm.x_strides.head, piece, x_buffer);
     factors = load_factors<T, kSet>(problem, norm, piece, shared.factors[group.number]);
     const float* rotated = load<T, kSet>(grads, side.from_strides.head, piece, grad_buffer);
     const int64_t pairs = load_angles<kSet>(rotation, group.index, piece, shared.angles);
@@ -466,13 +242,13 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
   int64_t pieces = 0;
   double squares[kRows] = {}, products[kRows] = {};
   float rstds[kRows], projections[kRows];
-  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) {
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) INLINED {
     load_all(piece);
     for (int64_t row = 0; row < rows; ++row) {
-      const float *values = x + row * elements, *grads = grad + row * elements;
+      const float *values = x + row * elements, *of_row = grad + row * elements;
       squares[row] += static_cast<double>(sum_of(elements, [&](int64_t i) { return values[i] * values[i]; }));
       products[row] +=
-          static_cast<double>(sum_of(elements, [&](int64_t i) { return values[i] * (grads[i] * factors[i]); }));
+          static_cast<double>(sum_of(elements, [&](int64_t i) { return values[i] * (of_row[i] * factors[i]); }));
     }
     ++pieces;
   });
@@ -482,7 +258,7 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
     rstds[row] = rstd;
     projections[row] = rstd * rstd * static_cast<float>(products[row] / static_cast<double>(row_elements));
   }
-  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) {
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) INLINED {
     if (pieces > 1) load_all(piece);
     if (partial != nullptr) {
       float* sums = partial + (problem.per_token ? piece.head * rotation.width : 0);
@@ -491,17 +267,16 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
         add_products(x + run * count, grad + run * count, rstds, rows, elements, count, sums + piece.starts[run]);
       }
     }
-    store<T, kSet>(results_of<T>(side, group), side.to_strides.head, piece, x_buffer, [&](float* to) {
+    store<T, kSet>(results, side.to_strides.head, piece, x_buffer, [&](float* to) INLINED {
       for (int64_t row = 0; row < rows; ++row) {
-        const float *values = x + row * elements, *grads = grad + row * elements;
+        const float *values = x + row * elements, *of_row = grad + row * elements;
         const float rstd = rstds[row], projection = projections[row];
-        float* results = to + row * elements;
-        prefetch_next<0>(heads_of<T>(side.from, side.from_strides, group), side.from_strides.head, group.heads + row,
-                         elements);
-        prefetch_next<0>(heads_of<T>(norm.x, norm.x_strides, group), norm.x_strides.head, group.heads + row, elements);
-        prefetch_next<1>(results_of<T>(side, group), side.to_strides.head, group.heads + row, elements);
+        float* of_x = to + row * elements;
+        prefetch_next<0>(xs, norm.x_strides, group, piece, row, rows);
+        prefetch_next<0>(grads, side.from_strides, group, piece, row, rows);
+        prefetch_next<1>(results, side.to_strides, group, piece, row, rows);
 #pragma omp simd
-        for (int64_t i = 0; i < elements; ++i) results[i] = rstd * (grads[i] * factors[i] - values[i] * projection);
+        for (int64_t i = 0; i < elements; ++i) of_x[i] = rstd * (of_row[i] * factors[i] - values[i] * projection);
       }
     });
   });
@@ -518,7 +293,7 @@ INLINE void for_each_group(const NormRotation& problem, int64_t begin, int64_t e
       if (problem.row_elements(number) == 0) continue;
       const int64_t heads = rotation.sides[number].heads, step = problem.per_token ? heads : most;
       for (int64_t head = 0; head < heads; head += step) {
-        body(Group{number, index, head, std::min(step, heads - head)});
+        body(Group{number, index, head, std::min(step, heads - head), head + step >= heads});
       }
     }
   }
@@ -527,7 +302,8 @@ INLINE void for_each_group(const NormRotation& problem, int64_t begin, int64_t e
 template <class T, Instructions kSet>
 INLINE void run_tokens(const NormRotation& problem, int64_t begin, int64_t end) {
   Shared shared;
-  for_each_group(problem, begin, end, [&](const Group& group) { norm_rotate_group<T, kSet>(problem, group, shared); });
+  for_each_group(problem, begin, end,
+                 [&](const Group& group) INLINED { norm_rotate_group<T, kSet>(problem, group, shared); });
 }
 
 template <class T, Instructions kSet>
@@ -544,7 +320,7 @@ INLINE void run_parts(const NormRotation& problem, int64_t begin, int64_t end) {
     }
     const int64_t share = tokens / problem.parts, longer = tokens % problem.parts;
     const int64_t first = part * share + std::min(part, longer), last = first + share + (part < longer ? 1 : 0);
-    for_each_group(problem, first, last, [&](const Group& group) {
+    for_each_group(problem, first, last, [&](const Group& group) INLINED {
       differentiate_group<T, kSet>(problem, group, shared, partials[group.number]);
     });
   }

@@ -1,0 +1,153 @@
+// Pieces of rows in buffers of floats, for RMSNorm and rotary embedding on the CPU.
+//
+// Reads:    elements of heads.
+// Writes:   elements of heads, and buffers of the caller.
+// Must not: allocate, or compute anything but conversions.
+//
+// Everything is always inlined, because the callers are compiled once per instruction set.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+#include "kit/cpu.h"
+#include "rope3d/norm_problem.h"
+
+namespace rope3d {
+
+using namespace kit;
+
+enum class Instructions { base, avx2, avx512 };
+
+constexpr int64_t kBuffer = 6144;  // floats of a buffer; the longest rows of common models have 5120
+
+struct alignas(64) Buffer {
+  float values[kBuffer];
+};
+
+// Consecutive heads of a row or of several, or a part of a head that does not fit a buffer. In a buffer its elements
+// are adjacent, and the pairs that are rotated come first in each head.
+struct Piece {
+  int64_t head, heads;
+  int64_t runs,
+      length;         // of adjacent elements of a head: one, or two that are the first and the second elements of pairs
+  int64_t starts[2];  // elements of the head
+  int64_t pair, pairs;  // that are rotated
+
+  INLINE int64_t elements() const { return heads * runs * length; }
+};
+
+// Returns the piece that starts after `begin` of `end` elements, which are those of whole heads.
+INLINE Piece piece_at(const Rotation& rotation, int64_t begin, int64_t end) {
+  const int64_t width = rotation.width;
+  if (width <= kBuffer) {
+    return {begin / width, std::min(kBuffer, end - begin) / width, 1, width, {0, 0}, 0, rotation.pairs};
+  }
+  const int64_t head = begin / width, element = begin % width, pair = element / 2;
+  if (pair >= rotation.pairs) return {head, 1, 1, std::min(kBuffer, width - element), {element, 0}, 0, 0};
+  const int64_t pairs = std::min(kBuffer / 2, rotation.pairs - pair);
+  if (rotation.half) return {head, 1, 2, pairs, {pair, pair + rotation.pairs}, pair, pairs};
+  return {head, 1, 1, 2 * pairs, {element, 0}, pair, pairs};
+}
+
+template <class T, Instructions kSet>
+constexpr bool kConverts = std::is_same_v<T, Float16> && kSet != Instructions::base;  // by functions of kit/cpu.h
+
+template <class T, Instructions kSet>
+INLINE void decode_all(const typename T::Storage* from, float* to, int64_t count) {
+  if constexpr (kConverts<T, kSet>) {
+    float16_to_floats(from, to, count);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) to[i] = T::decode(from[i]);
+  }
+}
+
+template <class T, Instructions kSet>
+INLINE void encode_all(const float* from, typename T::Storage* to, int64_t count) {
+  if constexpr (kConverts<T, kSet>) {
+    floats_to_float16(from, to, count);
+  } else {
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) to[i] = T::encode(from[i]);
+  }
+}
+
+// Returns a * b + c, rounded once if the instruction set can.
+template <Instructions kSet>
+INLINE float multiply_add(float a, float b, float c) {
+#if !defined(__FP_FAST_FMAF)
+  if constexpr (kSet == Instructions::base) return a * b + c;
+#endif
+  return __builtin_fmaf(a, b, c);
+}
+
+// Returns a value whose magnitude is less than float16's infinity, or NaN, rounded to T.
+template <class T, Instructions kSet>
+INLINE float round_small(float value) {
+#if !defined(__aarch64__)
+  if constexpr (std::is_same_v<T, Float16>) {
+    // A sum with 1.5 * 2^13 times the value's power of two, or times that of the least normal number, has 11 bits for
+    // the value. Fewer instructions than converting to 16 bits and back.
+    const int32_t exponent = bit_cast<int32_t>(value) & 0x7f800000;
+    const auto power = bit_cast<float>(exponent > 0x38800000 ? exponent : 0x38800000);
+    const float sum = multiply_add<kSet>(power, 0x1.8p13f, value);
+    return multiply_add<kSet>(power, -0x1.8p13f, sum);
+  }
+#endif
+  return T::decode(T::encode(value));
+}
+
+// Returns a value rounded to T.
+template <class T, Instructions kSet>
+INLINE float round_to(float value) {
+  const float rounded = round_small<T, kSet>(value);
+  if constexpr (!std::is_same_v<T, Float16>) return rounded;
+  return std::abs(value) < 65520.0f ? rounded : value * std::numeric_limits<float>::infinity();
+}
+
+// Returns whether the elements of a piece are adjacent in memory, where heads are `stride` apart.
+INLINE bool adjacent(const Piece& piece, int64_t stride) {
+  return piece.runs == 1 && (piece.heads == 1 || stride == piece.length);
+}
+
+// Returns the elements of a piece as floats: where they are, or in the buffer.
+template <class T, Instructions kSet>
+INLINE const float* load(const typename T::Storage* heads, int64_t stride, const Piece& piece, Buffer& buffer) {
+  heads += piece.head * stride;
+  if (adjacent(piece, stride)) {
+    if constexpr (std::is_same_v<T, Float32>) return heads + piece.starts[0];
+    decode_all<T, kSet>(heads + piece.starts[0], buffer.values, piece.elements());
+    return buffer.values;
+  }
+  float* to = buffer.values;
+  for (int64_t head = 0; head < piece.heads; ++head, heads += stride) {
+    for (int64_t run = 0; run < piece.runs; ++run, to += piece.length) {
+      decode_all<T, kSet>(heads + piece.starts[run], to, piece.length);
+    }
+  }
+  return buffer.values;
+}
+
+// Calls `write(to)`, which writes the elements of a piece as floats: where they belong, or into the buffer.
+template <class T, Instructions kSet, class Write>
+INLINE void store(typename T::Storage* heads, int64_t stride, const Piece& piece, Buffer& buffer, Write&& write) {
+  heads += piece.head * stride;
+  const bool is_adjacent = adjacent(piece, stride);
+  float* to = buffer.values;
+  if constexpr (std::is_same_v<T, Float32>) to = is_adjacent ? heads + piece.starts[0] : to;
+  write(to);
+  if (is_adjacent) {
+    if constexpr (!std::is_same_v<T, Float32>) encode_all<T, kSet>(to, heads + piece.starts[0], piece.elements());
+    return;
+  }
+  for (int64_t head = 0; head < piece.heads; ++head, heads += stride) {
+    for (int64_t run = 0; run < piece.runs; ++run, to += piece.length) {
+      encode_all<T, kSet>(to, heads + piece.starts[run], piece.length);
+    }
+  }
+}
+
+}  // namespace rope3d
