@@ -84,28 +84,33 @@ INLINE float multiply_add(float a, float b, float c) {
   return __builtin_fmaf(a, b, c);
 }
 
-// Returns a value whose magnitude is less than float16's infinity, or NaN, rounded to T.
+// Returns a value rounded to T. Its magnitude is less than 2^16 - 16, or it is NaN.
 template <class T, Instructions kSet>
 INLINE float round_small(float value) {
-#if !defined(__aarch64__)
-  if constexpr (std::is_same_v<T, Float16>) {
-    // A sum with 1.5 * 2^13 times the value's power of two, or times that of the least normal number, has 11 bits for
-    // the value. Fewer instructions than converting to 16 bits and back.
-    const int32_t exponent = bit_cast<int32_t>(value) & 0x7f800000;
-    const auto power = bit_cast<float>(exponent > 0x38800000 ? exponent : 0x38800000);
-    const float sum = multiply_add<kSet>(power, 0x1.8p13f, value);
-    return multiply_add<kSet>(power, -0x1.8p13f, sum);
-  }
-#endif
-  return T::decode(T::encode(value));
+  if constexpr (std::is_same_v<T, Float32>) return value;
+  // A sum with 1.5 * 2^n times the value's power of two, or times that of T's least normal number, has as many bits for
+  // the value as T has, if n is by how many fewer than float32's they are. Fewer instructions than converting to 16
+  // bits and back.
+  constexpr bool kIsHalf = std::is_same_v<T, Float16>;
+  constexpr float kAdded = kIsHalf ? 0x1.8p13f : 0x1.8p16f;
+  constexpr int32_t kLeast = kIsHalf ? 0x38800000 : 0x00800000;
+  const int32_t exponent = bit_cast<int32_t>(value) & 0x7f800000;
+  const auto power = bit_cast<float>(exponent > kLeast ? exponent : kLeast);
+  return multiply_add<kSet>(power, -kAdded, multiply_add<kSet>(power, kAdded, value));
 }
 
 // Returns a value rounded to T.
 template <class T, Instructions kSet>
 INLINE float round_to(float value) {
-  const float rounded = round_small<T, kSet>(value);
-  if constexpr (!std::is_same_v<T, Float16>) return rounded;
-  return std::abs(value) < 65520.0f ? rounded : value * std::numeric_limits<float>::infinity();
+  if constexpr (std::is_same_v<T, Float16>) {
+    const float rounded = round_small<T, kSet>(value);
+    return std::abs(value) < 65520.0f ? rounded : value * std::numeric_limits<float>::infinity();
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    const auto bits = bit_cast<uint32_t>(value);
+    const auto rounded = bit_cast<float>((bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u);
+    return value == value ? rounded : value;  // a carry could change NaN
+  }
+  return value;
 }
 
 // Returns whether the elements of a piece are adjacent in memory, where heads are `stride` apart.
