@@ -18,7 +18,7 @@
 #include "rope3d_cpu/norm_pieces.h"
 
 // For lambdas: `target` applies per function, and one that is not inlined would run without vector instructions.
-#define INLINED __attribute__((always_inline))
+#define ALWAYS_INLINE __attribute__((always_inline))
 
 namespace rope3d {
 namespace {
@@ -158,7 +158,7 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
   int64_t pieces = 0;
   double squares[kRows] = {};
   float rstds[kRows];
-  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) INLINED {
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) ALWAYS_INLINE {
     x = load<T, kSet>(from, side.from_strides.head, piece, x_buffer);
     for (int64_t row = 0; row < rows; ++row) {
       const float* values = x + row * elements;
@@ -170,7 +170,7 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
   for (int64_t row = 0; row < rows; ++row) {
     rstds[row] = reciprocal_norm(squares[row], problem.row_elements(group.number), problem.eps);
   }
-  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) INLINED {
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) ALWAYS_INLINE {
     if (pieces > 1) x = load<T, kSet>(from, side.from_strides.head, piece, x_buffer);
     const float* factors =
         load_factors<T, kSet>(problem, problem.norms[group.number], piece, shared.factors[group.number]);
@@ -190,7 +190,7 @@ INLINE void norm_rotate_group(const NormRotation& problem, const Group& group, S
       }
     }
     const int64_t pairs = load_angles<kSet>(rotation, group.index, piece, shared.angles);
-    store<T, kSet>(results, side.to_strides.head, piece, normed, [&](float* to) INLINED {
+    store<T, kSet>(results, side.to_strides.head, piece, normed, [&](float* to) ALWAYS_INLINE {
       rotate_heads<kSet>(piece, pairs, rotation.half, shared.angles, normed.values, to);
     });
   });
@@ -232,7 +232,7 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
   Buffer x_buffer, grad_buffer;
   const float *x = nullptr, *factors = nullptr, *grad = grad_buffer.values;
   // Loads x, the factors, and the gradient of the normalized x.
-  const auto load_all = [&](const Piece& piece) INLINED {
+  const auto load_all = [&](const Piece& piece) ALWAYS_INLINE {
     x = load<T, kSet>(xs, norm.x_strides.head, piece, x_buffer);
     factors = load_factors<T, kSet>(problem, norm, piece, shared.factors[group.number]);
     const float* rotated = load<T, kSet>(grads, side.from_strides.head, piece, grad_buffer);
@@ -242,7 +242,7 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
   int64_t pieces = 0;
   double squares[kRows] = {}, products[kRows] = {};
   float rstds[kRows], projections[kRows];
-  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) INLINED {
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) ALWAYS_INLINE {
     load_all(piece);
     for (int64_t row = 0; row < rows; ++row) {
       const float *values = x + row * elements, *of_row = grad + row * elements;
@@ -258,7 +258,7 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
     rstds[row] = rstd;
     projections[row] = rstd * rstd * static_cast<float>(products[row] / static_cast<double>(row_elements));
   }
-  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) INLINED {
+  for_each_piece(problem, group, [&](const Piece& piece, int64_t rows, int64_t elements) ALWAYS_INLINE {
     if (pieces > 1) load_all(piece);
     if (partial != nullptr) {
       float* sums = partial + (problem.per_token ? piece.head * rotation.width : 0);
@@ -267,7 +267,7 @@ INLINE void differentiate_group(const NormRotation& problem, const Group& group,
         add_products(x + run * count, grad + run * count, rstds, rows, elements, count, sums + piece.starts[run]);
       }
     }
-    store<T, kSet>(results, side.to_strides.head, piece, x_buffer, [&](float* to) INLINED {
+    store<T, kSet>(results, side.to_strides.head, piece, x_buffer, [&](float* to) ALWAYS_INLINE {
       for (int64_t row = 0; row < rows; ++row) {
         const float *values = x + row * elements, *of_row = grad + row * elements;
         const float rstd = rstds[row], projection = projections[row];
@@ -303,7 +303,7 @@ template <class T, Instructions kSet>
 INLINE void run_tokens(const NormRotation& problem, int64_t begin, int64_t end) {
   Shared shared;
   for_each_group(problem, begin, end,
-                 [&](const Group& group) INLINED { norm_rotate_group<T, kSet>(problem, group, shared); });
+                 [&](const Group& group) ALWAYS_INLINE { norm_rotate_group<T, kSet>(problem, group, shared); });
 }
 
 template <class T, Instructions kSet>
@@ -320,7 +320,7 @@ INLINE void run_parts(const NormRotation& problem, int64_t begin, int64_t end) {
     }
     const int64_t share = tokens / problem.parts, longer = tokens % problem.parts;
     const int64_t first = part * share + std::min(part, longer), last = first + share + (part < longer ? 1 : 0);
-    for_each_group(problem, first, last, [&](const Group& group) INLINED {
+    for_each_group(problem, first, last, [&](const Group& group) ALWAYS_INLINE {
       differentiate_group<T, kSet>(problem, group, shared, partials[group.number]);
     });
   }

@@ -69,6 +69,24 @@ def test_many_tokens(norm, half):
     compare(5, 3, 64, torch.bfloat16, norm, half, 3, 1100)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="PyTorch adds in another order on a GPU")
+@pytest.mark.parametrize("tokens", [128, 640])
+@pytest.mark.parametrize(("norm", "half"), FORMS)
+def test_sums_over_rows(norm, half, tokens):
+    """Sums over tokens and heads are as precise as PyTorch's."""
+    inputs, weights = heads_of(24, 32, 128, torch.float32, 1, tokens, norm=norm)
+    turns = tables(angles(tokens, 64))
+    leaves = [t.requires_grad_() for t in (*inputs, *weights)]
+    outs = kernel.norm_rotary(*leaves, *turns, norm=norm, pairs="half" if half else "interleaved")
+    grads = [random(*out.shape, dtype=torch.float32) for out in outs]
+    actual = torch.autograd.grad(outs, leaves, grads)[2:]
+    exact, single = (
+        gradients(inputs, weights, grads, dtype, turns, half, norm=norm)[2:] for dtype in (torch.float64, torch.float32)
+    )
+    for own, other, wanted in zip(actual, single, exact):
+        assert (own.double() - wanted).norm() <= 1.1 * (other.double() - wanted).norm()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("norm", "half"), FORMS)
 @pytest.mark.parametrize("dim", [10, 64])
