@@ -48,8 +48,9 @@ INLINE const float* load_entries(Type type, const void* table, int64_t first, in
   return load_entries<BFloat16, kSet>(table, first, stride, count, buffer);
 }
 
-// Writes entries, which are `kStride` apart, times `first` and `second` for the elements of a pair.
-template <int kStride>
+// Writes entries, which are `kStride` apart, times `first` and `second` for the elements of a pair; for half-split
+// pairs only the latter.
+template <int64_t kStride>
 INLINE void spread(const float* entries, int64_t count, bool half, float first, float second, float* to) {
   if (half) {
 #pragma omp simd

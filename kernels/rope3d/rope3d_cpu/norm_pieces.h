@@ -21,20 +21,21 @@ using namespace kit;
 
 enum class Instructions { base, avx2, avx512 };
 
-constexpr int64_t kBuffer = 6144;  // floats of a buffer; the longest rows of common models have 5120
+// Floats of a buffer; the longest rows of common models have 5120. A call has seven buffers (168 KiB) on its stack.
+constexpr int64_t kBuffer = 6144;
 
 struct alignas(64) Buffer {
   float values[kBuffer];
 };
 
-// Consecutive heads of a row or of several, or a part of a head that does not fit a buffer. In a buffer its elements
-// are adjacent, and the pairs that are rotated come first in each head.
+// Consecutive heads of a row or of several, or a part of a head that does not fit a buffer. The elements of a head that
+// are adjacent are a run; a part has two if the first and the second elements of its pairs are apart. In a buffer all
+// elements are adjacent, and the pairs that are rotated come first in each head.
 struct Piece {
   int64_t head, heads;
-  int64_t runs,
-      length;         // of adjacent elements of a head: one, or two that are the first and the second elements of pairs
-  int64_t starts[2];  // elements of the head
-  int64_t pair, pairs;  // that are rotated
+  int64_t runs, length;  // runs of each head, and elements of a run
+  int64_t starts[2];     // the elements of a head at which its runs start
+  int64_t pair, pairs;   // that are rotated: the first, and how many
 
   INLINE int64_t elements() const { return heads * runs * length; }
 };
@@ -88,9 +89,9 @@ INLINE float multiply_add(float a, float b, float c) {
 template <class T, Instructions kSet>
 INLINE float round_small(float value) {
   if constexpr (std::is_same_v<T, Float32>) return value;
-  // A sum with 1.5 * 2^n times the value's power of two, or times that of T's least normal number, has as many bits for
-  // the value as T has, if n is by how many fewer than float32's they are. Fewer instructions than converting to 16
-  // bits and back.
+  // Add and subtract c = 1.5 * 2^n times the value's power of two, n being how many bits T has less than float32: the
+  // lowest bit of the sum is the lowest of T. Below T's least normal number its power of two is taken. These are fewer
+  // instructions than a conversion to 16 bits and back; -0 becomes 0.
   constexpr bool kIsHalf = std::is_same_v<T, Float16>;
   constexpr float kAdded = kIsHalf ? 0x1.8p13f : 0x1.8p16f;
   constexpr int32_t kLeast = kIsHalf ? 0x38800000 : 0x00800000;
