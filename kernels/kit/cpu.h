@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -16,6 +17,7 @@
 #include "kit/rows.h"
 
 #define INLINE inline __attribute__((always_inline))
+#define ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
 
 namespace kit {
 
@@ -41,9 +43,9 @@ struct BFloat16 {
   static INLINE float decode(uint16_t half) { return bit_cast<float>(static_cast<uint32_t>(half) << 16); }
   static INLINE uint16_t encode(float value) {
     const auto bits = bit_cast<uint32_t>(value);
-    const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-    const uint32_t nan = (bits >> 16) | 0x40u;
-    return static_cast<uint16_t>((bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded);
+    const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+    const uint32_t nan = bits | 0x400000u;
+    return static_cast<uint16_t>((value != value ? nan : rounded) >> 16);
   }
 };
 
@@ -77,6 +79,92 @@ struct Float16 {
   }
 #endif
 };
+
+#if defined(__x86_64__)
+// Float16 with conversions of kLanes elements by instructions, which compilers do not emit for a loop. The functions
+// that call them must be inlined into one with these targets. They are not `always_inline` themselves, because g++
+// would refuse to inline them into a template that has no target, before that is inlined.
+struct Float16x8 : Float16 {
+  static constexpr int64_t kLanes = 8;
+  __attribute__((target("avx2,f16c"))) static inline void decode_lanes(const uint16_t* from, float* to) {
+    _mm256_storeu_ps(to, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+  }
+  __attribute__((target("avx2,f16c"))) static inline void encode_lanes(const float* from, uint16_t* to) {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+
+struct Float16x16 : Float16 {
+  static constexpr int64_t kLanes = 16;
+  __attribute__((target("avx512f"))) static inline void decode_lanes(const uint16_t* from, float* to) {
+    _mm512_storeu_ps(to, _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from))));
+  }
+  __attribute__((target("avx512f"))) static inline void encode_lanes(const float* from, uint16_t* to) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
+                        _mm512_cvtps_ph(_mm512_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT));
+  }
+};
+#endif
+
+// How many elements T converts at a time, by instructions; 1: one, in loops that vectorize.
+template <class T, class = void>
+constexpr int64_t kLanes = 1;
+template <class T>
+constexpr int64_t kLanes<T, std::void_t<decltype(T::kLanes)>> = T::kLanes;
+
+// Converts elements to floats.
+template <class T>
+INLINE void decode_all(const typename T::Storage* from, int64_t count, float* __restrict__ values) {
+  int64_t i = 0;
+  if constexpr (kLanes<T> > 1) {
+    for (; i + kLanes<T> <= count; i += kLanes<T>) T::decode_lanes(from + i, values + i);
+  }
+#pragma omp simd
+  for (int64_t j = i; j < count; ++j) values[j] = T::decode(from[j]);
+}
+
+// Converts floats to elements.
+template <class T>
+INLINE void encode_all(const float* values, int64_t count, typename T::Storage* __restrict__ to) {
+  int64_t i = 0;
+  if constexpr (kLanes<T> > 1) {
+    for (; i + kLanes<T> <= count; i += kLanes<T>) T::encode_lanes(values + i, to + i);
+  }
+#pragma omp simd
+  for (int64_t j = i; j < count; ++j) to[j] = T::encode(values[j]);
+}
+
+// Rounds floats to T.
+template <class T>
+INLINE void round_all(float* values, int64_t count) {
+  int64_t i = 0;
+  if constexpr (kLanes<T> > 1) {
+    for (; i + kLanes<T> <= count; i += kLanes<T>) {
+      typename T::Storage rounded[kLanes<T>];
+      T::encode_lanes(values + i, rounded);
+      T::decode_lanes(rounded, values + i);
+    }
+  }
+#pragma omp simd
+  for (int64_t j = i; j < count; ++j) values[j] = T::decode(T::encode(values[j]));
+}
+
+// Loops that convert, compute and convert back work on blocks. A block is so small that its floats can stay in
+// registers and the CPU loads the next blocks during its arithmetic; with blocks of 512 elements it waits for memory in
+// between.
+constexpr int64_t kBlockElements = 64;
+
+using Block = float[kBlockElements];
+
+// Calls `work` with the beginning and the length of each block. `work` must be always inlined: in all calls but the
+// last the length is then a constant, and loops over the block need no tail. Needs -fno-tree-loop-distribute-patterns
+// where elements are floats, or g++ calls memcpy for each block.
+template <class Work>
+INLINE void for_blocks(int64_t count, Work work) {
+  int64_t start = 0;
+  for (; start + kBlockElements <= count; start += kBlockElements) work(start, kBlockElements);
+  if (start < count) work(start, count - start);
+}
 
 template <class T>
 INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
