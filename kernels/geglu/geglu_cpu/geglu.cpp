@@ -4,13 +4,15 @@
 // Writes:   `out`, or `grad_gate` and `grad_up`.
 // Must not: start threads, allocate, or keep state between calls.
 //
-// The compiler vectorizes the scalar loops because of `omp simd` (-fopenmp-simd needs no OpenMP runtime). The loops are
-// compiled once per instruction set and dispatched at run time. Results may differ between instruction sets in the last
-// bit, because products are fused differently. -fno-trapping-math lets the compiler evaluate both sides of a
-// conditional; without it no loop vectorizes.
+// Elements are converted to float32 and back in blocks. The compiler vectorizes the loops because of `omp simd`
+// (-fopenmp-simd needs no OpenMP runtime). They are compiled once per instruction set and dispatched at run time.
+// Results may differ between instruction sets in the last bit, because products are fused differently.
+// -fno-trapping-math lets the compiler evaluate both sides of a conditional; without it no loop vectorizes.
+// -fno-tree-loop-distribute-patterns keeps it from copying blocks of float32 by memcpy.
 #include "geglu_cpu/geglu.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "geglu/activation.h"
 #include "kit/cpu.h"
@@ -29,101 +31,67 @@ struct RoundedBFloat16 : BFloat16 {
   }
 };
 
-// How a loop accesses elements of type T: directly in memory; `Element` decodes and encodes inside the loop.
-template <class T>
-struct Access {
-  using Element = T;
-  using Storage = typename T::Storage;
-  struct Block {};
-  static constexpr int64_t kMaxElements = INT64_MAX;  // per iteration of the outer loop
-  static INLINE const Storage* read(const Storage* from, Block&, int64_t) { return from; }
-  static INLINE Storage* target(Storage* to, Block&) { return to; }
-  static INLINE void write(Block&, Storage*, int64_t) {}
-};
-
-#if defined(__x86_64__)
-// float16 is converted outside the loop, in blocks that stay in the cache, because compilers do not vectorize the
-// conversion.
-struct ConvertedFloat16 {
-  using Storage = uint16_t;
-};
-template <>
-struct Access<ConvertedFloat16> {
-  using Element = Float32;
-  static constexpr int64_t kMaxElements = 512;
-  using Block = float[kMaxElements];
-  static INLINE const float* read(const uint16_t* from, Block& block, int64_t count) {
-    float16_to_floats(from, block, count);
-    return block;
-  }
-  static INLINE float* target(uint16_t*, Block& block) { return block; }
-  static INLINE void write(Block& block, uint16_t* to, int64_t count) { floats_to_float16(block, to, count); }
-};
-#endif
-
 // A contiguous run of elements within one row.
 struct Part {
   int64_t row, column, count;
 };
 
 // Returns the first run of the range `begin` to `end`, which counts elements over all rows.
-INLINE Part part_at(int64_t begin, int64_t end, int64_t hidden, int64_t limit) {
+INLINE Part part_at(int64_t begin, int64_t end, int64_t hidden) {
   const int64_t row = begin / hidden, column = begin % hidden;
-  return {row, column, std::min({hidden - column, end - begin, limit})};
+  return {row, column, std::min(hidden - column, end - begin)};
 }
 
 template <class T, class G>
 INLINE void run_range(const Forward& problem, int64_t begin, int64_t end) {
-  using Memory = Access<T>;
-  using Element = typename Memory::Element;
-  typename Memory::Block gate_block, up_block, out_block;
   while (begin < end) {
-    const auto [row, column, count] = part_at(begin, end, problem.hidden, Memory::kMaxElements);
-    const auto* gate = Memory::read(at<T>(problem.gate, row) + column, gate_block, count);
-    const auto* up = Memory::read(at<T>(problem.up, row) + column, up_block, count);
-    auto* result = static_cast<typename T::Storage*>(problem.out) + begin;
-    auto* __restrict__ out = Memory::target(result, out_block);
+    const auto [row, column, count] = part_at(begin, end, problem.hidden);
+    const auto *gate_part = at<T>(problem.gate, row) + column, *up_part = at<T>(problem.up, row) + column;
+    auto* out = static_cast<typename T::Storage*>(problem.out) + begin;
+    for_blocks(count, [=](int64_t start, int64_t length) ALWAYS_INLINE {
+      Block gate, up, values;
+      decode_all<T>(gate_part + start, length, gate);
+      decode_all<T>(up_part + start, length, up);
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      out[i] = Element::encode(Element::decode(up[i]) * G::value(Element::decode(gate[i])));
-    }
-    Memory::write(out_block, result, count);
+      for (int64_t i = 0; i < length; ++i) values[i] = up[i] * G::value(gate[i]);
+      encode_all<T>(values, length, out + start);
+    });
     begin += count;
   }
 }
 
 template <class T, class G>
 INLINE void run_range(const Backward& problem, int64_t begin, int64_t end) {
-  using Memory = Access<T>;
-  using Element = typename Memory::Element;
-  typename Memory::Block grad_block, gate_block, up_block, grad_gate_block, grad_up_block;
+  using Storage = typename T::Storage;
   while (begin < end) {
-    const auto [row, column, count] = part_at(begin, end, problem.hidden, Memory::kMaxElements);
-    const auto* grad = Memory::read(at<T>(problem.grad, row) + column, grad_block, count);
-    const auto* gate = Memory::read(at<T>(problem.gate, row) + column, gate_block, count);
-    const auto* up = Memory::read(at<T>(problem.up, row) + column, up_block, count);
-    const int64_t start = row * problem.stride + column;
-    auto* gate_result = static_cast<typename T::Storage*>(problem.grad_gate) + start;
-    auto* up_result = static_cast<typename T::Storage*>(problem.grad_up) + start;
-    auto* __restrict__ grad_gate = Memory::target(gate_result, grad_gate_block);
-    auto* __restrict__ grad_up = Memory::target(up_result, grad_up_block);
+    const auto [row, column, count] = part_at(begin, end, problem.hidden);
+    const auto *gate_part = at<T>(problem.gate, row) + column, *up_part = at<T>(problem.up, row) + column;
+    const auto* grad_part = at<T>(problem.grad, row) + column;
+    const int64_t first = row * problem.stride + column;
+    auto* grad_gate_part = static_cast<Storage*>(problem.grad_gate) + first;
+    auto* grad_up_part = static_cast<Storage*>(problem.grad_up) + first;
+    for_blocks(count, [=](int64_t start, int64_t length) ALWAYS_INLINE {
+      Block grad, gate, up, grad_gate, grad_up;
+      decode_all<T>(grad_part + start, length, grad);
+      decode_all<T>(gate_part + start, length, gate);
+      decode_all<T>(up_part + start, length, up);
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) {
-      const float upstream = Element::decode(grad[i]);
-      float value, derivative;
-      G::value_and_derivative(Element::decode(gate[i]), value, derivative);
-      grad_gate[i] = Element::encode(upstream * Element::decode(up[i]) * derivative);
-      grad_up[i] = Element::encode(upstream * value);
-    }
-    Memory::write(grad_gate_block, gate_result, count);
-    Memory::write(grad_up_block, up_result, count);
+      for (int64_t i = 0; i < length; ++i) {
+        float value, derivative;
+        G::value_and_derivative(gate[i], value, derivative);
+        grad_gate[i] = grad[i] * up[i] * derivative;
+        grad_up[i] = grad[i] * value;
+      }
+      encode_all<T>(grad_gate, length, grad_gate_part + start);
+      encode_all<T>(grad_up, length, grad_up_part + start);
+    });
     begin += count;
   }
 }
 
 #if defined(__x86_64__)
 template <class T, class G, class Problem>
-__attribute__((target("avx2,fma"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
+__attribute__((target("avx2,fma,f16c"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
   run_range<T, G>(problem, begin, end);
 }
 template <class T, class G, class Problem>
@@ -136,8 +104,9 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=51
 template <class T, class G, class Problem>
 void run(const Problem& problem, int64_t begin, int64_t end) {
 #if defined(__x86_64__)
-  if (has_avx512()) return run_avx512<T, G>(problem, begin, end);
-  if (has_avx2()) return run_avx2<T, G>(problem, begin, end);
+  constexpr bool kFloat16 = std::is_same_v<T, Float16>;
+  if (has_avx512()) return run_avx512<std::conditional_t<kFloat16, Float16x16, T>, G>(problem, begin, end);
+  if (has_avx2()) return run_avx2<std::conditional_t<kFloat16, Float16x8, T>, G>(problem, begin, end);
 #endif
   run_range<T, G>(problem, begin, end);
 }
@@ -160,9 +129,6 @@ void run_with_type(const Problem& problem, int64_t begin, int64_t end) {
     case Type::float32:
       return run_with_activation<Float32, Accurate>(problem, begin, end);
     case Type::float16:
-#if defined(__x86_64__)
-      if (has_avx2()) return run_with_activation<ConvertedFloat16, FastPortable>(problem, begin, end);
-#endif
       return run_with_activation<Float16, FastPortable>(problem, begin, end);
     case Type::bfloat16:
       return run_with_activation<RoundedBFloat16, FastPortable>(problem, begin, end);
