@@ -4,11 +4,13 @@
 // Writes:   the results of a problem and its partial sums.
 // Must not: start threads, or keep state between calls.
 //
-// Everything is computed in float32, a chunk of a row at a time, converted in a buffer that stays in the L1 cache. The
-// loops are plain; `omp simd` lets the compiler vectorize their sums (-fopenmp-simd, without an OpenMP runtime). They
-// are compiled for several instruction sets, and the CPU's is selected at run time. Results may differ between
-// instruction sets in the last bit, because sums are split and products fused differently. With -fno-trapping-math the
+// Everything is computed in float32, a block of a row at a time; a row is read from memory once, while the preceding
+// one is computed. The loops are plain; `omp simd` lets the compiler vectorize their sums (-fopenmp-simd, without an
+// OpenMP runtime). They are compiled for several instruction sets, and the CPU's is selected at run time. Results may
+// differ between instruction sets in the last bit, because sums are split differently. With -fno-trapping-math the
 // compiler may compute both sides of a branch, without which rounding does not vectorize.
+// -fno-tree-loop-distribute-patterns keeps it from copying blocks of float32 by memcpy. -ffp-contract=off rounds a
+// product the same way wherever it is used.
 #include "adaln_cpu/adaln.h"
 
 #include <algorithm>
@@ -41,9 +43,8 @@ __attribute__((target("avx2,fma,f16c"))) void run_avx2(const Problem& problem, i
   Work::template run<T>(problem, begin, end);
 }
 template <class Work, class T, class Problem>
-__attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))) void run_avx512(const Problem& problem,
-                                                                                            int64_t begin,
-                                                                                            int64_t end) {
+__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
+    const Problem& problem, int64_t begin, int64_t end) {
   Work::template run<T>(problem, begin, end);
 }
 #endif
@@ -51,9 +52,9 @@ __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"))) void
 template <class Work, class T, class Problem>
 void run_on_cpu(const Problem& problem, int64_t begin, int64_t end) {
 #if defined(__x86_64__)
-  using Fast = std::conditional_t<std::is_same_v<T, Float16>, ConvertedFloat16, T>;
-  if (has_avx512()) return run_avx512<Work, Fast>(problem, begin, end);
-  if (has_avx2()) return run_avx2<Work, Fast>(problem, begin, end);
+  constexpr bool kFloat16 = std::is_same_v<T, Float16>;
+  if (has_avx512()) return run_avx512<Work, std::conditional_t<kFloat16, Float16x16, T>>(problem, begin, end);
+  if (has_avx2()) return run_avx2<Work, std::conditional_t<kFloat16, Float16x8, T>>(problem, begin, end);
 #endif
   Work::template run<T>(problem, begin, end);
 }

@@ -42,20 +42,18 @@ INLINE void run_rows(const GateBackward& problem, int64_t begin, int64_t end) {
       if (spans.enter(row)) read<T>(problem.gate, spans.current(), 0, hidden, gate.data());
       const auto *grad_row = at<T>(problem.grad, row), *branch_row = at<T>(problem.branch, row);
       auto* grad_branch_row = result_row<T>(problem.grad_branch, row, hidden);
-      for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
-        float grad_buffer[kChunk], branch_buffer[kChunk];
-        const auto grad = as_floats<T>(grad_row + start, count, grad_buffer);
-        const float* gates = gate.data() + start;
-        write_each<T>(grad_branch_row + start, count, [=](int64_t i) ALWAYS_INLINE { return grad[i] * gates[i]; });
+      for_blocks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+        Block grad, branch, product;
+        decode_all<T>(grad_row + start, count, grad);
+        multiply(grad, gate.data() + start, count, product);
+        encode_all<T>(product, count, grad_branch_row + start);
         if (problem.grad_gate == nullptr) return;
-        const auto branch = as_floats<T>(branch_row + start, count, branch_buffer);
+        decode_all<T>(branch_row + start, count, branch);
         if (sums != nullptr) {
           add_products(grad, branch, count, sums + start);
         } else {
-          float products[kChunk];
-#pragma omp simd
-          for (int64_t i = 0; i < count; ++i) products[i] = grad[i] * branch[i];
-          write<T>(products, problem.grad_gate, problem.gate.type, row * hidden + start, count);
+          multiply(grad, branch, count, product);
+          write<T>(product, problem.grad_gate, problem.gate.type, row * hidden + start, count);
         }
       });
     }
@@ -73,22 +71,27 @@ struct BackwardMoments {
 };
 
 template <class T>
-INLINE BackwardMoments moments_of(const Backward& problem, const typename T::Storage* grad_row,
-                                  const typename T::Storage* x_row, const float* factor) {
+INLINE BackwardMoments moments_of(const Backward& problem, int64_t row, const float* factor) {
+  const auto *grad_row = at<T>(problem.grad, row), *x_row = at<T>(problem.x, row);
+  const auto* grad_sum_row = row_or_null<T>(problem.grad_sum, row, problem.rows);
+  const auto* branch_row = row_or_null<T>(problem.branch, row, problem.rows);
   const int64_t hidden = problem.hidden;
-  float grad_buffer[kChunk], x_buffer[kChunk];
   Moments moments;
   double slopes = 0.0, products = 0.0;  // products: of slopes and x
-  for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
-    const auto grad = as_floats<T>(grad_row + start, count, grad_buffer);
-    const auto x = as_floats<T>(x_row + start, count, x_buffer);
-    const float* factors = factor + start;
-    const float chunk_mean = problem.centered ? mean_of(x, count) : 0.0f;
-    const Products chunk =
-        products_of(x, [=](int64_t i) ALWAYS_INLINE { return grad[i] * factors[i]; }, chunk_mean, count);
-    moments.add(count, chunk_mean, chunk.squares);
-    slopes += chunk.slopes;
-    products += chunk.products + static_cast<double>(chunk.slopes) * chunk_mean;
+  for_chunks(hidden, [&](int64_t chunk, int64_t chunk_count) ALWAYS_INLINE {
+    float x[kChunk], slope[kChunk];
+    for_blocks(chunk_count, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+      prefetch<T>(grad_sum_row, chunk + start, count);
+      prefetch<T>(branch_row, chunk + start, count);
+      decode_all<T>(x_row + chunk + start, count, x + start);
+      decode_all<T>(grad_row + chunk + start, count, slope + start);
+      multiply(slope + start, factor + chunk + start, count, slope + start);
+    });
+    const float mean = problem.centered ? mean_of(x, chunk_count) : 0.0f;
+    const Products of_chunk = products_of(x, slope, mean, chunk_count);
+    moments.add(chunk_count, mean, of_chunk.squares);
+    slopes += of_chunk.slopes;
+    products += of_chunk.products + static_cast<double>(of_chunk.slopes) * mean;
   });
   products -= slopes * moments.mean();
   const auto mean = static_cast<float>(moments.mean());
@@ -98,89 +101,82 @@ INLINE BackwardMoments moments_of(const Backward& problem, const typename T::Sto
   return {mean, rstd, mean_slope, projection};
 }
 
-// Adds a chunk of a row to the sums over rows.
-template <class Grad, class X>
-INLINE void add_to_sums(const Backward& problem, Grad grad, X x, const float* scales, const BackwardMoments& moments,
+// Adds a block of a row to the sums over rows.
+INLINE void add_to_sums(const Backward& problem, const float* slope, const float* x, const BackwardMoments& moments,
                         int64_t start, int64_t count, float* partial) {
-  const bool per_row = problem.span == 1;
   const float mean = moments.mean, rstd = moments.rstd;
   float* __restrict__ slope_times_normed_sums = partial + kSlopeTimesNormed * problem.hidden + start;
   float* __restrict__ slope_sums = partial + kSlope * problem.hidden + start;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) {
-    const float summed = per_row ? grad[i] * (1.0f + scales[i]) : grad[i];
-    slope_times_normed_sums[i] += summed * ((x[i] - mean) * rstd);
-    slope_sums[i] += summed;
+    slope_times_normed_sums[i] += slope[i] * ((x[i] - mean) * rstd);
+    slope_sums[i] += slope[i];
   }
 }
 
-// Writes a chunk of the gradient of a scale that has a row for each row of x.
-template <class T, class Grad, class X>
-INLINE void write_grad_scale(const Backward& problem, int64_t row, Grad grad, X x, const BackwardFactors& factors,
-                             const BackwardMoments& moments, int64_t start, int64_t count) {
+// Writes a block of the gradient of a scale that has a row for each row of x.
+template <class T>
+INLINE void write_grad_scale(const Backward& problem, int64_t row, const float* grad, const float* x,
+                             const BackwardFactors& factors, const BackwardMoments& moments, int64_t start,
+                             int64_t count) {
   const float *weights = factors.weight + start, *biases = factors.bias + start;
   const float mean = moments.mean, rstd = moments.rstd;
-  float values[kChunk];
+  Block values;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) values[i] = grad[i] * ((x[i] - mean) * rstd * weights[i] + biases[i]);
   write<T>(values, problem.grad_scale, problem.scale.type, row * problem.hidden + start, count);
 }
 
-// Writes a chunk of the gradients of branch and gate, from the gradient of x.
+// Writes a block of the gradients of branch and gate, from the gradient of x.
 template <class T>
 INLINE void write_grad_branch(const Backward& problem, int64_t row, const float* total, const float* gates,
                               int64_t start, int64_t count, float* partial) {
-  auto* grad_branch_row = result_row<T>(problem.grad_branch, row, problem.hidden);
-  write_each<T>(grad_branch_row + start, count, [&](int64_t i) ALWAYS_INLINE { return total[i] * gates[i]; });
+  Block product, branch;
+  multiply(total, gates, count, product);
+  encode_all<T>(product, count, result_row<T>(problem.grad_branch, row, problem.hidden) + start);
   if (problem.grad_gate == nullptr) return;
-  float branch_buffer[kChunk];
-  const auto branch = as_floats<T>(at<T>(problem.branch, row) + start, count, branch_buffer);
+  decode_all<T>(at<T>(problem.branch, row) + start, count, branch);
   if (problem.span == 1) {
-    float values[kChunk];
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) values[i] = total[i] * branch[i];
-    write<T>(values, problem.grad_gate, problem.gate.type, row * problem.hidden + start, count);
+    multiply(total, branch, count, product);
+    write<T>(product, problem.grad_gate, problem.gate.type, row * problem.hidden + start, count);
   } else {
     add_products(total, branch, count, partial + kGate * problem.hidden + start);
   }
 }
 
-// Writes the gradients of a chunk of a row and adds to the sums over rows.
+// Writes the gradients of a block of a row and adds to the sums over rows.
 template <class T>
-INLINE void finish_chunk(const Backward& problem, int64_t row, const typename T::Storage* grad_row,
+INLINE void finish_block(const Backward& problem, int64_t row, const typename T::Storage* grad_row,
                          const typename T::Storage* x_row, const BackwardFactors& factors,
                          const BackwardMoments& moments, int64_t start, int64_t count, float* partial) {
-  float grad_buffer[kChunk], x_buffer[kChunk];
-  const auto grad = as_floats<T>(grad_row + start, count, grad_buffer);
-  const auto x = as_floats<T>(x_row + start, count, x_buffer);
-  const float* factor = factors.factor + start;
-  // A separate loop, so that slope is rounded as it was for the sums: in a row of one element it must cancel exactly.
-  float slope[kChunk];
+  Block grad, x, total;
+  decode_all<T>(grad_row + start, count, grad);
+  decode_all<T>(x_row + start, count, x);
+  if (partial != nullptr && problem.span == 1) {
+    const float* scale = factors.scale + start;
+    Block slope;
 #pragma omp simd
-  for (int64_t i = 0; i < count; ++i) slope[i] = grad[i] * factor[i];
-  const float mean = moments.mean, rstd = moments.rstd, mean_slope = moments.mean_slope,
-              projection = moments.projection;
-  const auto total_of = [=, &slope](int64_t i)
-                            ALWAYS_INLINE { return rstd * (slope[i] - mean_slope - (x[i] - mean) * projection); };
-  if (partial != nullptr) add_to_sums(problem, grad, x, factors.scale + start, moments, start, count, partial);
+    for (int64_t i = 0; i < count; ++i) slope[i] = grad[i] * (1.0f + scale[i]);
+    add_to_sums(problem, slope, x, moments, start, count, partial);
+  } else if (partial != nullptr) {
+    add_to_sums(problem, grad, x, moments, start, count, partial);
+  }
   if (problem.span == 1 && problem.grad_scale != nullptr) {
     write_grad_scale<T>(problem, row, grad, x, factors, moments, start, count);
   }
-  auto* grad_x_row = result_row<T>(problem.grad_x, row, problem.hidden);
-  if (problem.grad_sum.data == nullptr && problem.grad_branch == nullptr) {
-    return write_each<T>(grad_x_row + start, count, total_of);
-  }
-  float total[kChunk];
+  const float* factor = factors.factor + start;
+  const float mean = moments.mean, rstd = moments.rstd, mean_slope = moments.mean_slope,
+              projection = moments.projection;
+  // Without contraction, slope (grad * factor) is rounded as it was for the sums: in a row of one element it must
+  // cancel exactly.
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) total[i] = rstd * (grad[i] * factor[i] - mean_slope - (x[i] - mean) * projection);
   if (problem.grad_sum.data != nullptr) {
-    float grad_sum_buffer[kChunk];
-    const auto grad_sum = as_floats<T>(at<T>(problem.grad_sum, row) + start, count, grad_sum_buffer);
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) total[i] = total_of(i) + grad_sum[i];
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) total[i] = total_of(i);
+    Block grad_sum;
+    decode_all<T>(at<T>(problem.grad_sum, row) + start, count, grad_sum);
+    add(grad_sum, count, total);
   }
-  write_each<T>(grad_x_row + start, count, [&](int64_t i) ALWAYS_INLINE { return total[i]; });
+  encode_all<T>(total, count, result_row<T>(problem.grad_x, row, problem.hidden) + start);
   if (problem.grad_branch == nullptr) return;
   write_grad_branch<T>(problem, row, total, factors.gate + start, start, count, partial);
 }
@@ -209,9 +205,13 @@ INLINE void run_rows(const Backward& problem, int64_t begin, int64_t end) {
         for (int64_t i = 0; i < hidden; ++i) factor[i] = weight[i] * (1.0f + scale[i]);
       }
       const auto *grad_row = at<T>(problem.grad, row), *x_row = at<T>(problem.x, row);
-      const BackwardMoments moments = moments_of<T>(problem, grad_row, x_row, factor);
-      for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
-        finish_chunk<T>(problem, row, grad_row, x_row, factors, moments, start, count, partial);
+      const BackwardMoments moments = moments_of<T>(problem, row, factor);
+      const auto* next_grad = row_or_null<T>(problem.grad, row + 1, rows.end);
+      const auto* next_x = row_or_null<T>(problem.x, row + 1, rows.end);
+      for_blocks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+        prefetch<T>(next_grad, start, count);
+        prefetch<T>(next_x, start, count);
+        finish_block<T>(problem, row, grad_row, x_row, factors, moments, start, count, partial);
       });
     }
   }

@@ -1,4 +1,4 @@
-// Chunks of rows on the CPU: conversion to and from float32, and sums.
+// Chunks of rows on the CPU: modulations and parameters as float32, prefetches, and sums.
 //
 // Reads:    the elements it is given.
 // Must not: depend on what a kernel computes, or keep state between calls.
@@ -10,12 +10,9 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 
 #include "adaln/problem.h"
 #include "kit/cpu.h"
-
-#define ALWAYS_INLINE __attribute__((always_inline))
 
 namespace adaln {
 namespace {
@@ -25,69 +22,6 @@ using namespace kit;
 // Elements of a chunk of a row. A chunk is summed in float32, and chunks in float64: the error of a longer float32 sum
 // would exceed the rounding of a result, in the same direction for a whole row.
 constexpr int64_t kChunk = 1024;
-
-template <class T>
-INLINE void decode_all(const typename T::Storage* from, int64_t count, float* __restrict__ values) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) values[i] = T::decode(from[i]);
-}
-
-template <class T>
-INLINE void encode_all(const float* values, int64_t count, typename T::Storage* __restrict__ to) {
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) to[i] = T::encode(values[i]);
-}
-
-#if defined(__x86_64__)
-// Float16, converted by instructions of the CPU.
-struct ConvertedFloat16 {
-  using Storage = uint16_t;
-};
-template <>
-INLINE void decode_all<ConvertedFloat16>(const uint16_t* from, int64_t count, float* __restrict__ values) {
-  float16_to_floats(from, values, count);
-}
-template <>
-INLINE void encode_all<ConvertedFloat16>(const float* values, int64_t count, uint16_t* __restrict__ to) {
-  floats_to_float16(values, to, count);
-}
-#endif
-
-// Dtypes that a loop converts while it reads or writes an element, which takes an instruction or two. Others are
-// converted in a buffer, a chunk at a time.
-template <class T>
-constexpr bool kInPlace = std::is_same_v<T, Float32> || std::is_same_v<T, BFloat16>;
-
-template <class T>
-struct InPlace {
-  const typename T::Storage* from;
-  INLINE float operator[](int64_t i) const { return T::decode(from[i]); }
-};
-
-// Returns elements as float32, by index.
-template <class T>
-INLINE auto as_floats(const typename T::Storage* from, int64_t count, float* buffer) {
-  if constexpr (kInPlace<T>) {
-    return InPlace<T>{from};
-  } else {
-    decode_all<T>(from, count, buffer);
-    return static_cast<const float*>(buffer);
-  }
-}
-
-// Writes value(i) to each element i.
-template <class T, class Value>
-INLINE void write_each(typename T::Storage* __restrict__ to, int64_t count, Value value) {
-  if constexpr (kInPlace<T>) {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) to[i] = T::encode(value(i));
-  } else {
-    float buffer[kChunk];
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) buffer[i] = value(i);
-    encode_all<T>(buffer, count, to);
-  }
-}
 
 template <class T>
 INLINE typename T::Storage* result_row(void* data, int64_t row, int64_t hidden) {
@@ -102,16 +36,6 @@ INLINE void read_elements(const void* data, int64_t begin, int64_t count, float*
 template <class T>
 INLINE void write_elements(const float* values, void* data, int64_t begin, int64_t count) {
   encode_all<T>(values, count, static_cast<typename T::Storage*>(data) + begin);
-}
-
-// Rounds to T.
-template <class T>
-INLINE void round_to(float* values, int64_t count) {
-  if constexpr (!std::is_same_v<T, Float32>) {
-    typename T::Storage rounded[kChunk];
-    encode_all<T>(values, count, rounded);
-    decode_all<T>(rounded, count, values);
-  }
 }
 
 // Reads and writes T or float32, as the dtype of a modulation or parameter is.
@@ -144,6 +68,21 @@ INLINE void read(const Modulation& modulation, int64_t span, int64_t begin, int6
   } else {
     read<T>(modulation.rows.data, modulation.type, modulation.rows.offset(span) + begin, count, values);
   }
+}
+
+// Requests a block of a row that is read later, so that it comes from memory while the CPU computes. Does nothing if
+// `row` is null.
+template <class T>
+INLINE void prefetch(const typename T::Storage* row, int64_t start, int64_t count) {
+  constexpr int64_t kLine = 64 / sizeof(typename T::Storage);
+  if (row == nullptr) return;
+  for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(row + start + i);
+}
+
+// Returns a row, or null if there are no such rows, or not this one.
+template <class T>
+INLINE const typename T::Storage* row_or_null(const Rows& rows, int64_t row, int64_t end) {
+  return rows.data == nullptr || row >= end ? nullptr : at<T>(rows, row);
 }
 
 // Finds the spans of consecutive rows without a division for each.
@@ -181,13 +120,11 @@ INLINE float sum_of(int64_t count, Term term) {
   return (first + second) + (third + fourth);
 }
 
-template <class Values>
-INLINE float mean_of(Values values, int64_t count) {
+INLINE float mean_of(const float* values, int64_t count) {
   return sum_of(count, [=](int64_t i) ALWAYS_INLINE { return values[i]; }) / static_cast<float>(count);
 }
 
-template <class Values>
-INLINE float squares_of(Values values, float mean, int64_t count) {
+INLINE float squares_of(const float* values, float mean, int64_t count) {
   return sum_of(count, [=](int64_t i) ALWAYS_INLINE { return (values[i] - mean) * (values[i] - mean); });
 }
 
@@ -196,27 +133,25 @@ struct Products {
   float squares, slopes, products;
 };
 
-template <class X, class Slope>
-INLINE Products products_of(X x, Slope slope, float mean, int64_t count) {
+INLINE Products products_of(const float* x, const float* slope, float mean, int64_t count) {
   const int64_t part = count / 2;
   float squares = 0.0f, slopes = 0.0f, products = 0.0f;
   float more_squares = 0.0f, more_slopes = 0.0f, more_products = 0.0f;
 #pragma omp simd reduction(+ : squares, slopes, products, more_squares, more_slopes, more_products)
   for (int64_t i = 0; i < part; ++i) {
     const float value = x[i] - mean, other = x[i + part] - mean;
-    const float own = slope(i), others = slope(i + part);
     squares += value * value;
-    slopes += own;
-    products += own * value;
+    slopes += slope[i];
+    products += slope[i] * value;
     more_squares += other * other;
-    more_slopes += others;
-    more_products += others * other;
+    more_slopes += slope[i + part];
+    more_products += slope[i + part] * other;
   }
   if (count % 2 != 0) {
     const float value = x[count - 1] - mean;
     squares += value * value;
-    slopes += slope(count - 1);
-    products += slope(count - 1) * value;
+    slopes += slope[count - 1];
+    products += slope[count - 1] * value;
   }
   return {squares + more_squares, slopes + more_slopes, products + more_products};
 }
@@ -242,13 +177,17 @@ class Moments {
   double mean_ = 0.0, squares_ = 0.0;
 };
 
+INLINE void add(const float* values, int64_t count, float* __restrict__ sums) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) sums[i] += values[i];
+}
+
 INLINE void multiply(const float* first, const float* second, int64_t count, float* products) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) products[i] = first[i] * second[i];
 }
 
-template <class First, class Second>
-INLINE void add_products(First first, Second second, int64_t count, float* __restrict__ sums) {
+INLINE void add_products(const float* first, const float* second, int64_t count, float* __restrict__ sums) {
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) sums[i] += first[i] * second[i];
 }

@@ -14,22 +14,28 @@
 namespace adaln {
 namespace {
 
-// Writes residual + branch * gate.
+// Writes a block of residual + branch.
+template <class T>
+INLINE void add_ungated(const typename T::Storage* residual, const typename T::Storage* branch, int64_t count,
+                        typename T::Storage* to) {
+  Block sum, added;
+  decode_all<T>(residual, count, sum);
+  decode_all<T>(branch, count, added);
+  add(added, count, sum);
+  encode_all<T>(sum, count, to);
+}
+
+// Writes a block of residual + branch * gate.
 template <class T>
 INLINE void add_gated(const typename T::Storage* residual, const typename T::Storage* branch, const float* gate,
                       int64_t count, bool stepwise, typename T::Storage* to) {
-  float residual_buffer[kChunk], branch_buffer[kChunk];
-  const auto added = as_floats<T>(residual, count, residual_buffer);
-  const auto gated = as_floats<T>(branch, count, branch_buffer);
-  if (stepwise) {
-    float product[kChunk];
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) product[i] = gated[i] * gate[i];
-    round_to<T>(product, count);
-    write_each<T>(to, count, [&](int64_t i) ALWAYS_INLINE { return added[i] + product[i]; });
-  } else {
-    write_each<T>(to, count, [=](int64_t i) ALWAYS_INLINE { return added[i] + gated[i] * gate[i]; });
-  }
+  Block sum, product;
+  decode_all<T>(residual, count, sum);
+  decode_all<T>(branch, count, product);
+  multiply(product, gate, count, product);
+  if (stepwise) round_all<T>(product, count);
+  add(product, count, sum);
+  encode_all<T>(sum, count, to);
 }
 
 template <class T>
@@ -41,57 +47,54 @@ INLINE void run_rows(const Gate& problem, int64_t begin, int64_t end) {
     if (spans.enter(row)) read<T>(problem.gate, spans.current(), 0, hidden, gate.data());
     const auto *residual = at<T>(problem.residual, row), *branch = at<T>(problem.branch, row);
     auto* sum = result_row<T>(problem.sum, row, hidden);
-    for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+    for_blocks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
       add_gated<T>(residual + start, branch + start, gate.data() + start, count, problem.stepwise, sum + start);
     });
   }
 }
 
-// The factors and offsets of the normed rows of a span, `hidden` elements each.
+// Rows of `hidden` elements for the rows of a span. `gate`, `weight` and `bias` are null if there are none.
 struct ForwardFactors {
   float *factor, *offset;  // stepwise: 1 + scale, rounded, and shift; else with weight and bias in them
-  const float *gate, *weight, *bias;
+  float *gate, *weight, *bias;
 };
 
 // Converts the modulations of a span.
 template <class T>
-INLINE void load_span(const Forward& problem, int64_t span, float* __restrict__ factor, float* __restrict__ offset,
-                      float* gate, const float* weight, const float* bias) {
+INLINE void load_span(const Forward& problem, int64_t span, const ForwardFactors& factors) {
   const int64_t hidden = problem.hidden;
+  float* __restrict__ factor = factors.factor, * __restrict__ offset = factors.offset;
   read<T>(problem.scale, span, 0, hidden, factor);
   read<T>(problem.shift, span, 0, hidden, offset);
-  if (problem.gate.rows.data != nullptr) read<T>(problem.gate, span, 0, hidden, gate);
+  if (factors.gate != nullptr) read<T>(problem.gate, span, 0, hidden, factors.gate);
 #pragma omp simd
   for (int64_t i = 0; i < hidden; ++i) factor[i] += 1.0f;
-  if (problem.stepwise) {
-    for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE { round_to<T>(factor + start, count); });
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < hidden; ++i) {
-      offset[i] += bias[i] * factor[i];
-      factor[i] *= weight[i];
-    }
-  }
+  if (problem.stepwise) return round_all<T>(factor, hidden);
+  if (factors.bias != nullptr) add_products(factors.bias, factor, hidden, offset);
+  if (factors.weight != nullptr) multiply(factor, factors.weight, hidden, factor);
 }
 
-// Writes a chunk of a normed row.
-template <class T, class Values>
-INLINE void write_normed(const Forward& problem, Values values, float mean, float rstd, const ForwardFactors& of_row,
-                         int64_t start, int64_t count, typename T::Storage* normed) {
+// Writes a block of a normed row.
+template <class T>
+INLINE void write_normed(const typename T::Storage* from, float mean, float rstd, const ForwardFactors& of_row,
+                         bool stepwise, int64_t start, int64_t count, typename T::Storage* normed) {
   const float *factors = of_row.factor + start, *offsets = of_row.offset + start;
-  if (problem.stepwise) {
-    const float *weights = of_row.weight + start, *biases = of_row.bias + start;
-    float result[kChunk];
+  Block values;
+  decode_all<T>(from + start, count, values);
+  if (stepwise) {
 #pragma omp simd
-    for (int64_t i = 0; i < count; ++i) result[i] = (values[i] - mean) * rstd * weights[i] + biases[i];
-    round_to<T>(result, count);
-    multiply(result, factors, count, result);
-    round_to<T>(result, count);
-    write_each<T>(normed + start, count, [&](int64_t i) ALWAYS_INLINE { return result[i] + offsets[i]; });
+    for (int64_t i = 0; i < count; ++i) values[i] = (values[i] - mean) * rstd;
+    if (of_row.weight != nullptr) multiply(values, of_row.weight + start, count, values);
+    if (of_row.bias != nullptr) add(of_row.bias + start, count, values);
+    round_all<T>(values, count);
+    multiply(values, factors, count, values);
+    round_all<T>(values, count);
+    add(offsets, count, values);
   } else {
-    write_each<T>(normed + start, count,
-                  [=](int64_t i) ALWAYS_INLINE { return (values[i] - mean) * rstd * factors[i] + offsets[i]; });
+#pragma omp simd
+    for (int64_t i = 0; i < count; ++i) values[i] = (values[i] - mean) * rstd * factors[i] + offsets[i];
   }
+  encode_all<T>(values, count, normed + start);
 }
 
 template <class T>
@@ -99,33 +102,41 @@ INLINE void run_rows(const Forward& problem, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
   std::vector<float> buffers(5 * hidden);
-  float* factor = buffers.data();
-  float *offset = factor + hidden, *gate = offset + hidden, *weight = gate + hidden, *bias = weight + hidden;
-  const ForwardFactors factors{factor, offset, gate, weight, bias};
-  read<T>(problem.weight, 0, hidden, 1.0f, weight);
-  read<T>(problem.bias, 0, hidden, 0.0f, bias);
-  std::fill_n(gate, hidden, 1.0f);
+  const auto buffer = [&](int i, const void* data) { return data == nullptr ? nullptr : buffers.data() + i * hidden; };
+  const ForwardFactors factors{buffers.data(), buffers.data() + hidden, buffer(2, problem.gate.rows.data),
+                               buffer(3, problem.weight.data), buffer(4, problem.bias.data)};
+  if (factors.weight != nullptr) read<T>(problem.weight, 0, hidden, 1.0f, factors.weight);
+  if (factors.bias != nullptr) read<T>(problem.bias, 0, hidden, 0.0f, factors.bias);
   Spans spans(problem.span);
   for (int64_t row = begin; row < end; ++row) {
-    if (spans.enter(row)) load_span<T>(problem, spans.current(), factor, offset, gate, weight, bias);
+    if (spans.enter(row)) load_span<T>(problem, spans.current(), factors);
     const Storage* x = at<T>(problem.x, row);
-    const Storage* branch = problem.branch.data == nullptr ? nullptr : at<T>(problem.branch, row);
+    const Storage* branch = row_or_null<T>(problem.branch, row, end);
+    const Storage *next_x = row_or_null<T>(problem.x, row + 1, end),
+                  *next_branch = row_or_null<T>(problem.branch, row + 1, end);
     Storage *sum = result_row<T>(problem.sum, row, hidden), *normed = result_row<T>(problem.normed, row, hidden);
-    float buffer[kChunk];
+    const Storage* values_row = branch == nullptr ? x : sum;
     Moments moments;
-    for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
-      if (branch != nullptr) {
-        add_gated<T>(x + start, branch + start, gate + start, count, problem.stepwise, sum + start);
-      }
-      const auto values = as_floats<T>((branch == nullptr ? x : sum) + start, count, buffer);
-      const float mean = problem.centered ? mean_of(values, count) : 0.0f;
-      moments.add(count, mean, squares_of(values, mean, count));
+    for_chunks(hidden, [&](int64_t chunk, int64_t chunk_count) ALWAYS_INLINE {
+      float values[kChunk];
+      for_blocks(chunk_count, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+        const int64_t first = chunk + start;
+        if (branch != nullptr && factors.gate == nullptr) {
+          add_ungated<T>(x + first, branch + first, count, sum + first);
+        } else if (branch != nullptr) {
+          add_gated<T>(x + first, branch + first, factors.gate + first, count, problem.stepwise, sum + first);
+        }
+        decode_all<T>(values_row + first, count, values + start);
+      });
+      const float mean = problem.centered ? mean_of(values, chunk_count) : 0.0f;
+      moments.add(chunk_count, mean, squares_of(values, mean, chunk_count));
     });
     const auto mean = static_cast<float>(moments.mean());
     const float rstd = moments.reciprocal_norm(problem.eps);
-    for_chunks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
-      const auto values = as_floats<T>((branch == nullptr ? x : sum) + start, count, buffer);
-      write_normed<T>(problem, values, mean, rstd, factors, start, count, normed);
+    for_blocks(hidden, [&](int64_t start, int64_t count) ALWAYS_INLINE {
+      prefetch<T>(next_x, start, count);
+      prefetch<T>(next_branch, start, count);
+      write_normed<T>(values_row, mean, rstd, factors, problem.stepwise, start, count, normed);
     });
   }
 }
