@@ -17,7 +17,8 @@
 #include "kit/rows.h"
 
 #define INLINE inline __attribute__((always_inline))
-#define ALWAYS_INLINE __attribute__((always_inline))  // of a lambda
+// For lambdas: `target` applies per function, and one that is not inlined would run without vector instructions.
+#define ALWAYS_INLINE __attribute__((always_inline))
 
 namespace kit {
 

@@ -17,9 +17,6 @@
 #include "rope3d_cpu/norm_angles.h"
 #include "rope3d_cpu/norm_pieces.h"
 
-// For lambdas: `target` applies per function, and one that is not inlined would run without vector instructions.
-#define ALWAYS_INLINE __attribute__((always_inline))
-
 namespace rope3d {
 namespace {
 
