@@ -4,11 +4,10 @@
 // Writes:   `normed` and `sum`, or `grad_x`, `partial` and `grad_weight`.
 // Must not: start threads, allocate, or keep state between calls.
 //
-// Columns are processed in blocks. float16 is converted through L1-resident buffers in loops of its own, which use the
-// F16C instructions. The compiler vectorizes the loops: -fassociative-math (which needs -fno-signed-zeros and
-// -fno-trapping-math) lets it split a sum over lanes, and -fno-trapping-math lets it compute both sides of a condition.
-// They are compiled once per instruction set, and one is selected at run time. Results may differ between instruction
-// sets in the last bit, since sums are split and products fused differently.
+// Columns are processed in blocks of floats. The compiler vectorizes the loops: -fassociative-math (which needs
+// -fno-signed-zeros and -fno-trapping-math) lets it split a sum over lanes, and -fno-trapping-math lets it compute both
+// sides of a condition. They are compiled once per instruction set, and one is selected at run time. Results may differ
+// between instruction sets in the last bit, since sums are split and products fused differently.
 #include "rmsnorm_cpu/rmsnorm.h"
 
 #include <algorithm>
@@ -23,9 +22,7 @@ namespace {
 
 using namespace kit;
 
-enum class Instructions { base, avx2, avx512 };
-
-constexpr int64_t kBlock = 256;  // columns
+constexpr int64_t kColumns = 256;  // of a tile at a time
 
 // Elements of a float32 sum; the sums of longer rows are added in float64. A longer float32 sum would have a larger
 // error than the rounding of a result, with the same sign for the whole row.
@@ -34,21 +31,17 @@ constexpr int64_t kSum = 2048;
 // Rows of a tile, which share the decoded factors of a block of columns.
 constexpr int64_t kTile = 4;
 
-using Buffer = float[kBlock];
+using Buffer = float[kColumns];
 
-// Whether elements are converted through a buffer of floats.
-template <class T, Instructions kSet>
-constexpr bool kBuffered = std::is_same_v<T, Float16> && kSet != Instructions::base;
-
-// Reads `count` elements as floats.
-template <class T, Instructions kSet>
+// Reads `count` elements as floats: through the buffer if T has instructions for several at a time.
+template <class T>
 class Reader {
  public:
   INLINE Reader(const typename T::Storage* from, float* buffer, int64_t count) : from_(from), floats_(buffer) {
-    if constexpr (kBuffered<T, kSet>) float16_to_floats(from, buffer, count);
+    if constexpr (kLanes<T> > 1) decode_all<T>(from, count, buffer);
   }
   INLINE float operator[](int64_t i) const {
-    if constexpr (kBuffered<T, kSet>) return floats_[i];
+    if constexpr (kLanes<T> > 1) return floats_[i];
     return T::decode(from_[i]);
   }
 
@@ -57,17 +50,36 @@ class Reader {
   const float* floats_;
 };
 
+// Requests elements of 16 bits that are read later, so that they come from memory while the CPU computes. Rows of
+// float32 push the present ones out of the L1 cache, which takes longer than it saves.
+template <class T>
+INLINE void prefetch(const typename T::Storage* from, int64_t count) {
+  constexpr int64_t kSize = sizeof(typename T::Storage), kLine = 64 / kSize;
+  if constexpr (kSize == 2) {
+    for (int64_t i = 0; i < count; i += kLine) __builtin_prefetch(from + i);
+  }
+}
+
+// Calls `work` with the beginning and the length of each part: blocks if elements are read through buffers.
+template <class T, class Work>
+INLINE void for_parts(int64_t count, Work work) {
+  if constexpr (kLanes<T> > 1) {
+    for_blocks(count, work);
+  } else {
+    work(0, count);
+  }
+}
+
 // Writes `count` elements: value(i), rounded.
-template <class T, Instructions kSet, class Value>
+template <class T, class Value>
 INLINE void write(typename T::Storage* to, int64_t count, Value&& value) {
-  if constexpr (kBuffered<T, kSet>) {
-    for (int64_t start = 0; start < count; start += kBlock) {
-      const int64_t part = std::min(kBlock, count - start);
-      Buffer buffer;
+  if constexpr (kLanes<T> > 1) {
+    for_blocks(count, [&](int64_t start, int64_t length) ALWAYS_INLINE {
+      Block values;
 #pragma omp simd
-      for (int64_t i = 0; i < part; ++i) buffer[i] = value(start + i);
-      floats_to_float16(buffer, to + start, part);
-    }
+      for (int64_t i = 0; i < length; ++i) values[i] = value(start + i);
+      encode_all<T>(values, length, to + start);
+    });
   } else {
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) to[i] = T::encode(value(i));
@@ -75,7 +87,7 @@ INLINE void write(typename T::Storage* to, int64_t count, Value&& value) {
 }
 
 // Returns the factors of a block of columns, null if all of them are 1. `buffer` may hold them.
-template <class T, Instructions kSet>
+template <class T>
 INLINE const float* factors(const Weight& weight, int64_t start, float* buffer, int64_t count) {
   if (weight.data == nullptr) return nullptr;
   if (weight.type == Type::float32) {
@@ -85,7 +97,7 @@ INLINE const float* factors(const Weight& weight, int64_t start, float* buffer, 
     for (int64_t i = 0; i < count; ++i) buffer[i] = values[i] + weight.offset;
   } else {
     Buffer decoded;
-    const Reader<T, kSet> values(static_cast<const typename T::Storage*>(weight.data) + start, decoded, count);
+    const Reader<T> values(static_cast<const typename T::Storage*>(weight.data) + start, decoded, count);
 #pragma omp simd
     for (int64_t i = 0; i < count; ++i) buffer[i] = values[i] + weight.offset;
   }
@@ -112,7 +124,7 @@ INLINE typename T::Storage* destination(void* rows, const Rows& over, int64_t ro
 }
 
 // Returns the sum of squares of a row, after adding the residual and writing their sum.
-template <class T, Instructions kSet>
+template <class T>
 INLINE double squares_of_row(const Forward& problem, int64_t row) {
   const auto* x = at<T>(problem.x, row);
   const bool add = problem.residual.data != nullptr;
@@ -121,57 +133,81 @@ INLINE double squares_of_row(const Forward& problem, int64_t row) {
   double squares = 0.0;
   for (int64_t start = 0; start < problem.hidden; start += kSum) {
     const int64_t count = std::min(kSum, problem.hidden - start);
-    float buffer[kSum], residual_buffer[kSum];
+    float buffer[kSum];
     if (add) {
-      const Reader<T, kSet> values(x + start, buffer, count), others(residual + start, residual_buffer, count);
-      write<T, kSet>(sum + start, count, [&](int64_t i) { return values[i] + others[i]; });
+      for_parts<T>(count, [&](int64_t first, int64_t length) ALWAYS_INLINE {
+        Block values, others;
+        const Reader<T> of_x(x + start + first, values, length), of_residual(residual + start + first, others, length);
+        write<T>(sum + start + first, length, [&](int64_t i) ALWAYS_INLINE { return of_x[i] + of_residual[i]; });
+      });
     }
-    const Reader<T, kSet> values((add ? sum : x) + start, buffer, count);
-    squares += sum_of(count, [&](int64_t i) { return values[i] * values[i]; });
+    const Reader<T> values((add ? sum : x) + start, buffer, count);
+    squares += sum_of(count, [&](int64_t i) ALWAYS_INLINE { return values[i] * values[i]; });
   }
   return squares;
 }
 
-template <class T, Instructions kSet>
+// Writes `count` elements of a normalized row. `weight` is null if all factors are 1.
+template <class T>
+INLINE void write_normed(const typename T::Storage* x, float rstd, bool rounded, const float* weight, int64_t count,
+                         typename T::Storage* to) {
+  Block buffer;
+  const Reader<T> values(x, buffer, count);
+  if (weight == nullptr || rounded) {
+    write<T>(to, count, [=](int64_t i) ALWAYS_INLINE { return values[i] * rstd; });
+  } else {
+    write<T>(to, count, [=](int64_t i) ALWAYS_INLINE { return values[i] * rstd * weight[i]; });
+  }
+  if (weight != nullptr && rounded) {
+    const Reader<T> results(to, buffer, count);
+    write<T>(to, count, [=](int64_t i) ALWAYS_INLINE { return results[i] * weight[i]; });
+  }
+}
+
+// Writes `count` elements of a normalized row in float32: rounded quotients times the weight.
+template <class T>
+INLINE void write_wide(const typename T::Storage* x, float rstd, const float* weight, int64_t count, float* to) {
+  typename T::Storage quotients[kColumns];
+  Block buffer;
+  const Reader<T> values(x, buffer, count);
+  write<T>(quotients, count, [=](int64_t i) ALWAYS_INLINE { return values[i] * rstd; });
+  const Reader<T> results(quotients, buffer, count);
+  write<Float32>(to, count, [=](int64_t i) ALWAYS_INLINE { return results[i] * weight[i]; });
+}
+
+template <class T>
 INLINE void forward_rows(const Forward& problem, int64_t begin, int64_t end) {
-  using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
   const bool rounded = problem.rounded_before_weight && !std::is_same_v<T, Float32>;
   for (int64_t first = begin; first < end; first += kTile) {
     const int64_t tile = std::min(kTile, end - first);
     float rstds[kTile];
-    const Storage* x[kTile];
+    const typename T::Storage* x[kTile];
     for (int64_t i = 0; i < tile; ++i) {
       const int64_t row = first + i;
-      rstds[i] = reciprocal_norm(squares_of_row<T, kSet>(problem, row), hidden, problem.eps);
+      rstds[i] = reciprocal_norm(squares_of_row<T>(problem, row), hidden, problem.eps);
       x[i] = problem.residual.data == nullptr ? at<T>(problem.x, row)
                                               : destination<T>(problem.sum, problem.residual, row, hidden);
     }
-    for (int64_t start = 0; start < hidden; start += kBlock) {
-      const int64_t count = std::min(kBlock, hidden - start);
-      Buffer weight_buffer, buffer;
-      const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
+    for (int64_t start = 0; start < hidden; start += kColumns) {
+      const int64_t count = std::min(kColumns, hidden - start);
+      Buffer buffer;
+      const float* weight = factors<T>(problem.weight, start, buffer, count);
       for (int64_t i = 0; i < tile; ++i) {
-        const float rstd = rstds[i];
-        const Reader<T, kSet> values(x[i] + start, buffer, count);
-        if (problem.normed_type != problem.type) {  // float32, from a rounded quotient
-          Storage quotients[kBlock];
-          write<T, kSet>(quotients, count, [&](int64_t j) { return values[j] * rstd; });
-          const Reader<T, kSet> results(quotients, buffer, count);
-          write<Float32, kSet>(static_cast<float*>(problem.normed) + (first + i) * hidden + start, count,
-                               [&](int64_t j) { return results[j] * weight[j]; });
-          continue;
-        }
-        Storage* to = destination<T>(problem.normed, problem.x, first + i, hidden) + start;
-        if (weight == nullptr || rounded) {
-          write<T, kSet>(to, count, [&](int64_t j) { return values[j] * rstd; });
-        } else {
-          write<T, kSet>(to, count, [&](int64_t j) { return values[j] * rstd * weight[j]; });
-        }
-        if (weight != nullptr && rounded) {
-          const Reader<T, kSet> results(to, buffer, count);
-          write<T, kSet>(to, count, [&](int64_t j) { return results[j] * weight[j]; });
-        }
+        const int64_t next = first + kTile + i;
+        if (next < end) prefetch<T>(at<T>(problem.x, next) + start, count);
+        if (next < end && problem.residual.data != nullptr) prefetch<T>(at<T>(problem.residual, next) + start, count);
+        for_parts<T>(count, [&](int64_t part, int64_t length) ALWAYS_INLINE {
+          const auto* from = x[i] + start + part;
+          const float* of_part = weight == nullptr ? nullptr : weight + part;
+          if (problem.normed_type != problem.type) {
+            auto* to = static_cast<float*>(problem.normed) + (first + i) * hidden + start + part;
+            write_wide<T>(from, rstds[i], of_part, length, to);
+          } else {
+            auto* to = destination<T>(problem.normed, problem.x, first + i, hidden) + start + part;
+            write_normed<T>(from, rstds[i], rounded, of_part, length, to);
+          }
+        });
       }
     }
   }
@@ -187,7 +223,7 @@ struct BackwardTile {
 };
 
 // Reads a tile's rows and computes their rstd and projection.
-template <class T, Instructions kSet>
+template <class T>
 INLINE void reduce_tile(const Backward& problem, BackwardTile<T>& tile) {
   const int64_t hidden = problem.hidden;
   double squares[kTile] = {}, products[kTile] = {};
@@ -196,11 +232,11 @@ INLINE void reduce_tile(const Backward& problem, BackwardTile<T>& tile) {
     tile.grad[i] = at<T>(problem.grad, tile.first + i);
   }
   Buffer weight_buffer, x_buffer, grad_buffer;
-  for (int64_t start = 0; start < hidden; start += kBlock) {
-    const int64_t count = std::min(kBlock, hidden - start);
-    const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
+  for (int64_t start = 0; start < hidden; start += kColumns) {
+    const int64_t count = std::min(kColumns, hidden - start);
+    const float* weight = factors<T>(problem.weight, start, weight_buffer, count);
     for (int64_t i = 0; i < tile.rows; ++i) {
-      const Reader<T, kSet> x(tile.x[i] + start, x_buffer, count), grad(tile.grad[i] + start, grad_buffer, count);
+      const Reader<T> x(tile.x[i] + start, x_buffer, count), grad(tile.grad[i] + start, grad_buffer, count);
       squares[i] += sum_of(count, [&](int64_t j) { return x[j] * x[j]; });
       products[i] += weight == nullptr ? sum_of(count, [&](int64_t j) { return x[j] * grad[j]; })
                                        : sum_of(count, [&](int64_t j) { return x[j] * (grad[j] * weight[j]); });
@@ -231,7 +267,7 @@ INLINE void add_weight_terms(int64_t i, int64_t rows, int64_t count, float* tile
 }
 
 // Computes the rows [begin, end) of grad_x, and adds their terms of the weight's gradient to `partial`.
-template <class T, Instructions kSet>
+template <class T>
 INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const int64_t hidden = problem.hidden;
@@ -239,14 +275,14 @@ INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, 
     BackwardTile<T> tile;
     tile.first = first;
     tile.rows = std::min(kTile, end - first);
-    reduce_tile<T, kSet>(problem, tile);
+    reduce_tile<T>(problem, tile);
     Buffer weight_buffer, x_buffer, grad_buffer, grad_sum_buffer, tile_sums;
-    for (int64_t start = 0; start < hidden; start += kBlock) {
-      const int64_t count = std::min(kBlock, hidden - start);
-      const float* weight = factors<T, kSet>(problem.weight, start, weight_buffer, count);
+    for (int64_t start = 0; start < hidden; start += kColumns) {
+      const int64_t count = std::min(kColumns, hidden - start);
+      const float* weight = factors<T>(problem.weight, start, weight_buffer, count);
       for (int64_t i = 0; i < tile.rows; ++i) {
         const float rstd = tile.rstd[i], projection = tile.projection[i];
-        const Reader<T, kSet> x(tile.x[i] + start, x_buffer, count), grad(tile.grad[i] + start, grad_buffer, count);
+        const Reader<T> x(tile.x[i] + start, x_buffer, count), grad(tile.grad[i] + start, grad_buffer, count);
         // This runs before grad_x is written: a load waits for an earlier store to the same offset of another page.
         if (partial != nullptr) {
           add_weight_terms(i, tile.rows, count, tile_sums, partial + start,
@@ -257,10 +293,10 @@ INLINE void backward_rows(const Backward& problem, float* __restrict__ partial, 
           return rstd * ((weight == nullptr ? grad[j] : grad[j] * weight[j]) - x[j] * projection);
         };
         if (problem.grad_sum.data == nullptr) {
-          write<T, kSet>(to, count, result);
+          write<T>(to, count, result);
         } else {
-          const Reader<T, kSet> sums(at<T>(problem.grad_sum, first + i) + start, grad_sum_buffer, count);
-          write<T, kSet>(to, count, [&](int64_t j) { return result(j) + sums[j]; });
+          const Reader<T> sums(at<T>(problem.grad_sum, first + i) + start, grad_sum_buffer, count);
+          write<T>(to, count, [&](int64_t j) { return result(j) + sums[j]; });
         }
       }
     }
@@ -284,35 +320,36 @@ void reduce_columns(const Backward& problem, int64_t begin, int64_t end) {
   for (int64_t i = begin; i < end; ++i) out[i] = W::encode(sums[i]);
 }
 
-template <class T, Instructions kSet>
+template <class T>
 INLINE void run_rows(int64_t begin, int64_t end, const Forward& problem) {
-  forward_rows<T, kSet>(problem, begin, end);
+  forward_rows<T>(problem, begin, end);
 }
 
-template <class T, Instructions kSet>
+template <class T>
 INLINE void run_rows(int64_t begin, int64_t end, const Backward& problem, float* partial) {
-  backward_rows<T, kSet>(problem, partial, begin, end);
+  backward_rows<T>(problem, partial, begin, end);
 }
 
 #if defined(__x86_64__)
 template <class T, class... Arguments>
-__attribute__((target("avx2,fma"))) void run_avx2(int64_t begin, int64_t end, const Arguments&... arguments) {
-  run_rows<T, Instructions::avx2>(begin, end, arguments...);
+__attribute__((target("avx2,fma,f16c"))) void run_avx2(int64_t begin, int64_t end, const Arguments&... arguments) {
+  run_rows<T>(begin, end, arguments...);
 }
 template <class T, class... Arguments>
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
     int64_t begin, int64_t end, const Arguments&... arguments) {
-  run_rows<T, Instructions::avx512>(begin, end, arguments...);
+  run_rows<T>(begin, end, arguments...);
 }
 #endif
 
 template <class T, class... Arguments>
 void run_with_type(int64_t begin, int64_t end, const Arguments&... arguments) {
 #if defined(__x86_64__)
-  if (has_avx512()) return run_avx512<T>(begin, end, arguments...);
-  if (has_avx2()) return run_avx2<T>(begin, end, arguments...);
+  constexpr bool kFloat16 = std::is_same_v<T, Float16>;
+  if (has_avx512()) return run_avx512<std::conditional_t<kFloat16, Float16x16, T>>(begin, end, arguments...);
+  if (has_avx2()) return run_avx2<std::conditional_t<kFloat16, Float16x8, T>>(begin, end, arguments...);
 #endif
-  run_rows<T, Instructions::base>(begin, end, arguments...);
+  run_rows<T>(begin, end, arguments...);
 }
 
 // Computes the rows [begin, end).
