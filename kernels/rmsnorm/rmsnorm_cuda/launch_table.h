@@ -11,8 +11,8 @@
 // Reads:    nothing.
 // Must not: include anything of Torch or CUDA.
 //
-// All rows were tuned on an H100 SXM (capability 9.0, 132 SMs, 50 MB of L2 cache). Results are right on all GPUs; the
-// speed was measured on that one only.
+// All rows were tuned on an H100 SXM (capability 9.0, 132 SMs, 50 MB of L2 cache). Results are right on all GPUs;
+// the speed was measured on that one only, except where a row says otherwise.
 #pragma once
 
 #include <cstddef>
