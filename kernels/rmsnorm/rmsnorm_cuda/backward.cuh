@@ -140,6 +140,39 @@ struct EndElement {
   float factor[1] = {}, weight_sum[1] = {};
 };
 
+// Writes the column sums of a block's only group from registers, for aligned rows. With eight columns per thread,
+// neighbouring threads exchange halves first, so that each of a warp's stores covers whole 32-byte sectors.
+template <typename T, int kWidth, int kVectors>
+__device__ __forceinline__ void write_partial_of_group(const BackwardArguments& arguments, int first_column, int step,
+                                                       const float (&weight_sums)[kVectors][kWidth]) {
+  const int hidden = arguments.hidden;
+  float* const partial = arguments.partial + static_cast<int64_t>(blockIdx.x) * hidden;
+#pragma unroll
+  for (int i = 0; i < kVectors; ++i) {
+    const int column = first_column + i * step;
+    if (arguments.grad_weight != nullptr) {
+      if (column < hidden) store(static_cast<T*>(arguments.grad_weight) + column, encode_all<T>(weight_sums[i]));
+    } else if constexpr (kWidth <= 4) {
+      if (column < hidden) store_floats(partial + column, weight_sums[i]);
+    } else {
+      constexpr int kHalf = kWidth / 2;
+      const bool odd = threadIdx.x % 2 != 0;
+      float lower[kHalf], upper[kHalf];  // halves of the even and of the odd thread's columns
+#pragma unroll
+      for (int j = 0; j < kHalf; ++j) {
+        const float first = weight_sums[i][j], second = weight_sums[i][j + kHalf];
+        const float received = __shfl_xor_sync(kAllLanes, odd ? first : second, 1);
+        lower[j] = odd ? received : first;
+        upper[j] = odd ? second : received;
+      }
+      const int even_column = odd ? column - kWidth : column;
+      float* const to = partial + even_column + (odd ? kHalf : 0);
+      if (even_column < hidden) store_floats(to, lower);
+      if (even_column + kWidth < hidden) store_floats(to + kWidth, upper);
+    }
+  }
+}
+
 // Adds up the column sums of a block's groups, in the order of the groups, and writes the totals. Shared memory holds a
 // row of sums for each group, with the misalignment of the rows in memory. Eight groups are added at a time, so that no
 // float32 sum has many terms.

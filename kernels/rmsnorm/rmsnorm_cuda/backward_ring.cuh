@@ -308,6 +308,10 @@ __global__ void __launch_bounds__(Config::kThreads)
     ring.advance();
   }
   if (arguments.partial == nullptr) return;
+  if (kFast && groups == 1) {
+    write_partial_of_group<T>(arguments, slice.first_column, slice.column_step, weight_sums);
+    return;
+  }
   cp_async_wait<0>();
   write_partial<T, !kFast>(arguments, reinterpret_cast<float*>(memory), index, slice.first_column, slice.column_step,
                            slice.end, weight_sums, slice.misalignment, element);

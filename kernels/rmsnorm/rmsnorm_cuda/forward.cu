@@ -101,8 +101,9 @@ void launch(ForwardArguments& arguments, const Forward& problem, const DevicePro
   const ForwardLaunch& launch = kForwardLaunches[row];
   const int64_t bytes = problem.rows * problem.hidden * kBytes * (kAdd ? 4 : 2);
   arguments.exceeds_l2 = bytes > launch.l2_multiple * static_cast<int64_t>(device.l2_bytes);
-  if (arguments.exceeds_l2) {
-    const int64_t row_bytes = problem.hidden * kBytes * (kAdd ? 2 : 1);  // that are read
+  // With a residual, prefetching ahead costs 1 to 3 % on an H100 and gains at most 1 % on an H200.
+  if (arguments.exceeds_l2 && !kAdd) {
+    const int64_t row_bytes = problem.hidden * kBytes;
     arguments.prefetch_distance = device.sms * std::max<int64_t>(launch.prefetch_bytes_per_sm / row_bytes, 1);
   }
   const Grid grid = grid_of(launch, width, arguments);

@@ -48,7 +48,8 @@ struct ForwardLaunch {
   int held;            // vectors per thread that the kernel has registers for, at least `vectors`
   // Cache policy. A call that moves more bytes than l2_multiple times the L2 cache uses normal stores, and all blocks
   // prefetch. Other calls store evict-first, so that their inputs stay L2-resident, and blocks from prefetch_blocks on
-  // do not prefetch. In the first case a block prefetches this many bytes per SM ahead of what it reads.
+  // do not prefetch. In the first case, without a residual, a block prefetches this many bytes per SM ahead of what it
+  // reads; with a residual, and in the second case, it prefetches what it reads itself.
   int l2_multiple;
   int64_t prefetch_bytes_per_sm;
   unsigned prefetch_blocks;
@@ -74,7 +75,8 @@ constexpr ForwardLaunch kForwardLaunches[] = {
     // vectors are 1 to 3 % faster with two vectors per thread than with four on an H100, and 5 to 7 % on an H200.
     {0, 0, ForwardLayout::fast,              1,        64, ForwardKernel::aligned,   false,   128,     4,       2,       2,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
     {0, 0, ForwardLayout::fast,             65,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
-    {0, 0, ForwardLayout::aligned,           1,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::aligned,           1,        64, ForwardKernel::aligned,   false,   128,     4,       2,       2,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
+    {0, 0, ForwardLayout::aligned,          65,       128, ForwardKernel::aligned,   false,   128,     4,       4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
     // A block per row: two vectors per thread while 512 threads can hold a row, else four.
     {0, 0, ForwardLayout::fast,            129,      1024, ForwardKernel::aligned,   true,    512,     32,      2,       2,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
     {0, 0, ForwardLayout::fast,           1025,      4096, ForwardKernel::aligned,   true,    1024,    32,      4,       4,    2,  kPrefetchBytes,          kPrefetchBlocks, kEarlyTriggerBlocks},
