@@ -9,7 +9,7 @@ from pygit2.enums import FileMode
 
 from kernel_builder.server import names
 from kernel_builder.server.git_configuration import GitConfiguration
-from kernel_builder.server.git_objects import FileChange, PullRequest, persistently, write_commit
+from kernel_builder.server.git_objects import FileChange, PullRequest, peeled, persistently, write_commit
 from kernel_builder.server.git_refs import GitRefs
 from kernel_builder.server.refusals import Refusal, bad_request, conflict, moved_meanwhile, no_entry, no_revision
 
@@ -74,7 +74,7 @@ class GitCommits:
             if parent is not None and not base.startswith(parent):
                 raise moved_meanwhile(revision, base, parent)
             tree = self._changed_tree(base, changes)
-            if tree == str(self._git[base].peel(pygit2.Tree).id) and not pull_request:
+            if tree == str(peeled(self._git, base, pygit2.Tree).id) and not pull_request:
                 return base, full  # nothing changes: the same upload was sent again
             message = f"{title}\n\n{description}".strip() + "\n"
             oid = write_commit(self._git, [base], tree, message, author)
@@ -130,7 +130,7 @@ class GitCommits:
     def _changed_tree(self, base: str, changes: Sequence[FileChange]) -> str:
         """Apply changes to the tree of a commit, and return the id of the new tree."""
         index = pygit2.Index()
-        index.read_tree(self._git[base].peel(pygit2.Tree))
+        index.read_tree(peeled(self._git, base, pygit2.Tree))
         files = {str(entry.path) for entry in index}
         for change in changes:
             path = names.path(change.path.rstrip("/"))

@@ -9,7 +9,7 @@ from itertools import islice
 import pygit2
 from pygit2.enums import SortMode
 
-from kernel_builder.server.git_objects import CommitInfo, commit_info
+from kernel_builder.server.git_objects import CommitInfo, commit_info, peeled, persistently
 
 # What `last_changes` does at most, in lookups of a folder in a commit: some 50 ms. A commit costs as much as ten.
 _MOST_WORK = 50_000
@@ -24,19 +24,23 @@ class GitHistory:
 
     def commits(self, commit: str, *, skip: int = 0, count: int = 50) -> list[CommitInfo]:
         """List the commits up to a revision, newest first."""
-        walk = self._git.walk(commit, SortMode.TOPOLOGICAL)
-        return [commit_info(item) for item in islice(walk, skip, skip + count)]
+
+        def read() -> list[CommitInfo]:
+            walk = self._git.walk(commit, SortMode.TOPOLOGICAL)
+            return [commit_info(item) for item in islice(walk, skip, skip + count)]
+
+        return persistently(read)
 
     def last_modified(self, commit: str) -> int:
         """Return when a revision was committed, in seconds since 1970."""
-        return self._git[commit].peel(pygit2.Commit).commit_time
+        return peeled(self._git, commit, pygit2.Commit).commit_time
 
     def last_changes(self, commit: str, paths: Sequence[str]) -> dict[str, CommitInfo]:
         """Return, for each of the paths, the commit that last changed it. The revision has all of the paths.
 
         Paths whose last change is far back in a long history are left out: finding it would take too long.
         """
-        root = self._git[commit].peel(pygit2.Tree)
+        root = peeled(self._git, commit, pygit2.Tree)
         pending: dict[str, dict[str, pygit2.Oid]] = {}  # of each folder, what its entries are in this revision
         for path in paths:
             pending.setdefault(posixpath.dirname(path), {})[posixpath.basename(path)] = root[path].id
@@ -69,11 +73,11 @@ class GitHistory:
             commit: The commit.
             since: A branch's commit: list all changes since `commit` and this one diverged. None: since the parent.
         """
-        found = self._git[commit].peel(pygit2.Commit)
+        found = peeled(self._git, commit, pygit2.Commit)
         start: str | pygit2.Oid | None = found.parents[0].id if found.parents else None
         if since is not None:
             start = self._git.merge_base(since, commit)
-        before = None if start is None else self._git[start].peel(pygit2.Tree)
+        before = None if start is None else peeled(self._git, start, pygit2.Tree)
         diff = found.tree.diff_to_tree(swap=True) if before is None else before.diff_to_tree(found.tree)
         return [(delta.status_char(), delta.new_file.path or delta.old_file.path) for delta in diff.deltas]
 

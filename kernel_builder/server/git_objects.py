@@ -12,6 +12,7 @@ import pygit2
 from pygit2.enums import ObjectType
 
 Result = TypeVar("Result")
+Object = TypeVar("Object", pygit2.Commit, pygit2.Tree, pygit2.Blob)
 
 _ATTEMPTS = 5
 
@@ -124,6 +125,11 @@ def write_commit(git: pygit2.Repository, parents: list[str], tree: str | pygit2.
     content = str(git.create_commit_string(who, who, message, tree, [*parents])).encode()
     # `git.create_commit` of libgit2 1.9 returns an id also when it could not write, as on a full disk.
     return str(persistently(lambda: git.odb.write(ObjectType.COMMIT, content)))
+
+
+def peeled(git: pygit2.Repository, oid: str | pygit2.Oid, kind: type[Object]) -> Object:
+    """Return the commit, tree or blob that an object is or leads to."""
+    return persistently(lambda: git[oid].peel(kind))
 
 
 def persistently(access: Callable[[], Result]) -> Result:

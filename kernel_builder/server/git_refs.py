@@ -51,12 +51,16 @@ class GitRefs:
         """Return the commit that a ref points to, or None if there is no such ref."""
         if not pygit2.reference_is_valid_name(full):
             return None
-        found = self._git.references.get(full)
-        return None if found is None else str(found.peel(pygit2.Commit).id)
+
+        def read() -> str | None:
+            found = self._git.references.get(full)
+            return None if found is None else str(found.peel(pygit2.Commit).id)
+
+        return persistently(read)
 
     def has_commit(self, oid: str) -> bool:
         """Return whether the repository has a commit, reached by a ref or not."""
-        return isinstance(self._git.get(oid), pygit2.Commit)
+        return isinstance(persistently(lambda: self._git.get(oid)), pygit2.Commit)
 
     @contextmanager
     def locked(self, stored: int = 0) -> Iterator[None]:
@@ -77,7 +81,7 @@ class GitRefs:
             raise no_revision(self._repo_id, f"{revision[:40]}…")
         if re.fullmatch(r"[0-9a-f]{7,40}", revision):
             try:
-                found = self._git.get(revision)
+                found = persistently(lambda: self._git.get(revision))
             except ValueError:  # an ambiguous prefix
                 found = None
             if isinstance(found, pygit2.Commit):

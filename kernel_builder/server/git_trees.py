@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 import pygit2
 
 from kernel_builder.server import names
-from kernel_builder.server.git_objects import TreeEntry, tree_entry
+from kernel_builder.server.git_objects import TreeEntry, peeled, persistently, tree_entry
 from kernel_builder.server.refusals import Refusal, no_entry
 
 
@@ -22,7 +22,7 @@ class GitTrees:
 
     def entries(self, commit: str, folder: str = "", *, recursive: bool = False) -> Sequence[TreeEntry]:
         """List a folder of a revision."""
-        tree = self._git[commit].peel(pygit2.Tree)
+        tree = peeled(self._git, commit, pygit2.Tree)
         if folder:
             names.path(folder)
             try:
@@ -42,8 +42,9 @@ class GitTrees:
             Refusal: If the revision has no such path.
         """
         names.path(path)
+        tree = peeled(self._git, commit, pygit2.Tree)
         try:
-            found = self._git[commit].peel(pygit2.Tree)[path]
+            found = tree[path]
         except KeyError:
             raise no_entry(path, commit) from None
         return tree_entry(path, found, self._git.odb)
@@ -57,7 +58,7 @@ class GitTrees:
 
     def read(self, entry: TreeEntry) -> bytes:
         """Return the content of a file's blob; for a large file that is its pointer."""
-        return self._git[entry.oid].read_raw()
+        return peeled(self._git, entry.oid, pygit2.Blob).data
 
 
 @lru_cache(maxsize=128)
@@ -65,15 +66,11 @@ def _entries(path: str, tree: str, recursive: bool) -> tuple[TreeEntry, ...]:
     """List a tree. The result never becomes stale, since a tree's id is a hash of its content."""
     git = pygit2.Repository(path, pygit2.enums.RepositoryOpenFlag.BARE)
     database = git.odb
-    found: list[TreeEntry] = []
 
-    def visit(folder: pygit2.Tree, prefix: str) -> None:
+    def entries(folder: pygit2.Tree, prefix: str) -> Iterator[TreeEntry]:
         for item in folder:
-            found.append(tree_entry(f"{prefix}{item.name}", item, database))
+            yield tree_entry(f"{prefix}{item.name}", item, database)
             if recursive and isinstance(item, pygit2.Tree):
-                visit(item, f"{prefix}{item.name}/")
+                yield from entries(item, f"{prefix}{item.name}/")
 
-    top = git[tree]
-    assert isinstance(top, pygit2.Tree)
-    visit(top, "")
-    return tuple(found)
+    return persistently(lambda: tuple(entries(git[tree].peel(pygit2.Tree), "")))
