@@ -22,6 +22,7 @@ from kernel_builder.files import write_atomically
 ROOT = Path(__file__).resolve().parent.parent.parent
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 CAPABILITIES = '["9.0", "12.0+PTX"]'
+UNOPTIMIZED = ("adaln", "geglu", "rope3d")
 CONFIG = """
 experimental-features = nix-command flakes
 sandbox = true
@@ -126,7 +127,8 @@ def flake(nix: Nix) -> Path:
     """Commit a copy of the working tree, and pin it to the stand-in for nixpkgs.
 
     `make quickstart` compiles rmsnorm for all its capabilities, so the copy has only two of them, and leaves out CUDA
-    12, for which tests compile `stable-scale`.
+    12, for which tests compile `stable-scale`. `make packages` optimizes the other kernels' code for the CPU, so the
+    copy does not.
     """
     copy, made = nix.root / "repository", nix.root / "made"
     with FileLock(nix.root / "lock"):
@@ -157,6 +159,11 @@ def _make_flake(nix: Nix, copy: Path) -> None:
         if name and (ROOT / name).exists():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, copy / name, follow_symlinks=False)
+    for kernel in UNOPTIMIZED:
+        declaration = copy / "kernels" / kernel / "build.toml"
+        text, changes = re.subn(r"^cxx-flags = \[", 'cxx-flags = ["-O0", ', declaration.read_text(), flags=re.MULTILINE)
+        assert changes == 1
+        declaration.write_text(text)
     rmsnorm = copy / "kernels/rmsnorm/build.toml"
     text, changes = re.subn(r"cuda-capabilities = .*", f"cuda-capabilities = {CAPABILITIES}", rmsnorm.read_text())
     assert changes == 1
