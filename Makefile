@@ -16,6 +16,8 @@ KERNELS = $(patsubst %/build.toml,%,$(wildcard kernels/*/build.toml))
 
 # Python keeps the bytecode of what it imports: pip would compile every file of every package, which takes a minute.
 export PYTHONDONTWRITEBYTECODE =
+# Bytecode without columns loads faster: the tests import Torch some 500 times.
+export PYTHONNODEBUGRANGES = 1
 
 .PHONY: quickstart test packages arm64-python gpu-test device-code lint docs clean
 
@@ -31,6 +33,8 @@ quickstart: .venv/ready
 # Threads of Torch that wait for work sleep: several tests at a time share the processors, where spinning multiplies
 # the time of small operations.
 test: export OMP_WAIT_POLICY = passive
+# Else NumPy starts threads when it is imported, which takes .1 s of processor time, and Torch imports NumPy.
+test: export OPENBLAS_NUM_THREADS = 1
 test: .venv/ready
 	$(MAKE) --jobs=3 --output-sync=target lint docs packages arm64-python
 	.venv/bin/python -m pytest -p tests.skips tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)

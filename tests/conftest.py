@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,16 @@ PROJECTS = ROOT / "tests" / "projects"
 
 CPU = "torch-stable-abi210-cpu-x86_64-linux"
 CUDA = "torch-stable-abi210-cu130-x86_64-linux"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect thousands of tests without looking for garbage, which would take half of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.fixture
