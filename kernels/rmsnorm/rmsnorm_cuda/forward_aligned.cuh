@@ -58,10 +58,10 @@ __device__ __forceinline__ void store_row(const Arguments& arguments, int64_t of
   }
 }
 
-// Blocks that an SM must hold, 0 for any number. In short rows clang's code takes 69 registers if it may, which leaves an
-// SM seven blocks of 128 threads; with a block per row it would save registers and load the weight late. nvcc's code
-// needs no bound: with one, rows of 65 to 128 vectors spill registers, and a block per row takes 42 instead of 38, which
-// leaves an SM two blocks of 448 threads instead of three.
+// Blocks that an SM must hold, 0 for any number. In short rows clang's code takes 69 registers if it may, which leaves
+// an SM seven blocks of 128 threads; with a block per row it would save registers and load the weight late. nvcc's code
+// needs no bound: with one, rows of 65 to 128 vectors spill registers, and a block per row takes 42 instead of 38,
+// which leaves an SM two blocks of 448 threads instead of three.
 #if defined(__clang__)
 template <typename Config, bool kAdd>
 constexpr int kMinBlocks = kAdd ? 0 : 1024 / Config::kThreads;
