@@ -174,7 +174,7 @@ INLINE const typename T::Storage* at(const Rows& rows, int64_t row) {
 
 #if defined(__x86_64__)
 
-// Returns whether this CPU runs code for `target("avx2,fma")`, `float16_to_floats` and `floats_to_float16`.
+// Returns whether this CPU runs code for `target("avx2,fma,f16c")`.
 inline bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
@@ -183,27 +183,6 @@ inline bool has_avx2() {
 inline bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-}
-
-// Float16's conversions by the F16C instructions, which compilers do not emit for such a loop: three times as fast.
-// noinline, because `target` applies per function.
-__attribute__((target("avx2,f16c"), noinline)) inline void float16_to_floats(const uint16_t* from, float* to,
-                                                                             int64_t count) {
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
-  }
-  for (; i < count; ++i) to[i] = _cvtsh_ss(from[i]);
-}
-
-__attribute__((target("avx2,f16c"), noinline)) inline void floats_to_float16(const float* from, uint16_t* to,
-                                                                             int64_t count) {
-  int64_t i = 0;
-  for (; i + 8 <= count; i += 8) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i),
-                     _mm256_cvtps_ph(_mm256_loadu_ps(from + i), _MM_FROUND_TO_NEAREST_INT));
-  }
-  for (; i < count; ++i) to[i] = _cvtss_sh(from[i], _MM_FROUND_TO_NEAREST_INT);
 }
 
 #else

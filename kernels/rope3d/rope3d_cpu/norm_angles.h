@@ -35,7 +35,7 @@ INLINE const float* load_entries(const void* table, int64_t first, int64_t strid
   } else if constexpr (std::is_same_v<E, Float32>) {
     return entries;
   } else {
-    decode_all<E, kSet>(entries, buffer.values, (count - 1) * stride + 1);
+    decode_all<Converted<E, kSet>>(entries, (count - 1) * stride + 1, buffer.values);
   }
   return buffer.values;
 }

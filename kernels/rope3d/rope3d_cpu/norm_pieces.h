@@ -53,28 +53,15 @@ INLINE Piece piece_at(const Rotation& rotation, int64_t begin, int64_t end) {
   return {head, 1, 1, 2 * pairs, {element, 0}, pair, pairs};
 }
 
+// T, or float16 with the instruction set's conversions.
+#if defined(__x86_64__)
 template <class T, Instructions kSet>
-constexpr bool kConverts = std::is_same_v<T, Float16> && kSet != Instructions::base;  // by functions of kit/cpu.h
-
+using Converted = std::conditional_t<!std::is_same_v<T, Float16> || kSet == Instructions::base, T,
+                                     std::conditional_t<kSet == Instructions::avx512, Float16x16, Float16x8>>;
+#else
 template <class T, Instructions kSet>
-INLINE void decode_all(const typename T::Storage* from, float* to, int64_t count) {
-  if constexpr (kConverts<T, kSet>) {
-    float16_to_floats(from, to, count);
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) to[i] = T::decode(from[i]);
-  }
-}
-
-template <class T, Instructions kSet>
-INLINE void encode_all(const float* from, typename T::Storage* to, int64_t count) {
-  if constexpr (kConverts<T, kSet>) {
-    floats_to_float16(from, to, count);
-  } else {
-#pragma omp simd
-    for (int64_t i = 0; i < count; ++i) to[i] = T::encode(from[i]);
-  }
-}
+using Converted = T;
+#endif
 
 // Returns a * b + c, rounded once if the instruction set can.
 template <Instructions kSet>
@@ -125,13 +112,13 @@ INLINE const float* load(const typename T::Storage* heads, int64_t stride, const
   heads += piece.head * stride;
   if (adjacent(piece, stride)) {
     if constexpr (std::is_same_v<T, Float32>) return heads + piece.starts[0];
-    decode_all<T, kSet>(heads + piece.starts[0], buffer.values, piece.elements());
+    decode_all<Converted<T, kSet>>(heads + piece.starts[0], piece.elements(), buffer.values);
     return buffer.values;
   }
   float* to = buffer.values;
   for (int64_t head = 0; head < piece.heads; ++head, heads += stride) {
     for (int64_t run = 0; run < piece.runs; ++run, to += piece.length) {
-      decode_all<T, kSet>(heads + piece.starts[run], to, piece.length);
+      decode_all<Converted<T, kSet>>(heads + piece.starts[run], piece.length, to);
     }
   }
   return buffer.values;
@@ -146,12 +133,13 @@ INLINE void store(typename T::Storage* heads, int64_t stride, const Piece& piece
   if constexpr (std::is_same_v<T, Float32>) to = is_adjacent ? heads + piece.starts[0] : to;
   write(to);
   if (is_adjacent) {
-    if constexpr (!std::is_same_v<T, Float32>) encode_all<T, kSet>(to, heads + piece.starts[0], piece.elements());
+    if constexpr (!std::is_same_v<T, Float32>)
+      encode_all<Converted<T, kSet>>(to, piece.elements(), heads + piece.starts[0]);
     return;
   }
   for (int64_t head = 0; head < piece.heads; ++head, heads += stride) {
     for (int64_t run = 0; run < piece.runs; ++run, to += piece.length) {
-      encode_all<T, kSet>(to, heads + piece.starts[run], piece.length);
+      encode_all<Converted<T, kSet>>(to, piece.length, heads + piece.starts[run]);
     }
   }
 }

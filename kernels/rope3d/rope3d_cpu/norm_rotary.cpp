@@ -338,7 +338,7 @@ INLINE void run_set(const NormRotation& problem, int64_t begin, int64_t end) {
 
 #if defined(__x86_64__)
 template <class T, bool kBackward>
-__attribute__((target("avx2,fma"))) void run_avx2(const NormRotation& problem, int64_t begin, int64_t end) {
+__attribute__((target("avx2,fma,f16c"))) void run_avx2(const NormRotation& problem, int64_t begin, int64_t end) {
   run_set<T, Instructions::avx2, kBackward>(problem, begin, end);
 }
 template <class T, bool kBackward>

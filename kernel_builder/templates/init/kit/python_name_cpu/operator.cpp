@@ -16,74 +16,65 @@
 namespace op {
 namespace {
 
+// Elements of 16 bits are converted in blocks, outside of the loop that computes. The floats of a block stay in the
+// cache.
+constexpr int64_t kBlock = 512;
+
+template <bool kBackward>
+INLINE void compute(const float* x, const float* grad, int64_t count, float* __restrict__ out) {
+#pragma omp simd
+  for (int64_t i = 0; i < count; ++i) {
+    if constexpr (kBackward) {
+      out[i] = grad[i] * derivative(x[i]);
+    } else {
+      out[i] = value(x[i]);
+    }
+  }
+}
+
 template <class T, bool kBackward>
 INLINE void run_range(const Problem& problem, int64_t begin, int64_t end) {
   using Storage = typename T::Storage;
   const auto* x = static_cast<const Storage*>(problem.x);
   const auto* grad = static_cast<const Storage*>(problem.grad);
-  auto* __restrict__ out = static_cast<Storage*>(problem.out);
-#pragma omp simd
-  for (int64_t i = begin; i < end; ++i) {
-    if constexpr (kBackward) {
-      out[i] = T::encode(T::decode(grad[i]) * derivative(T::decode(x[i])));
-    } else {
-      out[i] = T::encode(value(T::decode(x[i])));
+  auto* out = static_cast<Storage*>(problem.out);
+  if constexpr (std::is_same_v<T, kit::Float32>) {
+    compute<kBackward>(x + begin, kBackward ? grad + begin : nullptr, end - begin, out + begin);
+  } else {
+    float xs[kBlock], grads[kBlock], results[kBlock];
+    for (; begin < end; begin += kBlock) {
+      const int64_t count = std::min(kBlock, end - begin);
+      kit::decode_all<T>(x + begin, count, xs);
+      if constexpr (kBackward) kit::decode_all<T>(grad + begin, count, grads);
+      compute<kBackward>(xs, grads, count, results);
+      kit::encode_all<T>(results, count, out + begin);
     }
   }
 }
 
 #if defined(__x86_64__)
-// 16-bit elements are converted outside of the loop, in blocks that stay in the cache. Compilers do not emit the CPU's
-// conversions of float16 for a loop, and the portable ones take longer than all else; bfloat16's forward pass takes a
-// tenth less.
-constexpr int64_t kBlock = 512;
-
-template <class T>
-INLINE void to_floats(const uint16_t* from, float* __restrict__ to, int64_t count) {
-  if constexpr (std::is_same_v<T, kit::Float16>) return kit::float16_to_floats(from, to, count);
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) to[i] = T::decode(from[i]);
-}
-
-template <class T>
-INLINE void from_floats(const float* from, uint16_t* __restrict__ to, int64_t count) {
-  if constexpr (std::is_same_v<T, kit::Float16>) return kit::floats_to_float16(from, to, count);
-#pragma omp simd
-  for (int64_t i = 0; i < count; ++i) to[i] = T::encode(from[i]);
-}
-
 template <class T, bool kBackward>
-INLINE void run_blocks(const Problem& problem, int64_t begin, int64_t end) {
-  if constexpr (std::is_same_v<T, kit::Float32>) {
-    run_range<T, kBackward>(problem, begin, end);
-  } else {
-    float x[kBlock], grad[kBlock], out[kBlock];
-    for (; begin < end; begin += kBlock) {
-      const int64_t count = std::min(kBlock, end - begin);
-      to_floats<T>(static_cast<const uint16_t*>(problem.x) + begin, x, count);
-      if constexpr (kBackward) to_floats<T>(static_cast<const uint16_t*>(problem.grad) + begin, grad, count);
-      run_range<kit::Float32, kBackward>({kit::Type::float32, count, x, grad, out}, 0, count);
-      from_floats<T>(out, static_cast<uint16_t*>(problem.out) + begin, count);
-    }
-  }
-}
-
-template <class T, bool kBackward>
-__attribute__((target("avx2,fma"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
-  run_blocks<T, kBackward>(problem, begin, end);
+__attribute__((target("avx2,fma,f16c"))) void run_avx2(const Problem& problem, int64_t begin, int64_t end) {
+  run_range<T, kBackward>(problem, begin, end);
 }
 template <class T, bool kBackward>
 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512"))) void run_avx512(
     const Problem& problem, int64_t begin, int64_t end) {
-  run_blocks<T, kBackward>(problem, begin, end);
+  run_range<T, kBackward>(problem, begin, end);
 }
 #endif
 
 template <class T, bool kBackward>
 void run_here(const Problem& problem, int64_t begin, int64_t end) {
 #if defined(__x86_64__)
-  if (kit::has_avx512()) return run_avx512<T, kBackward>(problem, begin, end);
-  if (kit::has_avx2()) return run_avx2<T, kBackward>(problem, begin, end);
+  // float16 has conversions for each instruction set, which compilers do not emit for a loop.
+  constexpr bool kFloat16 = std::is_same_v<T, kit::Float16>;
+  if (kit::has_avx512()) {
+    return run_avx512<std::conditional_t<kFloat16, kit::Float16x16, T>, kBackward>(problem, begin, end);
+  }
+  if (kit::has_avx2()) {
+    return run_avx2<std::conditional_t<kFloat16, kit::Float16x8, T>, kBackward>(problem, begin, end);
+  }
 #endif
   run_range<T, kBackward>(problem, begin, end);
 }
