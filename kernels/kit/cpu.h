@@ -105,6 +105,12 @@ struct Float16x16 : Float16 {
                         _mm512_cvtps_ph(_mm512_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT));
   }
 };
+
+// The dtype in code for an instruction set: T, or float16 with conversions by its instructions.
+template <class T>
+using ForAvx2 = std::conditional_t<std::is_same_v<T, Float16>, Float16x8, T>;
+template <class T>
+using ForAvx512 = std::conditional_t<std::is_same_v<T, Float16>, Float16x16, T>;
 #endif
 
 // How many elements T converts at a time, by instructions; 1: one, in loops that vectorize.

@@ -14,7 +14,6 @@
 #include "adaln_cpu/adaln.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "adaln_cpu/backward_rows.h"
 #include "adaln_cpu/chunks.h"
@@ -52,9 +51,8 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=51
 template <class Work, class T, class Problem>
 void run_on_cpu(const Problem& problem, int64_t begin, int64_t end) {
 #if defined(__x86_64__)
-  constexpr bool kFloat16 = std::is_same_v<T, Float16>;
-  if (has_avx512()) return run_avx512<Work, std::conditional_t<kFloat16, Float16x16, T>>(problem, begin, end);
-  if (has_avx2()) return run_avx2<Work, std::conditional_t<kFloat16, Float16x8, T>>(problem, begin, end);
+  if (has_avx512()) return run_avx512<Work, ForAvx512<T>>(problem, begin, end);
+  if (has_avx2()) return run_avx2<Work, ForAvx2<T>>(problem, begin, end);
 #endif
   Work::template run<T>(problem, begin, end);
 }

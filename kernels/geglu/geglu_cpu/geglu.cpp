@@ -12,7 +12,6 @@
 #include "geglu_cpu/geglu.h"
 
 #include <algorithm>
-#include <type_traits>
 
 #include "geglu/activation.h"
 #include "kit/cpu.h"
@@ -104,9 +103,8 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=51
 template <class T, class G, class Problem>
 void run(const Problem& problem, int64_t begin, int64_t end) {
 #if defined(__x86_64__)
-  constexpr bool kFloat16 = std::is_same_v<T, Float16>;
-  if (has_avx512()) return run_avx512<std::conditional_t<kFloat16, Float16x16, T>, G>(problem, begin, end);
-  if (has_avx2()) return run_avx2<std::conditional_t<kFloat16, Float16x8, T>, G>(problem, begin, end);
+  if (has_avx512()) return run_avx512<ForAvx512<T>, G>(problem, begin, end);
+  if (has_avx2()) return run_avx2<ForAvx2<T>, G>(problem, begin, end);
 #endif
   run_range<T, G>(problem, begin, end);
 }

@@ -345,9 +345,8 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=51
 template <class T, class... Arguments>
 void run_with_type(int64_t begin, int64_t end, const Arguments&... arguments) {
 #if defined(__x86_64__)
-  constexpr bool kFloat16 = std::is_same_v<T, Float16>;
-  if (has_avx512()) return run_avx512<std::conditional_t<kFloat16, Float16x16, T>>(begin, end, arguments...);
-  if (has_avx2()) return run_avx2<std::conditional_t<kFloat16, Float16x8, T>>(begin, end, arguments...);
+  if (has_avx512()) return run_avx512<ForAvx512<T>>(begin, end, arguments...);
+  if (has_avx2()) return run_avx2<ForAvx2<T>>(begin, end, arguments...);
 #endif
   run_rows<T>(begin, end, arguments...);
 }

@@ -53,11 +53,11 @@ INLINE Piece piece_at(const Rotation& rotation, int64_t begin, int64_t end) {
   return {head, 1, 1, 2 * pairs, {element, 0}, pair, pairs};
 }
 
-// T, or float16 with the instruction set's conversions.
+// The dtype that is converted in code for an instruction set.
 #if defined(__x86_64__)
 template <class T, Instructions kSet>
-using Converted = std::conditional_t<!std::is_same_v<T, Float16> || kSet == Instructions::base, T,
-                                     std::conditional_t<kSet == Instructions::avx512, Float16x16, Float16x8>>;
+using Converted = std::conditional_t<kSet == Instructions::avx512, ForAvx512<T>,
+                                     std::conditional_t<kSet == Instructions::avx2, ForAvx2<T>, T>>;
 #else
 template <class T, Instructions kSet>
 using Converted = T;

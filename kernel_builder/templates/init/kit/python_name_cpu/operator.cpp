@@ -67,14 +67,8 @@ __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=51
 template <class T, bool kBackward>
 void run_here(const Problem& problem, int64_t begin, int64_t end) {
 #if defined(__x86_64__)
-  // float16 has conversions for each instruction set, which compilers do not emit for a loop.
-  constexpr bool kFloat16 = std::is_same_v<T, kit::Float16>;
-  if (kit::has_avx512()) {
-    return run_avx512<std::conditional_t<kFloat16, kit::Float16x16, T>, kBackward>(problem, begin, end);
-  }
-  if (kit::has_avx2()) {
-    return run_avx2<std::conditional_t<kFloat16, kit::Float16x8, T>, kBackward>(problem, begin, end);
-  }
+  if (kit::has_avx512()) return run_avx512<kit::ForAvx512<T>, kBackward>(problem, begin, end);
+  if (kit::has_avx2()) return run_avx2<kit::ForAvx2<T>, kBackward>(problem, begin, end);
 #endif
   run_range<T, kBackward>(problem, begin, end);
 }
