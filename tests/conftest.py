@@ -21,7 +21,7 @@ CUDA = "torch-stable-abi210-cu130-x86_64-linux"
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect thousands of tests without looking for garbage, which would take half of the time."""
+    """Collect thousands of tests without looking for garbage, which would take a third of the time."""
     gc.disable()
     try:
         return (yield)

@@ -7,15 +7,18 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
+import pygit2
 import pytest
 
-from kernel_builder.server.git_objects import FileChange
+from kernel_builder.server.git_objects import FileChange, TreeEntry
 from kernel_builder.server.git_repository import GitRepository
 
+BLOB = str(pygit2.hash(b"content"))
 READS: dict[str, Callable[[GitRepository, str], object]] = {
     "branch": lambda repository, _: repository.refs.resolve("main"),
     "files": lambda repository, tip: repository.trees.entries(tip, recursive=True),
     "entry": lambda repository, tip: repository.trees.entry(tip, "folder/file"),
+    "content": lambda repository, _: repository.trees.read(TreeEntry("folder/file", BLOB, is_folder=False)),
     "commits": lambda repository, tip: repository.history.commits(tip),
     "date": lambda repository, tip: repository.history.last_modified(tip),
     "changes": lambda repository, tip: repository.history.changed_files(tip),
