@@ -33,6 +33,7 @@ struct Grid {
   int group;       // threads per row; 0: the general kernel's whole block
   int groups;      // per block
   int64_t blocks;  // each loops over rows until none are left
+  int blocks_per_sm;
 };
 
 // Bytes of a thread's share of the ring buffer, at most.
@@ -63,7 +64,7 @@ Grid grid_of_groups(int row, int64_t rows, int64_t period, int group, int room, 
   const bool single_block = period == 1 && rows <= launch.single_block_rows && rows * group <= room;
   const int groups = ((single_block ? static_cast<int>(rows) : wanted) + whole - 1) / whole * whole;
   const int64_t blocks = std::min(most_blocks, (rows + groups - 1) / groups + period - 1);
-  return {row, group, groups, std::min(rows, std::max(period, blocks / period * period))};
+  return {row, group, groups, std::min(rows, std::max(period, blocks / period * period)), blocks_per_sm};
 }
 
 // For rows of `hidden` elements of `bytes` bytes, read in vectors of `width` elements, or one by one with a width of 1.
@@ -88,8 +89,8 @@ Grid grid_of(int64_t rows, int64_t hidden, int width, int bytes, const DevicePro
     row = find_launch(kBackwardLaunches, device.capability, bytes, layout, units, row + 1);
   }
   const BackwardLaunch& launch = kBackwardLaunches[row];
-  const int64_t blocks = static_cast<int64_t>(device.sms) * (launch.threads_per_sm / launch.threads);
-  return {row, 0, 1, std::min(rows, blocks)};
+  const int blocks_per_sm = launch.threads_per_sm / launch.threads;
+  return {row, 0, 1, std::min(rows, blocks_per_sm * static_cast<int64_t>(device.sms)), blocks_per_sm};
 }
 
 template <typename Config, typename T, bool kFast>
@@ -107,8 +108,11 @@ void launch_ring(const BackwardArguments& arguments, const Grid& grid, const Dev
   const bool ends = arguments.hidden % (kVectorBytes / static_cast<int>(sizeof(T))) != 0;
   const int bytes = threads * Config::kVectors * kVectorBytes + (ends ? grid.groups * kRowEnds * kVectorBytes : 0);
   const int tensors = arguments.grad_sum != nullptr ? 3 : 2;
+  // Too much for one block more on an SM. Else an SM on which the previous kernel ends early would take more than its
+  // share, and others would have no block at all: short rows took a third longer.
+  const int share = device.shared_bytes_per_sm / (grid.blocks_per_sm + 1);
   launch_with_pdl(kernel, static_cast<unsigned>(grid.blocks), static_cast<unsigned>(threads),
-                  static_cast<size_t>(Config::kStages) * tensors * bytes, stream, arguments);
+                  static_cast<size_t>(std::max(Config::kStages * tensors * bytes, share)), stream, arguments);
 }
 
 // all_aligned: the rows and the weight are aligned. row_dtype: the weight has the dtype of the rows, or is absent.
@@ -215,9 +219,9 @@ void launch(const Backward& problem, const DeviceProperties& device, cudaStream_
   if (problem.partial == nullptr || arguments.grad_weight != nullptr) return;
   constexpr auto kReduceRows = std::make_integer_sequence<int, std::size(kReduceLaunches)>{};
   if (row_dtype) {
-    launch_reduce<T>(find_reduce_launch(device.capability), kReduceRows, problem, stream);
+    launch_reduce<T>(find_reduce_launch(device.capability, problem.parts), kReduceRows, problem, stream);
   } else {
-    launch_reduce<float>(find_reduce_launch(device.capability), kReduceRows, problem, stream);
+    launch_reduce<float>(find_reduce_launch(device.capability, problem.parts), kReduceRows, problem, stream);
   }
 }
 

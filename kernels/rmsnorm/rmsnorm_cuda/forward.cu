@@ -23,15 +23,12 @@ struct Grid {
 
 // Maps rows of `width` vectors to threads, and sets arguments.log2_lanes.
 Grid grid_of(const ForwardLaunch& launch, int64_t width, ForwardArguments& arguments) {
-  const int64_t most = launch.row_per_block ? launch.threads : kWarp;
-  const int64_t wanted = (std::min(width, most * launch.vectors) + launch.vectors - 1) / launch.vectors;
-  const int64_t threads = std::max(wanted, std::min<int64_t>(width, launch.min_threads));
   if (launch.row_per_block) {
     arguments.log2_lanes = kWholeBlock;
-    return {static_cast<unsigned>(arguments.rows), static_cast<unsigned>((threads + kWarp - 1) / kWarp * kWarp)};
+    const int64_t threads = (threads_of_row(launch, width) + kWarp - 1) / kWarp * kWarp;
+    return {static_cast<unsigned>(arguments.rows), static_cast<unsigned>(threads)};
   }
-  arguments.log2_lanes = 0;
-  while (int64_t{1} << arguments.log2_lanes < threads) ++arguments.log2_lanes;
+  arguments.log2_lanes = static_cast<uint8_t>(log2_lanes(launch, width));
   const int64_t rows_per_block = launch.threads >> arguments.log2_lanes;
   return {static_cast<unsigned>((arguments.rows + rows_per_block - 1) / rows_per_block),
           static_cast<unsigned>(launch.threads)};
@@ -40,8 +37,8 @@ Grid grid_of(const ForwardLaunch& launch, int64_t width, ForwardArguments& argum
 template <typename T, bool kAdd, int kRow>
 void launch_row(const ForwardArguments& arguments, const Grid& grid, bool aligned, cudaStream_t stream) {
   constexpr ForwardLaunch kLaunch = kForwardLaunches[kRow];
-  using Config = ForwardConfig<kLaunch.row_per_block, kLaunch.threads, kLaunch.held, kLaunch.prefetch_blocks,
-                               kLaunch.early_trigger_blocks>;
+  using Config = ForwardConfig<kLaunch.row_per_block, kLaunch.threads, fixed_log2_lanes(kLaunch), kLaunch.held,
+                               kLaunch.prefetch_blocks, kLaunch.early_trigger_blocks>;
   [[maybe_unused]] const auto start = [&](auto kernel, const auto& kernel_arguments) {
     launch_with_pdl(kernel, grid.blocks, grid.threads, 0, stream, kernel_arguments);
   };

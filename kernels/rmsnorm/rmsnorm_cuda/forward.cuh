@@ -13,10 +13,12 @@ namespace rmsnorm {
 constexpr uint8_t kWholeBlock = 255;  // in place of log2_lanes: all threads of the block share a row
 
 // The columns of a row of the launch table that a kernel is compiled for. Rows that agree in them share a kernel.
-template <bool kRowPerBlock_, int kThreads_, int kVectors_, unsigned kPrefetchBlocks_, unsigned kEarlyTriggerBlocks_>
+// kLog2Lanes: as fixed_log2_lanes returns it.
+template <bool kRowPerBlock_, int kThreads_, int kLog2Lanes_, int kVectors_, unsigned kPrefetchBlocks_,
+          unsigned kEarlyTriggerBlocks_>
 struct ForwardConfig {
   static constexpr bool kRowPerBlock = kRowPerBlock_;
-  static constexpr int kThreads = kThreads_, kVectors = kVectors_;
+  static constexpr int kThreads = kThreads_, kLog2Lanes = kLog2Lanes_, kVectors = kVectors_;
   static constexpr unsigned kPrefetchBlocks = kPrefetchBlocks_, kEarlyTriggerBlocks = kEarlyTriggerBlocks_;
 };
 

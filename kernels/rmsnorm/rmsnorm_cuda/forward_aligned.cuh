@@ -58,16 +58,17 @@ __device__ __forceinline__ void store_row(const Arguments& arguments, int64_t of
   }
 }
 
-// Blocks that an SM must hold, 0 for any number. In short rows clang's code takes 69 registers if it may, which leaves
-// an SM seven blocks of 128 threads; with a block per row it would save registers and load the weight late. nvcc's code
-// needs no bound: with one, rows of 65 to 128 vectors spill registers, and a block per row takes 42 instead of 38,
-// which leaves an SM two blocks of 448 threads instead of three.
+// Blocks that an SM must hold, 0 for any number. Short rows take three registers more than 64 without a bound, which
+// leaves an SM seven blocks of 128 threads instead of eight: 4096 rows of 1000 bfloat16 elements then need a second
+// wave of blocks and are up to 12 % slower (H200). With a block per row, nvcc's code takes 38 registers without a bound
+// and 42 with one, which leaves an SM two blocks of 448 threads instead of three; clang's would save registers and load
+// the weight late.
 #if defined(__clang__)
 template <typename Config, bool kAdd>
-constexpr int kMinBlocks = kAdd ? 0 : 1024 / Config::kThreads;
+constexpr int kMinBlocks = kAdd && Config::kRowPerBlock ? 0 : 1024 / Config::kThreads;
 #else
 template <typename Config, bool kAdd>
-constexpr int kMinBlocks = 0;
+constexpr int kMinBlocks = Config::kRowPerBlock ? 0 : 1024 / Config::kThreads;
 #endif
 
 // Config::kRowPerBlock: a block has one row, else one row per group of 2^log2_lanes lanes.
@@ -80,11 +81,14 @@ __global__ void __launch_bounds__(Config::kThreads, kMinBlocks<Config, kAdd>)
   constexpr bool kBlock = Config::kRowPerBlock;
   constexpr int kWidth = kVectorBytes / sizeof(T), kVectors = Config::kVectors, kWarps = Config::kThreads / kWarp;
   // A residual and a weight at once would take too many registers.
-  constexpr bool kWeightAfterResidual = kAdd && kBlock && kVectors > 2;
-  const int lanes = kBlock ? blockDim.x : 1 << arguments.log2_lanes;
+  constexpr bool kWeightAfterResidual = kAdd && kVectors > 2;
+  // As a constant, the number of lanes makes the distances between a thread's vectors constants as well, and keeps
+  // addresses out of registers.
+  const int log2_lanes = Config::kLog2Lanes >= 0 ? Config::kLog2Lanes : arguments.log2_lanes;
+  const int lanes = kBlock ? blockDim.x : 1 << log2_lanes;
   const int lane = kBlock ? threadIdx.x : threadIdx.x & (lanes - 1);
   const int64_t row =
-      kBlock ? blockIdx.x : (static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x) >> arguments.log2_lanes;
+      kBlock ? blockIdx.x : (static_cast<int64_t>(blockIdx.x) * Config::kThreads + threadIdx.x) >> log2_lanes;
   // A thread without a row still takes part in its warp's reduction.
   const int columns = kBlock || row < arguments.rows ? arguments.hidden : 0;
   const int weight_columns = arguments.weight.data != nullptr ? columns : 0;
