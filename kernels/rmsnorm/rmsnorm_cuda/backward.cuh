@@ -76,12 +76,13 @@ class GroupSums {
   int group_, index_, half_ = 0;
 };
 
-// The two values of a row that its gradients need: grad_x = rstd * (grad * weight - x * projection).
+// The two values of a row that its gradients need: grad_x = rstd * grad * weight - x * projection.
 struct RowGradient {
   float rstd, projection;
   __device__ __forceinline__ RowGradient(const BackwardArguments& arguments, const float (&sums)[2]) {
     rstd = reciprocal_norm(sums[0], arguments.inverse_of_hidden, arguments.eps);
-    projection = rstd * rstd * (sums[1] * arguments.inverse_of_hidden);
+    // In this order no product leaves the range of float32 before the result does.
+    projection = sums[1] * arguments.inverse_of_hidden * rstd * rstd * rstd;
   }
 };
 
@@ -105,9 +106,10 @@ __device__ __forceinline__ Vector<T, kWidth> gradient(const Vector<T, kWidth>& x
   float results[kWidth];
 #pragma unroll
   for (int j = 0; j < kWidth; ++j) {
-    const float value = decode(x, j), own = decode(grad, j);
-    weight_sums[j] += own * (value * row.rstd);
-    results[j] = row.rstd * (own * factors[j] - value * row.projection);
+    const float value = decode(x, j);
+    const float scaled = decode(grad, j) * row.rstd;
+    weight_sums[j] += scaled * value;
+    results[j] = scaled * factors[j] - value * row.projection;
   }
   if (add) {
 #pragma unroll
