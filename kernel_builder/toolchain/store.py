@@ -106,7 +106,7 @@ class Store:
                 try:
                     self._remove(new)
                     scratch.mkdir(parents=True, exist_ok=True)
-                    self._check_space(needed - _size(scratch))
+                    self._check_space(title, needed - _size(scratch))
                     (new / "tree").mkdir(parents=True)
                     make(scratch, new / "tree")
                     _seal(new, title)
@@ -114,7 +114,7 @@ class Store:
                 except OSError as error:
                     if error.errno not in _FULL:
                         raise
-                    full = _no_space(self.root, self.free(), needed)
+                    full = _no_space(self.root, self.free(), title, needed)
                     self._remove(scratch)
                     raise full from error
                 finally:
@@ -211,9 +211,9 @@ class Store:
         if path.exists():
             shutil.rmtree(path)
 
-    def _check_space(self, needed: int) -> None:
+    def _check_space(self, title: str, needed: int) -> None:
         if (free := self.free()) < needed:
-            raise _no_space(self.root, free, needed)
+            raise _no_space(self.root, free, title, needed)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -221,7 +221,7 @@ class Store:
             yield
         except OSError as error:
             if error.errno in _FULL:
-                raise _no_space(self.root, self.free(), 0) from error
+                raise _no_space(self.root, self.free()) from error
             if error.errno in {errno.EACCES, errno.EPERM, errno.EROFS}:
                 raise StoreError(
                     "the toolchain store cannot be written",
@@ -231,9 +231,10 @@ class Store:
             raise
 
 
-def _no_space(root: Path, free: int, needed: int) -> StoreError:
+def _no_space(root: Path, free: int, title: str = "", needed: int = 0) -> StoreError:
+    wanted = f", {needed / 1e6:.1f} MB needed for {title}" if title else ""
     return StoreError(
-        f"the disk is full: {free} bytes free, {needed} needed",
+        f"the disk is full: {free / 1e6:.1f} MB free{wanted}",
         where=str(root),
         hint="run `kernel-builder toolchain clean`, or set KERNEL_BUILDER_CACHE to a directory on another disk",
     )
