@@ -147,8 +147,14 @@ def test_capabilities_are_intersected_and_keep_their_suffixes() -> None:
 def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("5.0", "8.7"))
     assert offered.capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
-    with pytest.raises(VariantError, match=r"CUDA 13\.0 compiles for none of 5\.0, 8\.7"):
+    with pytest.raises(
+        VariantError, match=r"13\.0 does not compile for 5\.0, and no x86_64-linux machine has 8\.7"
+    ) as caught:
         offered.capabilities(kernel, Release(13, 0), X86_64)
+    assert caught.value.hint == 'add a capability, or leave this CUDA release out by [general.cuda] maxver = "12.8"'
+    with pytest.raises(VariantError, match=r"no x86_64-linux machine has 8\.7") as caught:
+        offered.capabilities(replace(kernel, cuda_capabilities=("8.7",)), Release(13, 0), X86_64)
+    assert caught.value.hint == "add a capability"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,10 @@ def _capability_key(capability: str) -> tuple[int, int, str]:
     return int(match[1]), int(match[2]), match[3]
 
 
+def _number(capability: str) -> str:
+    return re.sub(r"[af]?(\+PTX)?$", "", capability)
+
+
 def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...]:
     """Return the capabilities to compile a kernel for, ascending.
 
@@ -48,14 +52,29 @@ def capabilities(kernel: Kernel, cuda: Release, platform: str) -> tuple[str, ...
         newest = max(known, key=_capability_key)
         every = tuple(f"{c}+PTX" if c == newest else c for c in sorted(known, key=_capability_key))
         return _nearest(every, kernel.only_capabilities)
-    wanted = {c for c in kernel.cuda_capabilities if re.sub(r"[af]?(\+PTX)?$", "", c) in known}
+    wanted = {c for c in kernel.cuda_capabilities if _number(c) in known}
     if not wanted:
-        raise VariantError(
-            f"CUDA {cuda} compiles for none of {', '.join(kernel.cuda_capabilities)}, or no {platform} machine has it",
-            where=f"build.toml: [kernel.{kernel.name}] cuda-capabilities",
-            hint="add a capability, or exclude the CUDA release with cuda-minver or [general.cuda] maxver",
-        )
+        raise _none_left(kernel, kernel.cuda_capabilities, cuda, platform)
     return _nearest(tuple(sorted(wanted, key=_capability_key)), kernel.only_capabilities)
+
+
+def _none_left(kernel: Kernel, listed: Sequence[str], cuda: Release, platform: str) -> VariantError:
+    known = matrix.load()
+    here = platform in known.tegra_platforms
+    elsewhere = [c for c in listed if not here and _number(c) in known.tegra]
+    unknown = [c for c in listed if c not in elsewhere]
+    reasons = [f"CUDA {cuda} does not compile for {', '.join(unknown)}"] if unknown else []
+    reasons += [f"no {platform} machine has {', '.join(elsewhere)}"] if elsewhere else []
+    hint = "add a capability"
+    numbers = {_number(c) for c in unknown}
+    if knowing := [release for release, of_release in known.capabilities.items() if numbers & set(of_release)]:
+        bound = f'minver = "{min(knowing)}"' if min(knowing) > cuda else f'maxver = "{max(knowing)}"'
+        hint += f", or leave this CUDA release out by [general.cuda] {bound}"
+    return VariantError(
+        f"no capability is left: {', and '.join(reasons)}",
+        where=f"build.toml: [kernel.{kernel.name}] cuda-capabilities",
+        hint=hint,
+    )
 
 
 def _nearest(ascending: tuple[str, ...], only: Sequence[str]) -> tuple[str, ...]:

@@ -77,7 +77,13 @@ def test_a_source_that_clang_rejects(copy_project: Copy, new_cache: NewCache, ke
             "nothing like nvcc's --gencode",
             "--cuda-home",
         ),
-        ('cuda-capabilities = ["12.1"]', 3, "VariantError", "CUDA 12.8 compiles for none of 12.1", "[general.cuda]"),
+        (
+            'cuda-capabilities = ["12.1"]',
+            3,
+            "VariantError",
+            "CUDA 12.8 does not compile for 12.1",
+            '[general.cuda] minver = "13.0"',
+        ),
     ],
 )
 def test_what_clang_and_cuda_12_lack(
