@@ -100,12 +100,18 @@ def _load(name, file):
     if chosen is None:
         built = f"CUDA {torch.version.cuda}" if backend == "cuda" else backend
         threads = "" if limited_api else ", free-threaded"
+        platforms = {_parse(variant)[4] or here for variant in names if _parse(variant)}
+        advice = (
+            "install a Torch that one of them is for (torch-stable-abi210: Torch 2.10 or later; cu130: CUDA 13.0 or a "
+            "later 13.x), or a newer wheel; or build one: kernel-builder build, then kernel-builder wheel"
+        )
+        if platforms and here not in platforms:
+            advice = f"this wheel is for {', '.join(sorted(platforms))}: install the one for {here}"
         raise ImportError(
             f"{name} has no variant for this environment.\n"
             f"  this wheel has: {', '.join(names)}\n"
             f"  installed: Torch {torch.__version__} for {built} on {here}, Python {platform.python_version()}{threads}\n"
-            "  install a Torch that one of them is for (cu130: CUDA 13.0 or a later 13.x), or a newer wheel; "
-            "or build one: kernel-builder build, then kernel-builder wheel",
+            f"  {advice}",
             name=name,
         )
     # The package's own loader loads each module once, by whichever name it is imported first.

@@ -110,6 +110,10 @@ def test_pip_installs_a_wheel(kernel_builder: Run, built: tuple[Path, Path], tmp
     missing = run_in(python, "import stable_scale")
     for text in ("this wheel has: torch29-cxx11-cpu-x86_64-linux", f"Torch {torch.__version__}", "install a Torch"):
         assert text in missing.stderr
+    # So does a wheel for another platform, which pip refuses but a copy of its files does not.
+    (variants / "torch29-cxx11-cpu-x86_64-linux").rename(variants / CPU.replace("x86_64", "aarch64"))
+    foreign = run_in(python, "import stable_scale").stderr
+    assert "this wheel is for aarch64-linux: install the one for x86_64-linux" in foreign
     other = wheel.with_name(wheel.name.replace("x86_64", "aarch64"))
     wheel.rename(other)
     assert "is not a supported wheel on this platform" in pip(python, other).stderr
