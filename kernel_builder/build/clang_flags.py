@@ -56,7 +56,7 @@ def of_clang(flags: Sequence[str], where: str) -> tuple[str, ...]:
         elif _SHARED.fullmatch(option[0]) and option[0] not in {"-gencode", "-lineinfo"}:
             found += option
         else:
-            found += _of_nvcc("=".join(option).lstrip("-"), where)
+            found += _of_nvcc("=".join(option), where)
     return tuple(found)
 
 
@@ -67,7 +67,8 @@ def _passed_on(program: str, words: Sequence[str]) -> Iterator[str]:
         yield from (option or "", word)
 
 
-def _of_nvcc(flag: str, where: str) -> tuple[str, ...]:
+def _of_nvcc(written: str, where: str) -> tuple[str, ...]:
+    flag = written.lstrip("-")
     if flag in _SAME:
         return _SAME[flag]
     if found := re.fullmatch(r"maxrregcount=(\d+)", flag):
@@ -77,7 +78,7 @@ def _of_nvcc(flag: str, where: str) -> tuple[str, ...]:
     if _WITHOUT_MEANING.fullmatch(flag.partition("=")[0]) or _WITHOUT_MEANING.fullmatch(flag):
         return ()
     raise ConfigError(
-        f"clang, which compiles the variants of CUDA 12, has nothing like nvcc's --{flag}",
+        f"clang, which compiles the variants of CUDA 12, has nothing like nvcc's {written}",
         where=where,
         hint='remove the flag, or leave CUDA 12 out by [general.cuda] minver = "13.0", or compile with an nvcc of '
         "CUDA 12: `--cuda-home DIR`",

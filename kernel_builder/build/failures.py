@@ -41,6 +41,10 @@ _BY_PYBIND11 = re.compile(
     r"PYBIND11_MODULE|/Python\.h\S*: .*error|"
     r"error: '?(?:torch/extension\.h|torch/python\.h|Python\.h|pybind11/|torch/csrc/utils/pybind\.h)"
 )
+# What clang and ptxas say of flags. ptxas leaves out a dash.
+_UNKNOWN_FLAG = re.compile(r"error: unknown argument: '(-[^']+)'|ptxas fatal +: Unknown option '(-[^']+)'")
+# What clang asks its users to attach to a report when it or ptxas fails: files of the step, which are removed.
+_REPORT = re.compile(r"^clang version .*?^\*{20}$.*?^\*{20}\n?", re.M | re.S)
 _LONGEST_REASON = 300  # characters
 _MOST_FILES = 3  # that an error names
 # What nvcc and g++ print when the kernel ends a compiler because memory is short.
@@ -87,6 +91,7 @@ def failure(
     command = command_of(directory)
     # Lines of a compiler cache, which say how it was called and nothing about the source.
     words = re.sub(r"(?m)^sccache: .*\n?", "", words)
+    words = _REPORT.sub("", words)
     if isinstance(step, CompileStep):
         # Paths as the author knows them, without the directory that the step's copies are in.
         words = re.sub(r"(?<![\w./\"<-])src/", "", words)
@@ -177,6 +182,14 @@ def _hint(words: str, *, stable: bool) -> str | None:
         return (
             f"{found[1]} is not known: include registration.h, which the builder provides, and "
             f"{'torch/csrc/stable/library.h' if stable else 'torch/library.h'}"
+        )
+    if found := _UNKNOWN_FLAG.search(words):
+        if found[2]:
+            return f"ptxas has no {found[2]}: remove it from `cuda-flags`"
+        return (
+            f"clang, which compiles the variants of CUDA 12, has no {found[1]}: remove it from `cuda-flags`, or "
+            "compile with an nvcc of CUDA 12 (`--cuda-home DIR`), or leave CUDA 12 out by "
+            '[general.cuda] minver = "13.0"'
         )
     if found := _OF_ONE_PLATFORM.search(words):
         return (

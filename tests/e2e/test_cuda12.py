@@ -68,13 +68,36 @@ def test_a_source_that_clang_rejects(copy_project: Copy, new_cache: NewCache, ke
 
 
 @pytest.mark.parametrize(
+    ("flags", "message", "hint"),
+    [
+        (
+            '"-fno-such-flag"',
+            "unknown argument: '-fno-such-flag'",
+            "has no -fno-such-flag: remove it from `cuda-flags`",
+        ),
+        ('"-Xptxas", "--no-such"', "Unknown option '-no-such'", "ptxas has no -no-such: remove it from `cuda-flags`"),
+    ],
+)
+def test_a_flag_that_clang_or_ptxas_rejects(
+    copy_project: Copy, new_cache: NewCache, kernel_builder: Run, flags: str, message: str, hint: str
+) -> None:
+    project = copy_project("stable-scale")
+    declared = 'cuda-capabilities = ["9.0"]\n'
+    replace(project / "build.toml", declared, f"{declared}cuda-flags = [{flags}]\n")
+    with untouched(project):
+        done = kernel_builder(new_cache("cache"), "build", project, "--variant", CUDA12)
+    assert_refused(done, 5, "BuildError", where="scale_cuda.cu", message=message, hint=hint)
+    assert "BUG REPORT" not in done.stderr
+
+
+@pytest.mark.parametrize(
     ("line", "code", "error", "message", "hint"),
     [
         (
             'cuda-flags = ["-gencode", "arch=compute_90,code=sm_90"]',
             2,
             "ConfigError",
-            "nothing like nvcc's --gencode",
+            "nothing like nvcc's -gencode=arch",
             "--cuda-home",
         ),
         (
