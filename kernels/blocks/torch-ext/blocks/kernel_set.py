@@ -55,8 +55,11 @@ def is_capturing() -> bool:
     return DEVICE == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def kernels_used(function: FunctionType) -> list[str]:
-    """Return the names of the kernels that a function of this package and the functions that it calls refer to."""
+def kernels_used(cls: type) -> list[str]:
+    """Return the names of the kernels that the forward of a class of this package refers to.
+
+    Functions of the package that it calls count, and methods of the class.
+    """
     found: set[str] = set()
     visited: set[CodeType] = set()
 
@@ -68,11 +71,11 @@ def kernels_used(function: FunctionType) -> list[str]:
             if isinstance(constant, CodeType):
                 visit(constant, names)
         for name in code.co_names:
-            value = names.get(name)
+            value = names.get(name, getattr(cls, name, None))
             if name in KERNELS and value is KERNELS[name]:
                 found.add(name)
             elif isinstance(value, FunctionType) and value.__module__.startswith(__package__):
                 visit(value.__code__, value.__globals__)
 
-    visit(function.__code__, function.__globals__)
+    visit(cls.forward.__code__, cls.forward.__globals__)
     return sorted(found)

@@ -37,7 +37,7 @@ class Replacement:
     @property
     def kernels(self) -> list[str]:
         """The names of the kernels that the forward calls."""
-        return kernels_used(self.mixin.forward)
+        return kernels_used(self.mixin)
 
 
 _by_path: dict[str, Replacement] = {}
