@@ -1,6 +1,8 @@
 """What `accelerate` reports, and the errors of the public functions."""
 
 import json
+import re
+from pathlib import Path
 
 import diffusers
 import pytest
@@ -72,6 +74,14 @@ def test_untested_release_is_noted(blocks, monkeypatch, version, note):
     report = blocks.accelerate(nn.RMSNorm(8, device=DEVICE))
     assert report.notes == [note.format(*tested)]
     assert note.format(*tested) in str(report)
+
+
+@pytest.mark.parametrize("library", ["diffusers", "transformers"])
+def test_tested_releases_are_those_of_the_card(blocks, library):
+    card = (Path(__file__).parents[1] / "CARD.md").read_text()
+    (row,) = re.findall(rf"^\| {library} \| (.*) \|$", card, re.MULTILINE)
+    releases = [release.rpartition(".")[0] for release in row.split(", ")]
+    assert (releases[0], releases[-1]) == blocks.report.TESTED[library]
 
 
 def test_second_call_changes_nothing(blocks):

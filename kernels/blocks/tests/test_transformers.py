@@ -1,12 +1,14 @@
 """Text models of transformers: small random ones, accelerated, beside themselves."""
 
 import copy
+import inspect
 
 import pytest
 import torch
 from graph_models import module_of
 from text_models import CONFIGS, PADDED, TOKENS, error, logits, model_of, ops_of
 from torch import nn
+from transformers import DynamicCache
 
 # What is replaced in a layer beside its norms, by the end of the name of its class.
 REPLACED = {
@@ -79,6 +81,33 @@ def test_generated_tokens_are_eagers(blocks, name):
         options["cache_implementation"] = cache
         expected = model.generate(TOKENS, **options)
         assert torch.equal(faster.generate(TOKENS, **options), expected)
+
+
+@pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")
+@MODELS
+def test_caches_by_either_name(blocks, name):
+    """transformers 5.24 calls a cache `cache`, and takes the name `past_key_values` of earlier releases, too."""
+    model = model_of(name).model
+    faster = accelerated(blocks, model)
+    names = {"cache", "past_key_values"} & inspect.signature(model.forward).parameters.keys() | {"past_key_values"}
+    for argument in names:
+        outputs = []
+        for each in (model, faster):
+            cache = DynamicCache(config=model.config)
+            with torch.no_grad():
+                for tokens in (TOKENS[:, :8], TOKENS[:, 8:]):
+                    output = each(tokens, **{argument: cache}, use_cache=True)
+            assert cache.get_seq_length() == TOKENS.shape[1]
+            outputs.append(output.last_hidden_state)
+        assert error(*outputs) < 1e-5
+
+
+@MODELS
+def test_forwards_have_the_parameters_of_their_own(blocks, name):
+    model = model_of(name)
+    expected = [inspect.signature(module.forward) for module in model.modules()]
+    blocks.accelerate(model)
+    assert [inspect.signature(module.forward) for module in model.modules()] == expected
 
 
 @MODELS

@@ -8,9 +8,9 @@ own forward.
 import copy
 import functools
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import MethodType
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType, MethodType
 from typing import Any, Optional, Union
 
 from torch import nn
@@ -28,11 +28,13 @@ class Replacement:
         mixin: A class with a `forward` that takes the parameters of the module's own.
         does: What the forward computes with kernels, for the report.
         mismatch: Returns why a module of the class must keep its own forward, or None.
+        renamed: Names that some releases of the library give parameters, by the names that the mixin gives them.
     """
 
     mixin: type
     does: str
     mismatch: Mismatch
+    renamed: Mapping[str, str] = field(compare=False)  # else the class could not be hashed
 
     @property
     def kernels(self) -> list[str]:
@@ -43,15 +45,21 @@ class Replacement:
 _by_path: dict[str, Replacement] = {}
 
 
-def replaces(*paths: str, does: str, mismatch: Mismatch = lambda module: None) -> Callable[[type], type]:
+def replaces(
+    *paths: str,
+    does: str,
+    mismatch: Mismatch = lambda module: None,
+    renamed: Mapping[str, str] = MappingProxyType({}),
+) -> Callable[[type], type]:
     """Register the decorated class as the replacement of the classes at `paths`, "package.module.Class" each.
 
-    `mismatch` must check every attribute that the forward reads: the classes change with their libraries.
+    `mismatch` must check every attribute that the forward reads: the classes change with their libraries. The forward
+    gets a parameter in `renamed` by its own name, whichever of the two names the library uses.
     """
 
     def register(mixin: type) -> type:
         for path in paths:
-            _by_path[path] = Replacement(mixin, does, mismatch)
+            _by_path[path] = Replacement(mixin, does, mismatch, renamed)
         return mixin
 
     return register
@@ -80,7 +88,7 @@ def reason_to_keep(module: nn.Module, replacement: Replacement) -> Optional[str]
         return "it has hooks"
     own = list(inspect.signature(type(module).forward).parameters)
     ours = list(inspect.signature(replacement.mixin.forward).parameters)
-    if own != ours:
+    if own not in (ours, [replacement.renamed.get(name, name) for name in ours]):
         return f"its forward has other parameters than expected: {', '.join(own[1:])}"
     try:
         return replacement.mismatch(module)
@@ -150,12 +158,20 @@ _joined: dict[type, tuple[type, Replacement]] = {}  # by joined class: the origi
 
 @functools.cache
 def _join(replacement: Replacement, original: type) -> type:
+    signature = inspect.signature(original.forward)
+    renamed = [(new, name) for name, new in replacement.renamed.items() if new in signature.parameters]
+
     @functools.wraps(replacement.mixin.forward)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         # Wrappers keep the bound forward that they found, and call it after the module was restored, too.
-        faster = isinstance(self, joined)
-        return (replacement.mixin if faster else original).forward(self, *args, **kwargs)
+        if not isinstance(self, joined):
+            return original.forward(self, *args, **kwargs)
+        for new, name in renamed:
+            if new in kwargs:
+                kwargs[name] = kwargs.pop(new)
+        return replacement.mixin.forward(self, *args, **kwargs)
 
+    forward.__signature__ = signature
     # The names stay: libraries compare them, to place a model's blocks on devices for example.
     names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
     joined = type(original.__name__, (_Copied, replacement.mixin, original), {**names, "forward": forward})

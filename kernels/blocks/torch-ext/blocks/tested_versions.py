@@ -2,5 +2,5 @@
 
 TESTED = {
     "diffusers": ("0.41", "0.42"),
-    "transformers": ("5.22", "5.23"),
+    "transformers": ("5.22", "5.24"),
 }

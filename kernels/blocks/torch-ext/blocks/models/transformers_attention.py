@@ -3,7 +3,9 @@
 The projections, the cache and the attention function that the model's configuration chooses are the library's.
 """
 
+import inspect
 import sys
+from functools import cache
 from typing import Any, Optional
 
 from torch import Tensor, nn
@@ -15,6 +17,20 @@ from .torch_norms import weight_for
 
 Embeddings = tuple[Tensor, Tensor]
 Attended = tuple[Tensor, Optional[Tensor]]
+
+# From release 5.24 on, a cache is the argument `cache`. Before, `cache` was among the other arguments, with another
+# meaning: the pages of continuous batching.
+RENAMED = {"past_key_values": "cache"}
+
+
+@cache
+def _has_new_name(cls: type) -> bool:
+    return "cache" in inspect.signature(cls.forward).parameters
+
+
+def cache_argument(module: nn.Module, past_key_values: Any) -> dict[str, Any]:
+    """Return a cache as the keyword argument that the release of `module` gives the modules inside."""
+    return {"cache" if _has_new_name(original_class(module)) else "past_key_values": past_key_values}
 
 
 def _library_of(attention: nn.Module) -> Any:
@@ -28,23 +44,28 @@ def _attend(
     v: Tensor,
     attention_mask: Optional[Tensor],
     past_key_values: Any,
+    kwargs: dict[str, Any],
     options: dict[str, Any],
 ) -> Attended:
     """Return what is left of an attention's forward after the rotary embedding.
 
     Args:
         q, k, v: [batch, tokens, elements of all heads].
-        options: Other arguments of the attention function.
+        kwargs: Other arguments of the forward, which are for the attention function.
+        options: Arguments that the model adds to them.
     """
     shape = (*q.shape[:-1], -1, attention.head_dim)
     q, k, v = q.view(shape).transpose(1, 2), k.view(shape).transpose(1, 2), v.view(shape).transpose(1, 2)
     if past_key_values is not None:
-        k, v = past_key_values.update(k, v, attention.layer_idx)
+        # The pages of continuous batching change these arguments.
+        more = {"kwargs": kwargs} if _has_new_name(original_class(attention)) else {}
+        k, v = past_key_values.update(k, v, attention.layer_idx, **more)
     library = _library_of(attention)
     attend = library.ALL_ATTENTION_FUNCTIONS.get_interface(
         attention.config._attn_implementation, library.eager_attention_forward
     )
     dropout = attention.attention_dropout if attention.training else 0.0
+    options = {**kwargs, **options}
     output, weights = attend(attention, q, k, v, attention_mask, dropout=dropout, scaling=attention.scaling, **options)
     return attention.o_proj(output.reshape(*shape[:-2], -1).contiguous()), weights
 
@@ -105,8 +126,7 @@ class _Attention:
         qkv = self._projected(hidden_states, position_embeddings) if takes(hidden_states) else None
         if qkv is None:
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
-        kwargs.update(self._attention_options())
-        return _attend(self, *qkv, attention_mask, past_key_values, kwargs)
+        return _attend(self, *qkv, attention_mask, past_key_values, kwargs, self._attention_options())
 
 
 # --- rotary embedding alone ------------------------------------------------------------------------------------------
@@ -116,6 +136,7 @@ class _Attention:
     "transformers.models.llama.modeling_llama.LlamaAttention",
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch(*_SEPARATE),
+    renamed=RENAMED,
 )
 class LlamaAttention(_Attention):
     def _projected(self, x: Tensor, embeddings: Optional[Embeddings]) -> tuple[Tensor, Tensor, Tensor]:
@@ -129,6 +150,7 @@ class LlamaAttention(_Attention):
     "transformers.models.qwen2.modeling_qwen2.Qwen2Attention",
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch(*_SEPARATE, "sliding_window"),
+    renamed=RENAMED,
 )
 class Qwen2Attention(LlamaAttention):
     def _attention_options(self) -> dict[str, Any]:
@@ -139,6 +161,7 @@ class Qwen2Attention(LlamaAttention):
     "transformers.models.mistral.modeling_mistral.MistralAttention",
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch(*_SEPARATE),
+    renamed=RENAMED,
 )
 class MistralAttention(LlamaAttention):
     def _attention_options(self) -> dict[str, Any]:
@@ -149,6 +172,7 @@ class MistralAttention(LlamaAttention):
     "transformers.models.gemma2.modeling_gemma2.Gemma2Attention",
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch(*_SEPARATE, "sliding_window", "attn_logit_softcapping"),
+    renamed=RENAMED,
 )
 class Gemma2Attention(LlamaAttention):
     def _attention_options(self) -> dict[str, Any]:
@@ -159,6 +183,7 @@ class Gemma2Attention(LlamaAttention):
     "transformers.models.phi3.modeling_phi3.Phi3Attention",
     does="rotary embedding of q and k",
     mismatch=_attention_mismatch("qkv_proj", "num_key_value_heads"),
+    renamed=RENAMED,
 )
 class Phi3Attention(_Attention):
     def _attention_options(self) -> dict[str, Any]:
@@ -213,6 +238,7 @@ def _normed_and_rotated(
     "transformers.models.qwen3.modeling_qwen3.Qwen3Attention",
     does="q/k RMSNorm with rotary embedding",
     mismatch=_head_norms_mismatch,
+    renamed=RENAMED,
 )
 class HeadNormAttention(_Attention):
     def _attention_options(self) -> dict[str, Any]:
@@ -226,6 +252,7 @@ class HeadNormAttention(_Attention):
     "transformers.models.olmo2.modeling_olmo2.Olmo2Attention",
     does="q/k RMSNorm with rotary embedding",
     mismatch=_norms_mismatch,
+    renamed=RENAMED,
 )
 class Olmo2Attention(_Attention):
     def _projected(self, x: Tensor, embeddings: Optional[Embeddings]) -> Optional[tuple[Tensor, Tensor, Tensor]]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..kernel_set import takes
 from ..replacements import Mismatch, replaces
 from .rms_norm_forms import add_norm, form_of
+from .transformers_attention import RENAMED, cache_argument
 
 
 def _layer_mismatch(fused: str, *names: str) -> Mismatch:
@@ -35,6 +36,7 @@ def _layer_mismatch(fused: str, *names: str) -> Mismatch:
     "transformers.models.qwen3.modeling_qwen3.Qwen3DecoderLayer",
     does="residual sum with RMSNorm",
     mismatch=_layer_mismatch("post_attention_layernorm"),
+    renamed=RENAMED,
 )
 class PreNormLayer:
     def _after_attention(self, attended: Tensor) -> Tensor:
@@ -64,7 +66,7 @@ class PreNormLayer:
             hidden_states=self.input_layernorm(x),
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            **cache_argument(self, past_key_values),
             use_cache=use_cache,
             position_embeddings=position_embeddings,
             **kwargs,
@@ -77,6 +79,7 @@ class PreNormLayer:
     "transformers.models.phi3.modeling_phi3.Phi3DecoderLayer",
     does="residual sum with RMSNorm",
     mismatch=_layer_mismatch("post_attention_layernorm", "resid_attn_dropout", "resid_mlp_dropout"),
+    renamed=RENAMED,
 )
 class Phi3Layer(PreNormLayer):
     def _after_attention(self, attended: Tensor) -> Tensor:
@@ -91,6 +94,7 @@ class Phi3Layer(PreNormLayer):
     "transformers.models.gemma3.modeling_gemma3.Gemma3DecoderLayer",
     does="residual sum with RMSNorm",
     mismatch=_layer_mismatch("pre_feedforward_layernorm", "post_attention_layernorm", "post_feedforward_layernorm"),
+    renamed=RENAMED,
 )
 class GemmaLayer:
     def forward(
@@ -112,7 +116,7 @@ class GemmaLayer:
             position_embeddings=position_embeddings,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            **cache_argument(self, past_key_values),
             **kwargs,
         )
         normed, x = add_norm(form, norm, self.post_attention_layernorm(attended), x)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .. import kernel_set
 from ..replacements import replaces
+from .transformers_attention import RENAMED
 
 
 def _mismatch(model: nn.Module) -> Optional[str]:
@@ -36,6 +37,7 @@ def _is_plainly_causal(model: nn.Module, tokens: int) -> bool:
     "transformers.models.qwen3.modeling_qwen3.Qwen3Model",
     does="causal attention without a mask in CUDA graphs",
     mismatch=_mismatch,
+    renamed=RENAMED,
 )
 class CausalModel:
     def forward(
@@ -55,11 +57,11 @@ class CausalModel:
             if _is_plainly_causal(self, tokens):
                 attention_mask = dict.fromkeys(self.config.layer_types)
         return super().forward(
-            input_ids=input_ids,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
+            input_ids,
+            attention_mask,
+            position_ids,
+            past_key_values,
             inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
+            use_cache=use_cache,  # by name: the library's decorators look for it there
             **kwargs,
         )
