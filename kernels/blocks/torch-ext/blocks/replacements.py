@@ -34,7 +34,7 @@ class Replacement:
     mixin: type
     does: str
     mismatch: Mismatch
-    renamed: Mapping[str, str] = field(compare=False)  # else the class could not be hashed
+    renamed: Mapping[str, str] = field(default_factory=dict, compare=False)  # else it could not be hashed
 
     @property
     def kernels(self) -> list[str]:
