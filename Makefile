@@ -21,10 +21,13 @@ export PYTHONNODEBUGRANGES = 1
 
 .PHONY: quickstart test packages arm64-python gpu-test device-code lint docs clean
 
-.venv/ready: pyproject.toml
+# The builder and what adds commands to it: a Hub's server, and the judge of kernels that programs write.
+PACKAGES = . packages/kernel-hub packages/kernel-judge
+
+.venv/ready: $(PACKAGES:%=%/pyproject.toml)
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
-	.venv/bin/python -m pip install --quiet --no-compile --editable ".[hub]" --group test --group docs "$(TORCH)"
+	.venv/bin/python -m pip install --quiet --no-compile $(PACKAGES:%=--editable ./%) --group test --group docs "$(TORCH)"
 	touch $@
 
 quickstart: .venv/ready
@@ -57,7 +60,7 @@ lint: .venv/ready
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
-	.venv/bin/deptry --no-ansi kernel_builder
+	for package in $(PACKAGES); do (cd $$package && $(CURDIR)/.venv/bin/deptry --no-ansi kernel_*) || exit 1; done
 	.venv/bin/lint-imports
 	git ls-files '*.cu' '*.cuh' '*.cpp' '*.h' | xargs .venv/bin/clang-format --dry-run --Werror
 

@@ -26,9 +26,9 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from figures import machine  # noqa: E402
+from kernel_judge.search.run_log import LOG, read_events  # noqa: E402
+from kernel_judge.search.run_report import make_report  # noqa: E402
 
-from kernel_builder.search.run_log import LOG, read_events  # noqa: E402
-from kernel_builder.search.run_report import make_report  # noqa: E402
 from tests.search.runs.searches import agent, marked_processes, quoted, start_search  # noqa: E402
 
 TRIES, JOBS = 2, 16

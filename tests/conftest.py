@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.cache_directory import default_cache
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.toolchain.toolchains import default_cache
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECTS = ROOT / "tests" / "projects"

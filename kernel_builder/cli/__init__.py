@@ -5,7 +5,6 @@ A command's module is imported when the command is called, so that no command pa
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 import kernel_builder
+from kernel_builder.cli.plugins import PluginGroup
 from kernel_builder.errors import BuildError, KernelBuilderError, ToolchainError
 
 if TYPE_CHECKING:
@@ -46,17 +46,14 @@ _COMMANDS = {
     "create-pyproject": "pyproject_command.create_pyproject",
     "clean-pyproject": "pyproject_command.clean_pyproject",
     "benchmark": "benchmark_command.benchmark",
-    "judge": "judge_command.judge",
-    "search": "search_command.search",
-    "report": "report_command.report",
-    "skills": "skills_command.skills",
     "doctor": "doctor_command.doctor",
     "toolchain": "toolchain_command.toolchain",
     "init": "init_command.init",
     "port": "port_command.port",
     "completions": "completions_command.completions",
 }
-
+# Command -> the distribution that adds it.
+_ELSEWHERE = dict.fromkeys(("judge", "search", "report", "skills"), "torch-kernel-judge")
 
 _OUTPUT_LINES = 40  # of a compiler, before its log is named
 
@@ -124,23 +121,12 @@ def _open_standard_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
 
 
-class LazyGroup(click.Group):
-    """A group that imports its commands on first use, and prints errors of users without a traceback."""
+class MainGroup(PluginGroup):
+    """The group of all commands, which prints errors of users without a traceback."""
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         _open_standard_streams()
         return super().main(*args, **kwargs)
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
-        if name not in _COMMANDS:
-            return None
-        module, _, function = _COMMANDS[name].partition(".")
-        command = getattr(importlib.import_module(f"kernel_builder.cli.{module}"), function)
-        assert isinstance(command, click.Command)
-        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         for number in (signal.SIGTERM, signal.SIGHUP):
@@ -169,7 +155,13 @@ def _show_version(ctx: click.Context, _parameter: click.Parameter, asked: bool) 
         ctx.exit()
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=MainGroup,
+    own=_COMMANDS,
+    entry_points="kernel_builder.commands",
+    elsewhere=_ELSEWHERE,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from kernel_builder.toolchain.toolchains import default_cache
+from kernel_builder.cache_directory import default_cache
 from tests.conftest import CPU, CUDA, ROOT
 from tests.e2e.conftest import Run
 

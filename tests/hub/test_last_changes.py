@@ -7,10 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from kernel_builder.server import git_history
-from kernel_builder.server.git_objects import FileChange
-from kernel_builder.server.git_repository import GitRepository
+from kernel_hub import git_history
+from kernel_hub.git_objects import FileChange
+from kernel_hub.git_repository import GitRepository
 
 FILES = ["README.md", "build/a/x.py", "build/a/y.py", "build/b/x.py", "build/b/deep/er/z.py"]
 

@@ -19,9 +19,9 @@ import schemathesis
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from hypothesis import HealthCheck, given, settings, strategies
+from kernel_hub.xet_format import Xorb
+from kernel_hub.xet_hashes import xorb_hash
 
-from kernel_builder.server.xet_format import Xorb
-from kernel_builder.server.xet_hashes import xorb_hash
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import KERNEL, write_kernel
 from tests.hub.raw_requests import TOKEN, begin, target, until, upload_address

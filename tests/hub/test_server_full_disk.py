@@ -16,13 +16,13 @@ import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
+from kernel_hub import mend
+from kernel_hub.git_objects import write_commit
+from kernel_hub.git_repository import GitRepository
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
 from pygit2.enums import FileMode, ObjectType
 
-from kernel_builder.server import mend
-from kernel_builder.server.git_objects import write_commit
-from kernel_builder.server.git_repository import GitRepository
-from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.settings import Settings
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import KERNEL, send_large_file
 

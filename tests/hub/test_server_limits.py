@@ -21,16 +21,16 @@ import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import paginate
+from kernel_hub import mend, repository_index, tokens
+from kernel_hub.git_ignore import ignored
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
+from kernel_hub.turns import ReadTurns
+from kernel_hub.xet_format import Xorb
+from kernel_hub.xet_hashes import xorb_hash
 from starlette.types import Message, Receive, Scope, Send
 
 from kernel_builder.errors import HubError
-from kernel_builder.server import mend, repository_index, tokens
-from kernel_builder.server.git_ignore import ignored
-from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.settings import Settings
-from kernel_builder.server.turns import ReadTurns
-from kernel_builder.server.xet_format import Xorb
-from kernel_builder.server.xet_hashes import xorb_hash
 from tests.hub.conftest import RunningHub
 from tests.hub.raw_requests import TOKEN, begin, memory, until
 from tests.hub.test_server_bad_input import shard

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
+from kernel_hub import tokens
 
-from kernel_builder.server import tokens
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import KERNEL, write_kernel
 

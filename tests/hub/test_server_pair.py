@@ -15,8 +15,8 @@ import pytest
 import requests
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from kernel_hub import tokens
 
-from kernel_builder.server import tokens
 from tests.hub.alternating_proxy import alternating_proxy
 from tests.hub.conftest import RunningHub, running_hub
 from tests.hub.kernel import write_kernel

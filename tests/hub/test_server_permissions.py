@@ -13,9 +13,9 @@ import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from kernel_hub import tokens
 
 from kernel_builder.errors import ConfigError
-from kernel_builder.server import tokens
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import KERNEL, VARIANT, publish_kernel, write_kernel
 

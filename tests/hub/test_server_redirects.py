@@ -12,8 +12,8 @@ import pytest
 import requests
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from kernel_hub import tokens
 
-from kernel_builder.server import tokens
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import write_kernel
 

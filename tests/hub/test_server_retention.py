@@ -17,11 +17,11 @@ import requests
 from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError
+from kernel_hub import mend, retention, tokens
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
 
 from kernel_builder.cli import main
-from kernel_builder.server import mend, retention, tokens
-from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.settings import Settings
 from tests.hub.conftest import RunningHub
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 import requests
 from huggingface_hub import CommitOperationAdd
+from kernel_hub import locks, mend
+from kernel_hub.hub_service import Hub
+from kernel_hub.refusals import Refusal
+from kernel_hub.settings import Settings
 
 from kernel_builder.errors import HubError
-from kernel_builder.server import locks, mend
-from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.refusals import Refusal
-from kernel_builder.server.settings import Settings
 from tests.hub.conftest import RunningHub
 from tests.hub.kernel import KERNEL, VARIANT, publish_kernel, send_large_file, write_kernel
 

@@ -17,9 +17,9 @@ import requests
 from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
+from kernel_hub import tokens
 
 from kernel_builder.cli import main
-from kernel_builder.server import tokens
 from tests.hub.conftest import RunningHub
 
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from kernel_builder.search.judge import JudgeRequest
+from kernel_judge.judge.judgement import JudgeRequest
 
 HERE = Path(__file__).parent
 CHEATS = sorted((HERE / "cheats").glob("*.py"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernel_builder.search.candidate_files import candidate_digest, copy_candidate
+from kernel_judge.judge.candidate_files import candidate_digest, copy_candidate
 
 
 def test_what_tools_leave_behind_is_no_part_of_a_candidate(tmp_path: Path) -> None:

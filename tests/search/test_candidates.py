@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from kernel_judge.judge.judgement import judge
 
-from kernel_builder.search.judge import judge
 from tests.search.conftest import CHEATS, HONEST, note, quick
 
 

@@ -6,13 +6,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from kernel_judge.judge import compiler_cache, observed_reference
+from kernel_judge.judge.compiler_cache import prepared
+from kernel_judge.judge.judgement import judge
+from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
 
 from kernel_builder import sandbox
 from kernel_builder.progress import Silent
-from kernel_builder.search import compiler_cache, observed_reference
-from kernel_builder.search.compiler_cache import prepared
-from kernel_builder.search.judge import judge
-from kernel_builder.search.worker import WorkerFailure, WorkerProcess
 from tests.search.conftest import HONEST, quick
 
 # Tries to change each file that it was lent, and names those that it could change.

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_judge.judge.judgement import JudgeRequest, judge
 
-from kernel_builder.search.judge import JudgeRequest, judge
 from tests.search.conftest import CHEATS, GPU_CHEATS, GPU_HONEST, HONEST, note, quick, scale_project
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

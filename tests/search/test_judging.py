@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from kernel_judge.judge.judgement import JudgeRequest, judge
+from kernel_judge.judge.verdict import Verdict
 
 from kernel_builder import sandbox
 from kernel_builder.cli import main
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
-from kernel_builder.search.judge import JudgeRequest, judge
-from kernel_builder.search.verdict import Verdict
 from tests.search.conftest import HERE, note, quick, scale_project
 
 SOFTMAX = HERE / "tasks" / "softmax.py"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from kernel_judge.judge.comparison import ErrorRule, difference
+from kernel_judge.judge.reference import Reference
+from kernel_judge.judge.scaling import fitted, unseen
+from kernel_judge.judge.task import kernelbench, read_task
+from kernel_judge.judge.verdict import Speedup, Verdict
 
 from kernel_builder.errors import ConfigError
-from kernel_builder.search.comparison import ErrorRule, difference
-from kernel_builder.search.reference import Reference
-from kernel_builder.search.scaling import fitted, unseen
-from kernel_builder.search.task import kernelbench, read_task
-from kernel_builder.search.verdict import Speedup, Verdict
 from tests.search.conftest import HERE
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "tasks").glob("*.py"))

@@ -9,11 +9,11 @@ import time
 from pathlib import Path
 
 import pytest
+from kernel_judge.judge.speed import reported_seconds
+from kernel_judge.judge.worker import WorkerProcess
 
 from kernel_builder import sandbox
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
-from kernel_builder.search.speed import reported_seconds
-from kernel_builder.search.worker import WorkerProcess
 
 # Starts a process in a session of its own that writes without end.
 WRITES = """

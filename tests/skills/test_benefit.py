@@ -11,18 +11,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from kernel_judge.search.limited_process import Limits
+from kernel_judge.search.run_log import read_events
+from kernel_judge.search.search_request import SearchRequest
+from kernel_judge.skills import benefit as benefits
+from kernel_judge.skills import intervals
+from kernel_judge.skills.agent_usage import reported_tokens
+from kernel_judge.skills.benefit import Benefit, SkillTry, benefit_lines, compare_tries, find_tasks, measure_benefit
+from kernel_judge.skills.catalog import find_skill, read_skill
+from kernel_judge.skills.distillation import Distilled, DistilRequest, distil
 
 from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Silent
-from kernel_builder.search.limited_process import Limits
-from kernel_builder.search.run_log import read_events
-from kernel_builder.search.search_request import SearchRequest
-from kernel_builder.skills import benefit as benefits
-from kernel_builder.skills import intervals
-from kernel_builder.skills.agent_usage import reported_tokens
-from kernel_builder.skills.benefit import Benefit, SkillTry, benefit_lines, compare_tries, find_tasks, measure_benefit
-from kernel_builder.skills.catalog import find_skill, read_skill
-from kernel_builder.skills.distillation import Distilled, DistilRequest, distil
 from tests.conftest import ROOT
 from tests.search.runs import agents, quick_judge
 

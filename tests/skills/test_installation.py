@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from kernel_judge.skills.catalog import Skill, find_skill, read_skill
+from kernel_judge.skills.installation import RECORD, inspect_skill, install_skill
 
 from kernel_builder.cli import main
-from kernel_builder.skills.catalog import Skill, find_skill, read_skill
-from kernel_builder.skills.installation import RECORD, inspect_skill, install_skill
 
 PLACES = {
     "claude": (".claude/skills", ".claude/skills"),

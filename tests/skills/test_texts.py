@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
+from kernel_judge.skills import gpu_guides
+from kernel_judge.skills.catalog import MOST_TOKENS, built_in, find_skill, read_skill
+from kernel_judge.skills.token_count import tokens_at_most
 
 from kernel_builder.errors import ConfigError
-from kernel_builder.skills import gpu_guides
-from kernel_builder.skills.catalog import MOST_TOKENS, built_in, find_skill, read_skill
-from kernel_builder.skills.token_count import tokens_at_most
 from tests.conftest import ROOT
 
 # Texts with the tokens that the vocabulary of Tekken (mistral-common 1.13, `tekken_240911.json`) has for them.
@@ -53,7 +53,7 @@ def test_the_gpu_guides_say_what_the_data_file_says(tmp_path: Path) -> None:
     gpu_guides.write_guides(tmp_path)
     for path in tmp_path.iterdir():
         assert path.read_text() == (gpu_guides.REFERENCES / path.name).read_text(), (
-            "write the guides again: python -m kernel_builder.skills.gpu_guides"
+            "write the guides again: python -m kernel_judge.skills.gpu_guides"
         )
     assert {path.stem for path in tmp_path.iterdir()} == {
         f"gpu-{name}" for name in ("t4", "a100", "h100", "h200", "b200")

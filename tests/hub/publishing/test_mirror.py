@@ -19,12 +19,12 @@ import requests
 from click.testing import CliRunner
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from kernel_hub import mend
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
 
 from kernel_builder.cli import main
 from kernel_builder.hub.signing import sign
-from kernel_builder.server import mend
-from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.settings import Settings
 
 from ..conftest import RunningHub
 from ..kernel import KERNEL, VARIANT, publish_kernel, write_kernel

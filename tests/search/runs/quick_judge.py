@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from kernel_builder.search.verdict import Speedup, Verdict
+from kernel_judge.judge.verdict import Speedup, Verdict
 
 
 def main(candidate: Path, task: Path) -> int:

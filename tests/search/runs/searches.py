@@ -10,11 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from kernel_judge.search.limited_process import Limits
+from kernel_judge.search.run_log import LOG, Event, read_events
+from kernel_judge.search.search_request import GIGABYTE, SearchRequest
+from kernel_judge.search.search_run import SearchResult, search
+
 from kernel_builder.progress import Silent
-from kernel_builder.search.limited_process import Limits
-from kernel_builder.search.run_log import LOG, Event, read_events
-from kernel_builder.search.search_request import GIGABYTE, SearchRequest
-from kernel_builder.search.search_run import SearchResult, search
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]

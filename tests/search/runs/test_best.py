@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernel_judge.search.search_request import parse_context
+from kernel_judge.search.workspace import Workspace
 
 from kernel_builder.errors import ConfigError
-from kernel_builder.search.search_request import parse_context
-from kernel_builder.search.workspace import Workspace
 from tests.hub.conftest import running_hub
 
 from .agents import BODIES, MODEL

@@ -7,8 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, TimeoutError
 from pathlib import Path
 
 import pytest
-
-from kernel_builder.search.judging import free_device, judging_devices
+from kernel_judge.search.judge_process import free_device, judging_devices
 
 FIRST, SECOND = "GPU-aaaa", "GPU-bbbb"
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from kernel_judge.judge.verdict import Speedup, Verdict
+from kernel_judge.search.best_kernel import contenders
+from kernel_judge.search.estimators import fast_p, pass_at_k, speedup_at_k
+from kernel_judge.search.run_log import LOG
+from kernel_judge.search.run_report import make_report
 
 from kernel_builder.cli import main
 from kernel_builder.errors import ConfigError
-from kernel_builder.search.best_kernel import contenders
-from kernel_builder.search.estimators import fast_p, pass_at_k, speedup_at_k
-from kernel_builder.search.run_log import LOG
-from kernel_builder.search.run_report import make_report
-from kernel_builder.search.verdict import Speedup, Verdict
 
 SPEEDS = [1.0, 1.0, 1.3, 2.5, 1.3, 4.0, 1.1]
 

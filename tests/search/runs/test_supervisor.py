@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kernel_judge.search.run_log import LOG, RunLog, read_events
+from kernel_judge.search.workspace import Workspace
 
 from kernel_builder.errors import ConfigError
-from kernel_builder.search.run_log import LOG, RunLog, read_events
-from kernel_builder.search.workspace import Workspace
 
 from .searches import agent, logged, marked_processes, quick_request, quoted, run_search, start_search
 
