@@ -40,21 +40,21 @@ test: export OMP_WAIT_POLICY = passive
 test: export OPENBLAS_NUM_THREADS = 1
 test: .venv/ready
 	$(MAKE) --jobs=3 --output-sync=target lint docs packages arm64-python
-	.venv/bin/python -m pytest -p tests.skips tests $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+	.venv/bin/python -m pytest -p tests.skips tests packages $(KERNELS:%=%/tests) -n $(JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
 
 packages: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cpu
 
 # Says so and makes nothing where qemu-user or Debian's tools are missing.
 arm64-python: .venv/ready
-	.venv/bin/python -m tests.emulated_python .venv/arm64
+	.venv/bin/python -m tests.support.emulated_python .venv/arm64
 
 gpu-test: .venv/ready
 	.venv/bin/kernel-builder build $(KERNELS) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
-	.venv/bin/python -m pytest -p tests.skips tests/measure tests/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
+	.venv/bin/python -m pytest -p tests.skips tests/unit/measure tests/integration/checks/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
 
 device-code: .venv/ready
-	.venv/bin/python -m pytest -m device_code tests/e2e/test_device_code.py $(PYTEST)
+	.venv/bin/python -m pytest -m device_code tests/integration/build_command/test_device_code.py $(PYTEST)
 
 lint: .venv/ready
 	.venv/bin/ruff format --check .

@@ -22,6 +22,7 @@ from typing import Any
 
 import requests
 from hub_process import HEADERS, start_hub
+
 from kernel_hub import mend
 from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings

@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "packages/kernel-judge/tests")]
 
-from tests.search.conftest import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, quick, scale_project, task_of  # noqa: E402
+from judge_samples import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, quick, scale_project, task_of  # noqa: E402
 
 if TYPE_CHECKING:
     from kernel_judge.judge.judgement import JudgeRequest
@@ -77,9 +77,9 @@ def _result(name: str) -> Path:
 def rejection(request: JudgeRequest) -> tuple[str, str]:
     """Judge a candidate in this process. Return as what it is rejected, or "right", and why."""
     import torch
-    from kernel_judge.judge.judgement import judge
 
     from kernel_builder.errors import KernelBuilderError
+    from kernel_judge.judge.judgement import judge
 
     torch.set_num_threads(1)  # of the candidate, too: the judgements beside it have the other cores
     try:
