@@ -26,8 +26,15 @@ TRACKED = (
     "README.md",
     "kernel_builder",
     "kernels/kit",
+    "packages",
     "pyproject.toml",
 )
+# Directory of a distribution -> its import package, and the prefix of its tags.
+DISTRIBUTIONS = {
+    ".": ("kernel_builder", "v"),
+    "packages/kernel-hub": ("kernel_hub", "kernel-hub-v"),
+    "packages/kernel-judge": ("kernel_judge", "kernel-judge-v"),
+}
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -45,8 +52,8 @@ def git(tree: Path, *arguments: str) -> str:
     return run("git", *identity, *arguments, cwd=tree)
 
 
-def scm_version(tree: Path) -> str:
-    return run(sys.executable, "-m", "setuptools_scm", cwd=tree).strip()
+def scm_version(tree: Path, directory: str = ".") -> str:
+    return run(sys.executable, "-m", "setuptools_scm", cwd=tree / directory).strip()
 
 
 @pytest.fixture(scope="module")
@@ -67,30 +74,41 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def distributions(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A source distribution, and the wheel built from it."""
+    """The source distributions, and the wheels built from them."""
     out = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, tree, cwd=out)
+    for directory in DISTRIBUTIONS:
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, tree / directory, cwd=out)
     return out
 
 
-def test_the_version_is_that_of_the_tag(tree: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("directory", DISTRIBUTIONS)
+def test_the_version_is_that_of_the_tag(tree: Path, tmp_path: Path, directory: str) -> None:
+    _, prefix = DISTRIBUTIONS[directory]
     clone = tmp_path / "clone"
     git(tree, "clone", "--quiet", str(tree), str(clone))
-    without_tags = Version(scm_version(clone))
-    assert without_tags.is_devrelease
-    git(clone, "tag", "v1.2.0")
-    assert scm_version(clone) == "1.2.0"
-    archive = tmp_path / "archive"
-    archive.mkdir()
-    git(clone, "archive", "--output", str(tmp_path / "archive.tar"), "HEAD")
-    shutil.unpack_archive(tmp_path / "archive.tar", archive)
-    assert scm_version(archive) == "1.2.0", "the archives that GitHub makes of a tag have no .git"
+    assert Version(scm_version(clone, directory)).is_devrelease, "there are no tags"
+    git(clone, "tag", f"{prefix}1.2.0")
+    assert scm_version(clone, directory) == "1.2.0"
+    for other, (_, others) in DISTRIBUTIONS.items():
+        if others != prefix:
+            assert Version(scm_version(clone, other)).is_devrelease, "each distribution has tags of its own"
     git(clone, "commit", "--quiet", "--allow-empty", "--message", "second")
-    after = Version(scm_version(clone))
+    after = Version(scm_version(clone, directory))
     assert after > Version("1.2.0")
     assert after.is_devrelease
     shutil.rmtree(clone / ".git")
-    assert Version(scm_version(clone)).is_devrelease, "a copy without git still has a version"
+    assert Version(scm_version(clone, directory)).is_devrelease, "a copy without git still has a version"
+
+
+def test_an_archive_of_a_tag_has_its_version(tree: Path, tmp_path: Path) -> None:
+    """GitHub makes such archives, which have no .git."""
+    clone, archive = tmp_path / "clone", tmp_path / "archive"
+    git(tree, "clone", "--quiet", str(tree), str(clone))
+    git(clone, "tag", "v1.2.0")
+    git(clone, "archive", "--output", str(tmp_path / "archive.tar"), "HEAD")
+    archive.mkdir()
+    shutil.unpack_archive(tmp_path / "archive.tar", archive)
+    assert scm_version(archive) == "1.2.0"
 
 
 def test_the_version_is_known_without_an_installation(tmp_path: Path) -> None:
@@ -124,7 +142,7 @@ def test_importlib_metadata_is_imported_only_when_the_version_is_read() -> None:
 
 def test_the_wheel_has_every_file_of_the_package(tree: Path, distributions: Path) -> None:
     """And the kit, which the repository has only as a symbolic link."""
-    (wheel,) = distributions.glob("*.whl")
+    (wheel,) = distributions.glob("torch_kernel_builder-*.whl")
     link = "kernel_builder/templates/kit"
     assert (tree / link).is_symlink()
     kit = {path.name: path.read_bytes() for path in (ROOT / "kernels" / "kit").iterdir() if path.is_file()}
@@ -138,12 +156,22 @@ def test_the_wheel_has_every_file_of_the_package(tree: Path, distributions: Path
         assert not any(entry.external_attr >> 28 == 0xA for entry in archive.infolist()), "no symbolic links"
 
 
-def test_an_installed_wheel_has_a_working_command_line(distributions: Path, tmp_path: Path) -> None:
-    (wheel,) = distributions.glob("*.whl")
+@pytest.mark.parametrize("directory", [name for name in DISTRIBUTIONS if name != "."])
+def test_the_wheels_of_the_packages_have_their_files(tree: Path, distributions: Path, directory: str) -> None:
+    name, _ = DISTRIBUTIONS[directory]
+    (wheel,) = distributions.glob(f"torch_{name}-*.whl")
+    tracked = {path.removeprefix(f"{directory}/") for path in git(tree, "ls-files", f"{directory}/{name}").split()}
+    with zipfile.ZipFile(wheel) as archive:
+        assert {path for path in archive.namelist() if ".dist-info/" not in path} == tracked
+
+
+def test_installed_wheels_have_a_working_command_line(distributions: Path, tmp_path: Path) -> None:
+    wheels = sorted(distributions.glob("*.whl"))
+    (builder,) = distributions.glob("torch_kernel_builder-*.whl")
     run(sys.executable, "-m", "venv", "--without-pip", "venv", cwd=tmp_path)
     python = tmp_path / "venv" / "bin" / "python"
-    install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel)
-    run(*install, cwd=tmp_path)
+    install = (sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index")
+    run(*install, *wheels, cwd=tmp_path)
     # The dependencies are those of this environment. A directory named in a .pth file has its own .pth files ignored,
     # and with them an editable installation of this repository.
     site = next((tmp_path / "venv" / "lib").glob("python*/site-packages"))
@@ -155,7 +183,7 @@ def test_an_installed_wheel_has_a_working_command_line(distributions: Path, tmp_
     command = tmp_path / "venv" / "bin" / "kernel-builder"
     assert "init" in run(command, "--help", cwd=tmp_path)
     shown = run(command, "--version", cwd=tmp_path)
-    assert shown.split()[-1] == wheel.name.split("-")[1]
+    assert shown.split()[-1] == builder.name.split("-")[1]
     run(command, "init", "--name", "me/my-kernel", cwd=tmp_path)
     run(command, "check-config", "my-kernel", cwd=tmp_path)
     run(command, "init", "--name", "me/on-kit", "--kit", cwd=tmp_path)
@@ -163,11 +191,12 @@ def test_an_installed_wheel_has_a_working_command_line(distributions: Path, tmp_
     assert "torch-stable-abi" in run(command, "list-variants", "my-kernel", cwd=tmp_path)
     run(command, "toolchain", "--help", cwd=tmp_path)
     run(command, "hub", "serve", "--help", cwd=tmp_path)
+    run(command, "judge", "--help", cwd=tmp_path)
 
 
 def test_a_release_is_published_by_its_tag_alone() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/publish-package.yml").read_text())
-    assert workflow[True] == {"push": {"tags": ["v*"]}}
+    assert workflow[True] == {"push": {"tags": [f"{prefix}*" for _, prefix in DISTRIBUTIONS.values()]}}
     build, publish = workflow["jobs"]["build"], workflow["jobs"]["publish"]
     checkout = build["steps"][0]["with"]
     assert checkout["fetch-depth"] == 0, "the version is counted from the tags"

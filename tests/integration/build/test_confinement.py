@@ -29,6 +29,8 @@ from tests.integration.build.test_ninja import planned
 from tests.integration.build_command.conftest import wait_for, working_in
 from tests.support.sample_package import assemble
 
+pytestmark = pytest.mark.sandbox
+
 GXX = Path(shutil.which("g++") or "g++")
 KINDS = [BUBBLEWRAP, LANDLOCK]
 

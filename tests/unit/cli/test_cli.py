@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -15,6 +18,7 @@ from kernel_builder.build.buildable import UnavailableVariant
 from kernel_builder.build_summary import BuildSummary, BuiltPackage
 from kernel_builder.cli import main
 from kernel_builder.cli.build_command import print_summary
+from tests.support.places import ROOT
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
 
@@ -28,9 +32,35 @@ def test_every_command_has_help(command: str) -> None:
 
 def test_the_list_of_commands_describes_each() -> None:
     done = CliRunner().invoke(main, ["--help"])
-    listed = done.output.partition("Commands:")[2].splitlines()
-    assert {line.split()[0] for line in listed if line.strip()} == set(COMMANDS)
-    assert all(len(line.split()) > 3 for line in listed if line.strip())
+    listed = done.output.partition("Start:")[2].splitlines()
+    rows = [line.split() for line in listed if re.match("  [a-z]", line)]
+    assert {row[0] for row in rows} == set(COMMANDS)
+    assert all(len(row) > 3 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("command", "distribution"),
+    [(["judge", "candidate.py", "--task", "t.py"], "torch-kernel-judge"), (["hub", "serve", "-h"], "torch-kernel-hub")],
+)
+def test_a_command_of_a_distribution_that_is_not_installed_says_what_to_install(
+    tmp_path: Path, command: list[str], distribution: str
+) -> None:
+    """The installed packages without the builder's own: an installation of the builder alone."""
+    for path in Path(click.__file__).parent.parent.iterdir():
+        if "kernel_" not in path.name:
+            (tmp_path / path.name).symlink_to(path)
+    script = "from kernel_builder.cli import main; main()"
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        started = [sys.executable, "-S", "-c", script, *arguments]
+        return subprocess.run(started, capture_output=True, text=True, check=False, env=environment)
+
+    done = run(*command)
+    assert done.returncode == 1, done
+    assert f"`{command[-2] if command[0] == 'hub' else command[0]}` is a command of {distribution}" in done.stderr
+    assert f"hint: pip install {distribution}" in done.stderr
+    assert "judge" not in run("--help").stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
