@@ -24,6 +24,7 @@ import click
 
 import kernel_builder
 from kernel_builder.build.provenance import git_state
+from kernel_builder.measure.estimates import estimate
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -143,7 +144,8 @@ class FiguresPage:
 def _section(record: Record, row: Row) -> Iterator[str]:
     yield from (f"**{record.name}**: {row.title}", "", *(f"    {command}" for command in record.commands), "")
     before, after = record.load
-    measured = f"Measured on {record.date[:10]}; load average {before:.1f} before, {after:.1f} after."
+    commit = re.sub(r"^([0-9a-f]{12})[0-9a-f]{28}", r"\1", record.commit)
+    measured = f"Measured on {record.date[:10]}, commit {commit}; load average {before:.1f} before, {after:.1f} after."
     yield from (f"{row.note} {measured}".strip(), "")
 
 
@@ -172,6 +174,11 @@ def machine(*packages: str) -> dict[str, Any]:
         **{name: metadata.version(name) for name in packages},
         "kernel-builder": kernel_builder.__version__,
     }
+
+
+def summary(samples: Sequence[float]) -> dict[str, float]:
+    """Return what the JSON keeps of samples: their median, the interval of `estimate`, and how many there are."""
+    return {**estimate(samples)._asdict(), "n": len(samples)}
 
 
 def children_cpu_seconds() -> float:
