@@ -115,11 +115,14 @@ class FiguresPage:
     describe_machine: Callable[[Mapping[str, Any]], str]
     introduction: tuple[str, ...] = ()
 
+    def rows(self, report: Mapping[str, Any]) -> dict[str, Row]:
+        """Return figure -> its row of the table, for those that a report has."""
+        records = _read_records(report)
+        return {name: figure.row(records[name].values) for name, figure in self.figures.items() if name in records}
+
     def markdown(self, report: Mapping[str, Any]) -> str:
         """Return the page for a report, the parsed JSON."""
-        measured = _read_records(report)
-        records = [measured[name] for name in self.figures if name in measured]
-        rows = {record.name: self.figures[record.name].row(record.values) for record in records}
+        records, rows = _read_records(report), self.rows(report)
         lines = [
             f"# {self.title}",
             "",
@@ -136,8 +139,8 @@ class FiguresPage:
         ]
         for paragraph in self.introduction:
             lines += [paragraph, ""]
-        for record in records:
-            lines += _section(record, rows[record.name])
+        for name, row in rows.items():
+            lines += _section(records[name], row)
         return "\n".join(lines).rstrip() + "\n"
 
 
