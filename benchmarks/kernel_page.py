@@ -185,7 +185,7 @@ def _changed_since(results: Sequence[Result]) -> str:
     sentences = [
         f"Sources have changed since these were measured: {listed(changed)}."
         if changed
-        else "No sources have changed since the measurements.",
+        else "No recorded source has changed since the measurements.",
         f"Whether they have is unknown of these: {listed(unknown)}." if unknown else "",
         "Each section names the commit that was measured.",
     ]

@@ -59,12 +59,14 @@ def described(directory: Path, variant: str, build: Mapping[str, Any]) -> str:
     """Return sentences that name the commit of a measured package, and what has changed since."""
     kernel = (build.get("provenance") or {}).get("kernel") or {}
     commit = f"Commit `{kernel['commit'][:12]}`" if kernel.get("commit") else "No commit is recorded"
+    # Older results have no digests of Python files.
+    sources = "sources" if "python" in build or "sources" not in (build.get("provenance") or {}) else "compiled sources"
     uncommitted = ", with changes that were not committed" if kernel.get("dirty") else ""
     changed = changes(directory, variant, build)
     if changed is None:
         since = "The sources are not recorded, so whether they have changed since is unknown."
     elif changed:
-        since = f"**The sources have changed since**: {some_of(changed, 3)}."
+        since = f"**The {sources} have changed since**: {some_of(changed, 3)}."
     else:
-        since = "The sources have not changed since."
+        since = f"The {sources} have not changed since."
     return f"{commit}{uncommitted}. {since}"

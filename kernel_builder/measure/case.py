@@ -261,7 +261,7 @@ def _said(problem: Exception, name: str, point: Point, device: str) -> str:
 
 
 def copies(moved: int, sets: int, device: str, clock: Clock) -> tuple[Run, str]:
-    """Return a run of copies that move `moved` bytes, half of them read and half written: the copy speed.
+    """Return a run of device-to-device copies that move `moved` bytes, half read and half written: the copy speed.
 
     The driver's copy is up to 20 % slower for sizes that are no multiple of 4096 bytes, and 25 % slower for some above
     450 MB (H100). So a multiple is copied, and the time is scaled to `moved`; and where an element-wise kernel moves

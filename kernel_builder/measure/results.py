@@ -66,7 +66,7 @@ class Row:
     times: dict[str, Estimate] = field(default_factory=dict)
     """Seconds of one call."""
     shares: dict[str, Estimate] = field(default_factory=dict)
-    """Share of copy speed: the time of a copy that moves as many bytes, divided by the call's time, per round."""
+    """Share of copy speed: the time of a copy of the same number of bytes, divided by the call's, per round."""
     ratios: dict[str, Estimate] = field(default_factory=dict)
     """The time of a call divided by the kernel's, per round."""
 

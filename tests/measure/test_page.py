@@ -158,7 +158,7 @@ def test_a_result_is_of_the_sources_that_it_records(sources: ModuleType, project
     del build["python"]
     assert sources.described(project, VARIANT, build) == (
         "Commit `aaaaaaaaaaaa`, with changes that were not committed. "
-        "**The sources have changed since**: scale/gone.h is gone."
+        "**The compiled sources have changed since**: scale/gone.h is gone."
     )
 
 
