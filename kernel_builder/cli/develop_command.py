@@ -72,8 +72,8 @@ def testshell(directory: Path, variant: str | None, torch_index: str | None, com
     kernel-builder testshell kernels/rmsnorm
     kernel-builder testshell kernels/rmsnorm -- python -m pytest kernels/rmsnorm/tests
     """
+    from kernel_builder.cache_directory import default_cache
     from kernel_builder.develop import choice, interpreter, shells
-    from kernel_builder.toolchain.toolchains import default_cache
 
     project = read_project(directory)
     chosen = choice.built(project, variant)
