@@ -28,6 +28,6 @@ def test_the_site_adds_the_plot_and_what_was_measured(models_page: ModuleType) -
     package = {"variant": "torch-stable-abi210-cu130-x86_64-linux", "provenance": {"kernel": {"commit": 40 * "c"}}}
     text = models_page.fill(page, {**report, "packages": {"rmsnorm": package}})
     assert "- rmsnorm: Commit `cccccccccccc`. The sources are not recorded" in text
-    with pytest.raises(ValueError, match="docs/models.md must have <!-- plot --> once"):
+    with pytest.raises(ValueError, match=r"docs/models.md must have <!-- plot --> once"):
         models_page.fill("# Models\n", report)
     assert models_page.draw_svg(report).startswith(b"<?xml")

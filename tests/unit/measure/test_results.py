@@ -30,7 +30,9 @@ def test_a_report_is_read_as_it_was_saved(report: BenchmarkReport, tmp_path: Pat
 def test_each_point_of_a_report_is_a_line(report: BenchmarkReport, tmp_path: Path) -> None:
     report.save(tmp_path / "a.json")
     before = (tmp_path / "a.json").read_text().splitlines()
-    assert sum('"operation": ' in line for line in before) == len(report.rows) + len(report.hosts)
+    assert sum('"operation": ' in line and '"times": ' in line for line in before) == len(report.rows) + len(
+        report.hosts
+    )
     report.rows[1].bytes += 1
     report.save(tmp_path / "a.json")
     after = (tmp_path / "a.json").read_text().splitlines()
