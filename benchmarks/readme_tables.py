@@ -85,8 +85,8 @@ def kernels(results: Sequence[Result]) -> str:
         [
             tables.as_markdown(table),
             "",
-            "Copy speed is the bandwidth of a device-to-device copy of the same number of bytes, measured in the same run; "
-            "[a share can be above 1](docs/kernels.md). "
+            "Copy speed is the bandwidth of a device-to-device copy of the same number of bytes, measured in the same "
+            "run; [a share can be above 1](docs/kernels.md). "
             f"Median and range over the sizes of models, bfloat16, {on}, cold caches. *Backward* has backward passes, "
             f"and forward and backward together. The peers are {listed(peers_named)}; at each size the fastest counts. "
             f"{_compiled_on_cpu(cpu)}Commits: {listed(f'{result.kernel} `{_commit(result)}`' for result in measured)}.",
