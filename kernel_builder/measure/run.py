@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import gc
+import hashlib
 import json
 import os
 import platform
@@ -79,7 +80,7 @@ def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkRep
     jobs = request.jobs or len(os.sched_getaffinity(0))
     if peers.compile and jobs > 1:
         ahead = [*costs, *todo]
-        for done, _ in enumerate(compile_ahead(request.project, ahead, peers.found, device, jobs), 1):
+        for done, _ in enumerate(compile_ahead(request.project, ahead, peers.importable, device, jobs), 1):
             progress.advance("compiling peers", done, len(ahead))
     gc.freeze()  # otherwise every graph capture collects garbage over all imported modules
     timer = clock(device)
@@ -119,7 +120,7 @@ class _Peers:
     Attributes:
         eager, compile: Whether eager PyTorch and torch.compile are among them.
         declared: Operation -> name -> function, of the peers that the project declares.
-        found: The names of declared peers that can be imported.
+        importable: The names of declared peers that can be imported.
         absent: Name -> why a declared peer cannot be imported.
     """
 
@@ -133,14 +134,14 @@ class _Peers:
         self.compile = COMPILE in wanted
         self.absent: dict[str, str] = {}
         self.declared: dict[str, dict[str, Function]] = {operation: {} for operation in chosen}
-        self.found: set[str] = set()
+        self.importable: set[str] = set()
         for operation, workload in chosen.items():
             for name, factory in workload.peers.items():
                 if name not in wanted:
                     continue
                 try:
                     self.declared[operation][name] = factory()
-                    self.found.add(name)
+                    self.importable.add(name)
                 except Exception as error:  # a library may raise anything on a machine that it does not support
                     self.absent[name] = f"{type(error).__name__}: {error}"
 
@@ -168,11 +169,11 @@ def _functions(
 
 def _host_points(todo: Sequence[Point], chosen: Mapping[str, type[Any]]) -> list[Point]:
     """Return a forward point for each selected operation, and one with gradients if those are selected."""
-    found: dict[Point, None] = {}
+    selected: dict[Point, None] = {}
     for point in todo:
         passes = "forward" if point.passes == "forward" else "forward + backward"
-        found[Point(point.operation, passes, chosen[point.operation].small, point.dtype)] = None
-    return list(found)
+        selected[Point(point.operation, passes, chosen[point.operation].small, point.dtype)] = None
+    return list(selected)
 
 
 def _keep(report: BenchmarkReport, request: BenchmarkRequest) -> None:
@@ -214,11 +215,17 @@ def _load(project: Path, device: str) -> Any:
 def _report(request: BenchmarkRequest, device: str, kernel: Any, absent: dict[str, str]) -> BenchmarkReport:
     package = Path(kernel.__file__).parent
     build = json.loads((package / "metadata.json").read_text(encoding="utf-8"))
-    size = sum(file.stat().st_size for file in package.rglob("*") if file.is_file() and file.suffix != ".pyc")
+    files = {file.relative_to(package): file for file in sorted(package.rglob("*")) if file.is_file()}
+    size = sum(file.stat().st_size for file in files.values() if file.suffix != ".pyc")
+    python = {
+        name.as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for name, file in files.items()
+        if file.suffix == ".py"
+    }
     return BenchmarkReport(
         kernel=build["name"],
         variant=package.name,
-        build={"id": build.get("id"), "provenance": build.get("provenance"), "bytes": size},
+        build={"id": build.get("id"), "provenance": build.get("provenance"), "bytes": size, "python": python},
         device=device,
         command=request.command,
         date=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -230,17 +237,17 @@ def _report(request: BenchmarkRequest, device: str, kernel: Any, absent: dict[st
 
 def _machine(device: str) -> dict[str, Any]:
     model = re.search(r"^model name\s*: (.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    found: dict[str, Any] = {"cpu": model[1] if model else platform.machine()}
+    hardware: dict[str, Any] = {"cpu": model[1] if model else platform.machine()}
     if device == "cuda":
         properties = torch.cuda.get_device_properties(None)
-        found |= {"gpu": properties.name, "driver": _driver(), "cuda": torch.version.cuda}
+        hardware |= {"gpu": properties.name, "driver": _driver(), "cuda": torch.version.cuda}
     else:
-        found["threads"] = torch.get_num_threads()
+        hardware["threads"] = torch.get_num_threads()
     versions = {}
     for name in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    return {**found, "system": platform.platform(), "python": platform.python_version(), "packages": versions}
+    return {**hardware, "system": platform.platform(), "python": platform.python_version(), "packages": versions}
 
 
 def _driver() -> str | None:

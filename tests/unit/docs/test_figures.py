@@ -1,39 +1,43 @@
-"""The page of the Hub's figures shows the committed results."""
+"""The page of the Hub's figures shows the committed results, and the figures' verdicts follow from their values."""
 
 from __future__ import annotations
 
 import json
-import statistics
+from types import ModuleType
 
 import pytest
 
 from tests.support.places import ROOT
 
 
-def test_the_page_is_written_from_the_results(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def hub_page(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import hub
 
-    report = json.loads((ROOT / "benchmarks/results/hub.json").read_text())
-    assert hub.PAGE.markdown(report) == (ROOT / "docs/hub-figures.md").read_text()
+    return hub
 
 
-def test_the_measured_figures_follow_from_the_samples() -> None:
-    """This test computes the figures from the samples, without the code that writes the page."""
+def test_the_page_is_written_from_the_results(hub_page: ModuleType) -> None:
     report = json.loads((ROOT / "benchmarks/results/hub.json").read_text())
-    figures = {figure["name"]: figure for figure in report["figures"]}
-    values = {name: figure["values"] for name, figure in figures.items()}
-    load, copy = (statistics.median(values["first-load"][f"{name}-seconds"]) for name in ("load", "copy"))
-    publish, taken = values["publish"], sorted(values["at-once"]["seconds"])
-    first, again = ([publish[f"{way}-{run}-seconds"] for way in ("xet", "lfs")] for run in ("first", "again"))
-    peak = {name: size / 1e6 for name, size in values["memory"]["peak-bytes"].items()}
-    assert {name: figure["measured"] for name, figure in figures.items()} == {
-        "first-load": f"{load * 1e3:.0f} ms; copy {copy * 1e3:.0f} ms",
-        "publish": f"{first[0]:.1f} s by Xet, {first[1]:.1f} s by LFS; unchanged, "
-        f"{again[0]:.2f} s and {again[1]:.2f} s",
-        "at-once": f"p50 {statistics.median(taken):.2f} s, p99 {taken[62]:.2f} s, 0 failed",
-        "memory": f"upload {peak['lfs-up']:.0f} MB by LFS, {peak['xet-up']:.0f} MB by Xet; "
-        f"download {peak['down']:.0f} MB",
-    }
-    assert len(taken) == 64 and values["at-once"]["failed"] == []
-    assert figures["memory"]["met"] is (max(peak.values()) <= 150)
+    assert hub_page.PAGE.markdown(report) == (ROOT / "docs/hub-figures.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "failed", "measured", "verdict"),
+    [
+        ({"median": 3.81, "p99": 4.07, "n": 64}, [], "p50 3.81 s, p99 4.07 s, 0 failed", "met"),
+        ({"median": 3.81, "p99": 4.07, "n": 63}, ["ConnectionError()"], "p50 3.81 s, p99 4.07 s, 1 failed", "missed"),
+        ({"n": 0}, ["ConnectionError()"], "1 failed", "missed"),
+    ],
+)
+def test_a_client_that_fails_is_a_missed_target(
+    hub_page: ModuleType, seconds: dict[str, float], failed: list[str], measured: str, verdict: str
+) -> None:
+    cpu = {"clients-processor-seconds": 6.6, "server-processor-seconds": 1.7, "server-peak-bytes": 111e6}
+    row = hub_page.at_once_row({"seconds": seconds, "failed": failed, **cpu})
+    assert (row.measured, row.verdict) == (measured, verdict)
+
+
+def test_results_keep_a_summary_of_samples(hub_page: ModuleType) -> None:
+    assert hub_page.summary([3.0, 1.0, 2.0]) == {"median": 2.0, "low": 1.0, "high": 3.0, "n": 3}

@@ -1,39 +1,36 @@
-"""docs/kernels.md: the table of targets, and the figures of each kernel."""
+"""docs/kernels.md on the site: the table of targets, the figures of each kernel, and what they are measured of."""
 
 from __future__ import annotations
 
-import importlib.util
+import hashlib
 import json
+import shutil
 import subprocess
-import sys
+from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from kernel_builder.measure.results import BenchmarkReport
 from tests.support.places import ROOT
 
-SCRIPT = ROOT / "benchmarks" / "kernel_page.py"
+VARIANT = "torch-stable-abi210-cpu-x86_64-linux"
+SOURCE = "scale/scale_cpu.cpp"
 
 
-@pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("kernel_page", SCRIPT)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["kernel_page"] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import kernel_page
+
+    return kernel_page
 
 
-def test_the_page_is_up_to_date() -> None:
-    done = subprocess.run([sys.executable, SCRIPT, "--check"], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_the_page_shows_every_row_of_the_results() -> None:
+def test_the_site_shows_every_row_of_the_results(script: ModuleType) -> None:
     """This test computes the figures from the JSON, without the code that writes the page."""
-    page = (ROOT / "docs" / "kernels.md").read_text()
+    page = script.fill((ROOT / "docs" / "kernels.md").read_text(), script.read_results())
     for path in sorted((ROOT / "benchmarks" / "results").glob("*.h100.json")):
         kernel = path.name.partition(".")[0]
         section = page.partition(f"## {kernel}, H100\n")[2].partition("\n## ")[0]
@@ -47,6 +44,18 @@ def test_the_page_shows_every_row_of_the_results() -> None:
             assert f"| {row['bytes'] / row['times']['ours'][0] / 1e9:.0f} |" in line, (kernel, line)
 
 
+def test_the_page_has_a_place_for_its_tables(script: ModuleType) -> None:
+    with pytest.raises(ValueError, match=r"docs/kernels.md must have <!-- targets --> once"):
+        script.fill("# Figures\n\n<!-- sections -->\n", [])
+
+
+def test_every_result_has_a_plot(script: ModuleType, report: BenchmarkReport) -> None:
+    result = script.Result("rmsnorm", "h100", report, report)
+    page = script.section(result)
+    assert f"![Share of copy speed]({script.plot_name(result)})" in page
+    assert script.draw(result).startswith(b"<?xml") and script.draw(result) == script.draw(result)
+
+
 def as_rms_norm(report: BenchmarkReport) -> BenchmarkReport:
     report.rows = report.rows[:2]
     for row in report.rows:
@@ -55,36 +64,134 @@ def as_rms_norm(report: BenchmarkReport) -> BenchmarkReport:
 
 
 def test_targets_name_the_worst_shape(script: ModuleType, report: BenchmarkReport) -> None:
-    reports = {"h100": {"rmsnorm": as_rms_norm(report)}}
-    found = {(one.what, one.wanted): one for one in script.outcomes(reports)}
+    results = [script.Result("rmsnorm", "h100", as_rms_norm(report), report)]
+    measured = {(outcome.what, outcome.wanted): outcome for outcome in script.outcomes(results)}
     share = ("rms_norm, add_rms_norm above 16 MB: share of copy speed", "each at least 1.0")
     peer = ("rms_norm, add_rms_norm: best peer / ours", "each at least 0.98")
-    assert found[peer[0], "mean at least 1.03"].met
-    assert found[share].met and found[share].measured == "1.040 at rms_norm 8x2048"
+    assert measured[peer[0], "mean at least 1.03"].met
+    assert measured[share].met and measured[share].measured == "1.040 at rms_norm 8x2048"
 
     row = report.rows[1]
     row.shares["ours"] = row.shares["ours"]._replace(median=0.9)
     row.ratios["eager"] = row.ratios["eager"]._replace(median=0.5)
-    found = {(one.what, one.wanted): one for one in script.outcomes(reports)}
-    assert not found[share].met and found[share].measured == "0.900 at rms_norm 8x128, 1 of 2 below"
-    assert not found[peer].met and found[peer].measured.startswith("0.500 at rms_norm 8x128")
+    measured = {(outcome.what, outcome.wanted): outcome for outcome in script.outcomes(results)}
+    assert not measured[share].met and measured[share].measured == "0.900 at rms_norm 8x128, 1 of 2 below"
+    assert not measured[peer].met and measured[peer].measured.startswith("0.500 at rms_norm 8x128")
 
     row.times, row.faults = {}, {"ours": "its error is too large"}
-    found = {(one.what, one.wanted): one for one in script.outcomes(reports)}
-    assert not found[share].met and found[share].measured == "1.040 at rms_norm 8x2048, 1 of 2 without a time"
+    measured = {(outcome.what, outcome.wanted): outcome for outcome in script.outcomes(results)}
+    assert not measured[share].met
+    assert measured[share].measured == "1.040 at rms_norm 8x2048, 1 of 2 without a time"
 
 
 def test_host_overhead_is_compared_with_the_yardstick(script: ModuleType, report: BenchmarkReport) -> None:
-    reports = {"h100": {"rmsnorm": report}}
-    (found,) = (one for one in script.outcomes(reports) if one.what.startswith("host overhead"))
-    assert found.met and found.measured == "0.40 at norm"
+    results = [script.Result("rmsnorm", "h100", report, report)]
+    (outcome,) = (outcome for outcome in script.outcomes(results) if outcome.what.startswith("host overhead"))
+    assert outcome.met and outcome.measured == "0.40 at norm"
     report.hosts[0].times["ours"] = report.hosts[0].times["ours"]._replace(median=20e-6)
-    (found,) = (one for one in script.outcomes(reports) if one.what.startswith("host overhead"))
-    assert not found.met and found.measured == "2.50 at norm, 1 of 1 above"
+    (outcome,) = (outcome for outcome in script.outcomes(results) if outcome.what.startswith("host overhead"))
+    assert not outcome.met and outcome.measured == "2.50 at norm, 1 of 1 above"
+
+
+def test_the_later_measurement_of_host_overhead_counts(
+    script: ModuleType, report: BenchmarkReport, tmp_path: Path
+) -> None:
+    report.save(tmp_path / "rmsnorm.h100.json")
+    for date, later in (("2026-11-20T00:00:00+00:00", report.command), ("2026-11-22T00:00:00+00:00", "alone")):
+        replace(report, date=date, command="alone").save(tmp_path / "rmsnorm.h100.host.json")
+        (result,) = script.read_results(tmp_path)
+        assert result.host_report.command == later
+        replace(report, hosts=[]).save(tmp_path / "rmsnorm.h100.json")
+        (result,) = script.read_results(tmp_path)
+        assert result.host_report.command == "alone"
+        report.save(tmp_path / "rmsnorm.h100.json")
 
 
 def test_a_section_shows_the_command_the_commit_and_every_row(script: ModuleType, report: BenchmarkReport) -> None:
-    text = script.page({"h100": {"adaln": report}})
-    assert "a-kernel --json a.json" in text and "commit 0123" in text
+    text = script.section(script.Result("adaln", "h100", report, report))
+    assert "a-kernel --json a.json" in text and "Commit `0123`" in text
     assert "| 8x2048 | 33.0 | 13.0 | 12.5 (1.04) | 1.03-1.05 | 2640 |" in text and "WRONG" in text
     assert "quack is absent" in text
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import measured_sources
+
+    return measured_sources
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    copied = shutil.copytree(ROOT / "tests/projects/stable-scale", tmp_path / "repository/stable-scale")
+    (copied / "CARD.md").write_text("# Scale\n")
+    return copied
+
+
+def recorded(project: Path) -> dict[str, Any]:
+    """Return what a result of the project would record today."""
+
+    def digest(name: str) -> str:
+        return hashlib.sha256((project / name).read_bytes()).hexdigest()
+
+    package = "torch-ext/stable_scale/__init__.py"
+    provenance = {"kernel": {"commit": 40 * "a", "dirty": False}, "sources": {"files": {SOURCE: digest(SOURCE)}}}
+    return {"provenance": provenance, "python": {"__init__.py": digest(package)}}
+
+
+def edit(file: Path) -> None:
+    file.write_text(file.read_text() + "\n")
+
+
+def test_a_result_is_of_the_sources_that_it_records(sources: ModuleType, project: Path) -> None:
+    build = recorded(project)
+    unchanged = "Commit `aaaaaaaaaaaa`. The sources have not changed since."
+    assert sources.described(project, VARIANT, build) == unchanged
+    edit(project / "CARD.md")
+    assert sources.described(project, VARIANT, build) == unchanged
+    edit(project / SOURCE)
+    edit(project / "torch-ext/stable_scale/__init__.py")
+    assert sources.changes(project, VARIANT, build) == [SOURCE, "__init__.py"]
+    build["provenance"]["sources"]["files"] = {"scale/gone.h": 64 * "0"}
+    build["provenance"]["kernel"]["dirty"] = True
+    del build["python"]
+    assert sources.described(project, VARIANT, build) == (
+        "Commit `aaaaaaaaaaaa`, with changes that were not committed. "
+        "**The compiled sources have changed since**: scale/gone.h is gone."
+    )
+
+
+def test_without_digests_git_says_what_has_changed(sources: ModuleType, project: Path) -> None:
+    def git(*arguments: str) -> str:
+        identity = ("-c", "user.name=A", "-c", "user.email=a@example.com")
+        command = ["git", *identity, "-C", str(project.parent), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    shared = project.parent / "kit"
+    shared.mkdir()
+    (shared / "rows.h").write_text("// rows\n")
+    (project / "kit").symlink_to("../kit")
+    (project.parent / "elsewhere.h").write_text("// not a source\n")
+    git("init", "--quiet")
+    git("add", ".")
+    git("commit", "--quiet", "--message", "all")
+    build = {"provenance": {"kernel": {"commit": git("rev-parse", "HEAD").strip(), "dirty": False}}}
+    edit(project.parent / "elsewhere.h")
+    edit(project / "CARD.md")
+    assert sources.changes(project, VARIANT, build) == []
+    edit(project / SOURCE)
+    edit(shared / "rows.h")
+    assert sources.changes(project, VARIANT, build) == ["kit/rows.h", f"stable-scale/{SOURCE}"]
+
+
+@pytest.mark.parametrize(
+    ("build", "commit"),
+    [
+        ({"provenance": {"kernel": {"commit": 40 * "b", "dirty": False}}}, "Commit `bbbbbbbbbbbb`"),
+        ({"provenance": None}, "No commit is recorded"),
+    ],
+)
+def test_what_is_not_known_is_said(sources: ModuleType, project: Path, build: dict[str, Any], commit: str) -> None:
+    unknown = "The sources are not recorded, so whether they have changed since is unknown."
+    assert sources.described(project, VARIANT, build) == f"{commit}. {unknown}"

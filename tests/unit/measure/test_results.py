@@ -27,6 +27,18 @@ def test_a_report_is_read_as_it_was_saved(report: BenchmarkReport, tmp_path: Pat
     assert {path.name for path in tmp_path.iterdir()} == {"a.json", "b.json"}
 
 
+def test_each_point_of_a_report_is_a_line(report: BenchmarkReport, tmp_path: Path) -> None:
+    report.save(tmp_path / "a.json")
+    before = (tmp_path / "a.json").read_text().splitlines()
+    assert sum('"operation": ' in line and '"times": ' in line for line in before) == len(report.rows) + len(
+        report.hosts
+    )
+    report.rows[1].bytes += 1
+    report.save(tmp_path / "a.json")
+    after = (tmp_path / "a.json").read_text().splitlines()
+    assert [old != new for old, new in zip(before, after, strict=True)].count(True) == 1
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"rows": [], "hosts": []}', '{"rows": [{}], "hosts": []}'])
 def test_other_files_are_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(text)
@@ -81,10 +93,14 @@ def test_tables_as_text_and_as_markdown() -> None:
 
 
 def test_a_plot_has_a_dot_for_each_share(report: BenchmarkReport) -> None:
+    report.rows[1].point = report.rows[1].point._replace(passes="backward")
     (axis,) = plot.draw(report).axes
-    assert axis.get_title(loc="left") == "norm, forward, bfloat16"
+    assert [text.get_text() for text in axis.texts] == ["norm, forward, bfloat16", "norm, backward, bfloat16"]
     assert [label.get_text() for label in axis.get_yticklabels()] == ["8x2048", "8x128"]
+    heights = list(axis.get_yticks())
+    assert axis.texts[0].get_position()[1] < heights[0] < axis.texts[1].get_position()[1] < heights[1]
     dots = {str(line.get_label()): list(line.get_xdata()) for line in axis.get_lines()}
+    assert [list(line.get_ydata()) for line in axis.get_lines() if line.get_label() == OURS] == [heights]
     assert dots.pop("copy") == [1.0, 1.0]
     expected: dict[str, list[float]] = {}
     for row in report.rows:

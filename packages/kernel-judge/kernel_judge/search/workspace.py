@@ -133,7 +133,9 @@ def verdict_text(verdict: Verdict) -> str:
             f"Its speed is {speed.ratio:.2f} times that of {peer} (95 % interval {speed.low:.2f} to {speed.high:.2f})."
         )
     if verdict.share_of_copy_speed is not None:
-        lines.append(f"It reaches {verdict.share_of_copy_speed:.0%} of copy speed, the bound if memory is the limit.")
+        lines.append(
+            f"It reaches {verdict.share_of_copy_speed:.0%} of copy speed, what to compare with if memory is the limit."
+        )
     if verdict.share_of_peak is not None:
         lines.append(f"It reaches {verdict.share_of_peak:.0%} of the device's peak arithmetic.")
     lines += [f"Suspicious: {fact}" for fact in verdict.suspicious]

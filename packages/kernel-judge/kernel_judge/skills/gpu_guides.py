@@ -45,8 +45,8 @@ def guide(gpu: Mapping[str, Any]) -> str:
         f"# {gpu['title']} ({gpu['architecture']})\n\n"
         f"| | |\n| --- | --- |\n{table}\n\n"
         f"Source: {gpu['source']}.\n\n"
-        "A kernel with fewer operations for each byte than the last row is limited by memory: its bound is copy speed, "
-        "not the data sheet.\n\n"
+        "A kernel with fewer operations for each byte than the last row is limited by memory: compare it with copy "
+        "speed, not with the data sheet.\n\n"
         f"## What changes\n\n{changes}\n"
     )
 
