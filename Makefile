@@ -1,6 +1,7 @@
 # make quickstart    build kernels/rmsnorm, publish it to a local Hub, load it from there, check it, time it
 # make test          the whole test suite: lint, types, documentation, tests; it ends by naming what was skipped
 # make lint          format, lint, types, import contract, declared dependencies; what pre-commit runs
+# make update        take new releases of Torch, CUDA and clients from the package index into the builder's tables
 # make docs          build the documentation in site/ and check every link
 # make packages      build the CPU packages of kernels/, which the tests load
 # make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a test needs it (Debian, Ubuntu)
@@ -19,13 +20,17 @@ export PYTHONDONTWRITEBYTECODE =
 # Bytecode without columns loads faster: the tests import Torch some 500 times.
 export PYTHONNODEBUGRANGES = 1
 
-.PHONY: quickstart test packages arm64-python gpu-test device-code lint docs clean
+.PHONY: quickstart update test packages arm64-python gpu-test device-code lint docs clean
 
 .venv/ready: pyproject.toml
 	$(PYTHON) -m venv .venv
 	.venv/bin/python -m pip install --quiet --upgrade pip
 	.venv/bin/python -m pip install --quiet --no-compile --editable ".[hub]" --group test --group docs "$(TORCH)"
 	touch $@
+
+update: .venv/ready
+	.venv/bin/kernel-builder toolchain update
+	.venv/bin/python nix/lock_python.py --if-newer kernels huggingface_hub
 
 quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
