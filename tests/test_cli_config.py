@@ -12,6 +12,8 @@ from click.testing import CliRunner, Result
 from kernel_builder.cli import main
 from kernel_builder.config.variant import this_platform
 
+from .newest import NEWEST, full_abi
+
 BUILD_TOML = """\
 [general]
 name = "demo-kernel"
@@ -111,7 +113,7 @@ def test_list_variants_goes_on_and_says_each_obstacle_once(several: list[Path]) 
     done = invoke("list-variants", "--cuda-compiler", "nvcc", *several)
     assert done.exit_code == 2
     lines = done.stdout.splitlines()
-    assert "demo-kernel/torch215-cxx11-cpu-x86_64-linux" in lines
+    assert f"demo-kernel/{full_abi(NEWEST, 'cpu')}" in lines
     assert "demo-kernel/torch214-cxx11-cu126-x86_64-linux  (not here)" in lines
     assert done.stderr.count("needs CUDA 12.6") == 1
     assert done.stderr.count("--cuda-home") == 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.build import buildable
-from kernel_builder.config import kernel_sources, offered
+from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.project_files import read_project
@@ -17,6 +17,7 @@ from kernel_builder.errors import VariantError
 from kernel_builder.toolchain import Toolchains
 
 from .conftest import PROJECTS
+from .newest import BEFORE, CUDA_13, NEWEST, cuda_backends, full_abi
 
 X86_64 = "x86_64-linux"
 
@@ -25,6 +26,10 @@ def names(project: Project, *, whole: bool = False) -> set[str]:
     return {
         v.name.removesuffix("-x86_64-linux") for v in offered.variants(project, whole=whole) if "aarch" not in v.name
     }
+
+
+def short(release: Release, backend: str) -> str:
+    return full_abi(release, backend).removesuffix("-x86_64-linux")
 
 
 @pytest.fixture(scope="module")
@@ -47,14 +52,15 @@ def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Pro
 
 
 def test_a_full_abi_project_offers_the_last_two_releases(full: Project) -> None:
-    published = {214: ("cpu", "cu126", "cu130", "cu132"), 215: ("cpu", "cu130", "cu132")}
-    assert names(full) == {f"torch{torch}-cxx11-{b}" for torch, backends in published.items() for b in backends}
+    assert names(full) == {
+        short(release, backend) for release in (BEFORE, NEWEST) for backend in ("cpu", *cuda_backends(release))
+    }
 
 
 def test_the_whole_matrix_serves_old_clients_from_stable_binaries(stable: Project) -> None:
     whole = names(stable, whole=True)
     assert names(stable) < whole
-    assert {f"torch{torch}-cxx11-cpu" for torch in range(210, 216)} < whole
+    assert {short(release, "cpu") for release in matrix.torch_releases()} < whole
     assert "torch212-cxx11-cu132" in whole
     assert "torch211-cxx11-cu132" not in whole
 
@@ -69,15 +75,17 @@ def test_both_platforms_are_offered(stable: Project) -> None:
 
 def test_ranges_narrow_the_matrix(full: Project) -> None:
     assert names(with_torch(full, maxver=Release(2, 11))) >= {"torch210-cxx11-cpu", "torch211-cxx11-cu128"}
-    only13 = replace(full, cuda_minver=Release(13, 0), cuda_maxver=Release(13, 0))
-    assert names(only13) == {f"torch{t}-cxx11-{b}" for t in (214, 215) for b in ("cpu", "cu130")}
-    needy = replace(full, kernels=tuple(replace(k, cuda_minver=Release(13, 2)) for k in full.kernels))
-    assert "torch214-cxx11-cu130" not in names(needy)
+    cuda = next(cuda for cuda in matrix.load().torch[NEWEST] if f"cu{cuda.major}{cuda.minor}" == CUDA_13)
+    only13 = replace(full, cuda_minver=cuda, cuda_maxver=cuda)
+    assert names(only13) == {short(release, b) for release in (BEFORE, NEWEST) for b in ("cpu", CUDA_13)}
+    later = Release(cuda.major, cuda.minor + 1)
+    needy = replace(full, kernels=tuple(replace(k, cuda_minver=later) for k in full.kernels))
+    assert short(BEFORE, CUDA_13) not in names(needy)
 
 
 def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:
     without = replace(full, cuda_minver=Release(14, 0))
-    assert names(without) == {"torch214-cxx11-cpu", "torch215-cxx11-cpu"}
+    assert names(without) == {short(BEFORE, "cpu"), short(NEWEST, "cpu")}
     assert list(offered.empty_backends(without)) == ["cuda"]
     assert (
         "leave no cuda variant that the Hub asks for: the matrix has Torch 2.10"
