@@ -6,6 +6,7 @@ from kernel_builder.config import matrix
 from kernel_builder.config.variant import Release
 
 BEFORE, NEWEST = matrix.torch_releases()[-2:]
+LAST_FOR_CUDA_12 = max(release for release, cuda in matrix.load().torch.items() if cuda[0].major == 12)
 
 
 def full_abi(release: Release, backend: str, platform: str = "x86_64-linux") -> str:

@@ -17,7 +17,7 @@ from kernel_builder.errors import VariantError
 from kernel_builder.toolchain import Toolchains
 
 from .conftest import PROJECTS
-from .newest import BEFORE, CUDA_13, NEWEST, cuda_backends, full_abi
+from .newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
 
 X86_64 = "x86_64-linux"
 
@@ -128,12 +128,12 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
 
 
 def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
-    old = replace(full, backends=("cuda",), cuda_maxver=Release(12, 9))
-    with pytest.raises(VariantError, match=r"torch214-cxx11-cu126-x86_64-linux: needs CUDA 12\.6; this builder has 13"):
+    last = with_torch(full, minver=LAST_FOR_CUDA_12, maxver=LAST_FOR_CUDA_12)
+    old = replace(last, backends=("cuda",), cuda_maxver=Release(12, 9))
+    variant = full_abi(LAST_FOR_CUDA_12, "cu126")
+    with pytest.raises(VariantError, match=rf"{variant}: needs CUDA 12\.6; this builder has 13"):
         buildable.available(old, Toolchains(cuda_compiler="nvcc"))
-    assert [variant.name for variant in buildable.available(old, Toolchains())[0]] == [
-        "torch214-cxx11-cu126-x86_64-linux"
-    ]
+    assert [available.name for available in buildable.available(old, Toolchains())[0]] == [variant]
 
 
 def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:
