@@ -42,14 +42,15 @@ def require_same_sources(
     for name in sorted(heads, key=lambda name: (name != branch, name)):
         files = repository.files(heads[name])
         variants = sorted({path.split("/")[1] for path in files if re.match(r"build/[^./][^/]*/", path)})
-        described = [path for variant in variants if (path := f"build/{variant}/{NAME}") in files]
-        if any(path in contents and contents[path].is_in(files[path]) for path in described):
+        if not variants:
+            continue
+        described = (f"build/{variant}/{NAME}" for variant in variants)
+        if any(path in contents and contents[path].is_in(files.get(path)) for path in described):
             return
-        root = repository.download(heads[name], described) if described else Path()
+        root = repository.download(heads[name], [f"build/*/{NAME}"])
         for variant in variants:
-            described_here = f"build/{variant}/{NAME}" in described
-            metadata = PackageMetadata.read(root / "build" / variant) if described_here else None
-            if (origin := _other_origin(metadata or PackageMetadata(), project)) is None:
+            metadata = PackageMetadata.read(root / "build" / variant) or PackageMetadata()
+            if (origin := _other_origin(metadata, project)) is None:
                 return
             others.setdefault(origin, []).append(f"{variant}@{name}")
     if others:
@@ -64,10 +65,10 @@ def require_same_sources(
 
 def _other_origin(metadata: PackageMetadata, project: Project) -> str | None:
     """Describe where a package comes from, unless it is, or may be, the project."""
-    sources = [_address(url) for url in (metadata.source, project.source) if url]
+    sources = [address for url in (metadata.source, project.source) if (address := _address(url or ""))]
     if len(sources) == 2 and sources[0] == sources[1]:
         return None
-    of = f" of {_address(metadata.source)}" if metadata.source else ""
+    of = f" of {address}" if (address := _address(metadata.source or "")) else ""
     if commit := metadata.origin("kernel").get("commit"):
         return None if _has_commit(project.root, commit) else f"commit {commit[:12]}{of}"
     if not metadata.recorded_sources:
