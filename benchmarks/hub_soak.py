@@ -23,9 +23,9 @@ from typing import Any
 import requests
 from hub_process import HEADERS, start_hub
 
-from kernel_builder.server import mend
-from kernel_builder.server.hub_service import Hub
-from kernel_builder.server.settings import Settings
+from kernel_hub import mend
+from kernel_hub.hub_service import Hub
+from kernel_hub.settings import Settings
 
 REPOSITORIES = ["soak/k0", "soak/k1", "soak/k2", "soak/k3"]
 WRITERS = 8

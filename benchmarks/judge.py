@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "packages/kernel-judge/tests")]
 
-from tests.search.conftest import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, quick, scale_project, task_of  # noqa: E402
+from judge_samples import CHEATS, GPU_CHEATS, GPU_HONEST, HERE, HONEST, note, quick, scale_project, task_of  # noqa: E402
 
 if TYPE_CHECKING:
-    from kernel_builder.search.judge import JudgeRequest
+    from kernel_judge.judge.judgement import JudgeRequest
 
 
 def judged(candidate: Path, task: Path, *options: str, seconds: float = 300) -> dict:
@@ -79,7 +79,7 @@ def rejection(request: JudgeRequest) -> tuple[str, str]:
     import torch
 
     from kernel_builder.errors import KernelBuilderError
-    from kernel_builder.search.judge import judge
+    from kernel_judge.judge.judgement import judge
 
     torch.set_num_threads(1)  # of the candidate, too: the judgements beside it have the other cores
     try:
@@ -158,7 +158,7 @@ def _name(file: Path) -> str:
 
 def kernelbench(arguments: argparse.Namespace) -> None:
     """Judge each problem's own model, renamed to ModelNew."""
-    from kernel_builder.search.task import kernelbench as problems
+    from kernel_judge.judge.task import kernelbench as problems
 
     tasks = list(problems(arguments.checkout, arguments.levels))
     known = {}

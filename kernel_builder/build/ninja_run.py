@@ -31,10 +31,10 @@ from kernel_builder.build.confinement import Confinement
 from kernel_builder.build.failures import check_symbols, failure, is_killed
 from kernel_builder.build.graph import Binary, CompileStep, Graph
 from kernel_builder.build.step_scripts import linked, stage_compile, stage_link
+from kernel_builder.cache_directory import user_cache
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import host_compiler
-from kernel_builder.toolchain.toolchains import user_cache
 
 # The memory that one compile step may need at its peak: nvcc's optimizer on a large templated source.
 _STEP_MEMORY = 1.5 * 2**30
