@@ -37,6 +37,7 @@ class BuildRequest:
         capabilities: Compile for these capabilities only, such as `9.0`; empty for all. `upload` refuses the packages.
         out: Where packages go: `OUT/<variant>` for one project, `OUT/<name>/<variant>` for several. None for each
             project's own `build` directory.
+        owner: Who publishes the projects, in place of the owner that `build.toml` names; None for that one.
         jobs: Processors to use at most; None for as many as are free on this machine.
         compiler_cache: An sccache to put before the compilers.
         load: Load each package that this machine can load, as a check.
@@ -54,6 +55,7 @@ class BuildRequest:
     whole: bool = False
     capabilities: tuple[str, ...] = ()
     out: Path | None = None
+    owner: str | None = None
     jobs: int | None = None
     compiler_cache: Path | None = None
     load: bool = True
@@ -99,7 +101,7 @@ def select(
             elsewhere.append(UnavailableVariant(directory.name, "", "not a project: there is no build.toml", ""))
             continue
         try:
-            project = offered.limited(read_project(directory), request.capabilities)
+            project = offered.limited(read_project(directory, request.owner), request.capabilities)
             selections.append(_selection(project, request, toolchains, failures, several=several))
         except _NothingHereError as error:
             nothing = nothing or error.reason

@@ -24,6 +24,7 @@ from kernel_builder.cli.shared_options import (
     dependency_option,
     json_option,
     load_option,
+    owner_option,
     toolchain_options,
     variants_option,
     whole_option,
@@ -183,6 +184,7 @@ def _cut(text: str) -> str:
     help="Compile only for this capability, such as 9.0; may be repeated. For local use: upload refuses it.",
 )
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Write packages here instead of DIR/build.")
+@owner_option
 @build_jobs_option
 @click.option(
     "--compiler-cache",
@@ -216,6 +218,7 @@ def build(
     whole: bool,
     capabilities: tuple[str, ...],
     out: Path | None,
+    owner: str | None,
     jobs: int | None,
     sccache: str,
     load: bool,
@@ -255,6 +258,7 @@ def build(
             whole=whole,
             capabilities=capabilities,
             out=out,
+            owner=owner,
             jobs=jobs,
             compiler_cache=find_sccache("off" if (sandbox, sccache) == ("require", "auto") else sccache),
             load=load,

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.variant import Release
 
 _Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -39,6 +40,13 @@ class ReleaseType(click.ParamType[Release]):
 directory_argument = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
+owner_option = click.option(
+    "--owner",
+    metavar="NAME",
+    envvar=VARIABLE,
+    help="The user or organisation that publishes the project, and the kernels of its own owner that it loads. "
+    f"[default: ${VARIABLE}, or else that of [general.hub] repo-id]",
+)
 
 # What to build.
 variants_option = click.option(

@@ -178,6 +178,7 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
     """Raise unless all packages are of this project and have one API."""
     first = next(iter(packages.values()))
     for package in packages.values():
+        _check_owner(project, package)
         for key, expected in (("name", project.name), ("version", project.version), ("license", project.license)):
             if (found := getattr(package.metadata, key)) != expected:
                 raise PackageError(
@@ -192,6 +193,22 @@ def _check_agreement(project: Project, packages: Mapping[str, HubPackage], again
                 where=str(package.directory),
                 hint=f"they were built from different sources; {again}",
             )
+
+
+def _check_owner(project: Project, package: HubPackage) -> None:
+    """Raise if the package loads the kernels of another owner. Nothing but its metadata says whose they are."""
+    depends = (*project.kernel_depends, *project.backend_kernel_depends.get(package.backend, ()))
+    wanted = {depend.repo_id for depend in depends}
+    loaded = {str(depend.get("repo-id")) for depend in package.metadata.kernel_depends}
+    if wanted != loaded and {name.partition("/")[2] for name in wanted} == {name.partition("/")[2] for name in loaded}:
+        owner = (project.hub_repo_id or "").partition("/")[0]
+        raise PackageError(
+            f"was built for another owner: it loads {', '.join(sorted(loaded - wanted))}, and that of {owner} has to "
+            f"load {', '.join(sorted(wanted - loaded))}",
+            where=str(package.directory),
+            hint=f"build it for that owner, which compiles nothing again: kernel-builder build {project.root}"
+            f"{f' --owner {owner}' if project.renamed else ''}",
+        )
 
 
 def _check_sources(project: Project, packages: Mapping[str, HubPackage], again: str, purpose: Purpose) -> None:

@@ -7,6 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 
 from kernel_builder.checkouts import git_output
+from kernel_builder.config import build_toml
+from kernel_builder.config.ownership import in_text
+from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.hub.remote_repository import Content, RemoteFile
 
@@ -29,6 +32,19 @@ def published_files(root: Path) -> dict[str, Content]:
         and name.suffix not in (".pyc", ".whl")
         and name.name != "compile_commands.json"
     }
+
+
+def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[str, Content]:
+    """Return the files with the names that repositories have for the owner, in `build.toml` and texts.
+
+    What is built from the published project then loads the kernels of the same owner.
+    """
+    named = dict(files)
+    for path in files if project.renamed else ():
+        if path == build_toml.FILE or path.endswith(".md"):
+            text = (project.root / path).read_text(encoding="utf-8", errors="surrogateescape")
+            named[path] = Content(in_text(project, text).encode(errors="surrogateescape"))
+    return named
 
 
 def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:

@@ -10,16 +10,16 @@ from kernels import get_kernel_dep
 from torch import Tensor
 from torch.compiler import is_compiling
 
-adaln = get_kernel_dep("kernels-community/adaln")
-geglu = get_kernel_dep("kernels-community/geglu")
-rmsnorm = get_kernel_dep("kernels-community/rmsnorm")
-rope3d = get_kernel_dep("kernels-community/rope3d")
-
-KERNELS = {"adaln": adaln, "geglu": geglu, "rmsnorm": rmsnorm, "rope3d": rope3d}
-
 
 def _metadata(package: Path) -> dict[str, Any]:
     return json.loads((package / "metadata.json").read_text())
+
+
+# The metadata names the repositories: who publishes this package also publishes the kernels that it loads.
+_REPOSITORIES = [depend["repo-id"] for depend in _metadata(Path(__file__).parent)["kernel-depends"]]
+KERNELS = {repo_id.partition("/")[2]: get_kernel_dep(repo_id) for repo_id in _REPOSITORIES}
+
+adaln, geglu, rmsnorm, rope3d = (KERNELS[name] for name in ("adaln", "geglu", "rmsnorm", "rope3d"))
 
 
 # The type of the devices whose tensors the loaded kernels take: a package for CUDA has no CPU kernels.
