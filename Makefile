@@ -47,7 +47,7 @@ arm64-python: .venv/ready
 	.venv/bin/python -m tests.emulated_python .venv/arm64
 
 gpu-test: .venv/ready
-	.venv/bin/kernel-builder build $(KERNELS) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
+	.venv/bin/kernel-builder build $(KERNELS) $(wildcard kernels/*/naive) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
 	.venv/bin/python -m pytest -p tests.skips tests/measure tests/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
 
 device-code: .venv/ready
