@@ -27,7 +27,7 @@ __device__ float block_sum(float value) {
   __syncthreads();  // the sum before has been read
   values[threadIdx.x] = value;
   __syncthreads();
-  for (int half = kThreads / 2; half > 0; half /= 2) {
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
     if (threadIdx.x < half) values[threadIdx.x] += values[threadIdx.x + half];
     __syncthreads();
   }

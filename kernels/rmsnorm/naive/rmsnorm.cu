@@ -23,7 +23,7 @@ __device__ float block_sum(float value) {
   __shared__ float values[kThreads];
   values[threadIdx.x] = value;
   __syncthreads();
-  for (int half = kThreads / 2; half > 0; half /= 2) {
+  for (unsigned half = kThreads / 2; half > 0; half /= 2) {
     if (threadIdx.x < half) values[threadIdx.x] += values[threadIdx.x + half];
     __syncthreads();
   }
