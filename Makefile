@@ -60,8 +60,8 @@ arm64-python: .venv/ready
 	.venv/bin/python -m tests.support.emulated_python .venv/arm64
 
 gpu-test: .venv/ready
-	.venv/bin/kernel-builder build $(KERNELS) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
-	.venv/bin/python -m pytest -p tests.skips tests/unit/measure tests/integration/checks/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
+	.venv/bin/kernel-builder build $(KERNELS) $(wildcard kernels/*/naive) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
+	.venv/bin/python -m pytest -p tests.skips tests/unit/measure tests/integration/test_naive_kernels.py tests/integration/checks/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
 
 # A bubblewrap that does not work, as in some containers, comes first.
 landlock-test: .venv/ready
