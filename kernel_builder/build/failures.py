@@ -10,8 +10,9 @@ from pathlib import Path
 
 from kernel_builder import elf
 from kernel_builder.build.cache import object_path, write_log
+from kernel_builder.build.files_read import FOREIGN
 from kernel_builder.build.graph import SYSROOT, Binary, CompileStep, Graph
-from kernel_builder.build.step_scripts import FOREIGN, command_of
+from kernel_builder.build.step_scripts import command_of
 from kernel_builder.demangle import demangle
 from kernel_builder.errors import BuildError, StoreError
 from kernel_builder.plural import counted

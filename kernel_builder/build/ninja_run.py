@@ -30,7 +30,7 @@ from kernel_builder.build.cache import (
 from kernel_builder.build.confinement import Confinement
 from kernel_builder.build.failures import check_symbols, failure, is_killed
 from kernel_builder.build.graph import Binary, CompileStep, Graph
-from kernel_builder.build.step_scripts import linked, stage_compile, stage_link
+from kernel_builder.build.step_scripts import compiled, linked, stage_compile, stage_link
 from kernel_builder.errors import BuildError, StoreError, ToolchainError
 from kernel_builder.progress import Progress, Silent
 from kernel_builder.toolchain import host_compiler
@@ -143,10 +143,12 @@ def compile_alone(step: CompileStep, work: Path, output: Path, threads: int) -> 
         StoreError: If the disk is full.
     """
     check_path(work)
-    stage_compile(step, work / step.key, output, cached=False, threads=threads)
-    subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=_environment(), check=False)
-    if not output.exists():
-        raise failure(Graph(()), step, work / step.key, "")
+    directory = work / step.key
+    stage_compile(step, directory, None, threads=threads)
+    done = subprocess.run(["sh", f"{step.key}/run.sh"], cwd=work, env=_environment(), check=False)
+    if done.returncode:
+        raise failure(Graph(()), step, directory, "")
+    shutil.move(compiled(directory), output)
 
 
 class _Run:
