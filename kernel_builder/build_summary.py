@@ -128,8 +128,8 @@ class BuildSummary:
         """The distinct errors of all failures. A source that fails alike for several variants is one error."""
         distinct: dict[object, KernelBuilderError] = {}
         for error in (error for failed in self.failures for error in failed.errors):
-            of_compiler = isinstance(error, BuildError) and error.output
-            same = (error.where, error.output) if of_compiler else tuple(error.as_dict().values())
+            output = error.output if isinstance(error, BuildError) else ""
+            same = (error.where, output) if output else tuple(error.as_dict().values())
             distinct.setdefault(same, error)
         return tuple(distinct.values())
 

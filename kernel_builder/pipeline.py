@@ -171,40 +171,29 @@ def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None
 
 
 def _plan(selection: Selection, request: BuildRequest, toolchains: Toolchains) -> Iterator[_Target | FailedVariant]:
-    """Plan the variants of a project: all at once, or one at a time if one of them cannot be planned."""
-    project = selection.project
-    try:
-        planned = list(plan([(project, selection.variants)], toolchains).variants)
-        failures: list[FailedVariant] = []
-    except KernelBuilderError:
-        planned, failures = _plan_each(selection, toolchains)
-    sources = {name for variant in planned for name in variant.sources[recorded_sources.FILES]}
-    recorded = dict(request.provenance or provenance.provenance(project, sources))
-    if request.allow:
-        recorded["allowed-checks"] = sorted(set(request.allow))
-    for variant in planned:
-        complete = replace(variant, provenance={**recorded, **variant.provenance})
-        path = selection.destination / variant.variant.name
-        yield _Target(selection, complete, records.read(complete, path, toolchains.cache))
-    yield from failures
-
-
-def _plan_each(selection: Selection, toolchains: Toolchains) -> tuple[list[PlannedVariant], list[FailedVariant]]:
+    """Plan the variants of a project."""
     planned: list[PlannedVariant] = []
     failures: list[FailedVariant] = []
     unfetched: dict[tuple[str, object], FetchError] = {}
     for variant in selection.variants:
         tools = (variant.backend, variant.cuda)
-        if tools in unfetched:  # the index is not asked again for what it does not have
-            failures.append(selection.failed(variant.name, unfetched[tools]))
-            continue
         try:
+            if tools in unfetched:  # the index is not asked again for what it does not have
+                raise unfetched[tools]
             planned += plan([(selection.project, [variant])], toolchains).variants
         except KernelBuilderError as error:
             if isinstance(error, FetchError):
                 unfetched[tools] = error
             failures.append(selection.failed(variant.name, error))
-    return planned, failures
+    sources = {name for part in planned for name in part.sources[recorded_sources.FILES]}
+    recorded = dict(request.provenance or provenance.provenance(selection.project, sources))
+    if request.allow:
+        recorded["allowed-checks"] = sorted(set(request.allow))
+    for part in planned:
+        complete = replace(part, provenance={**recorded, **part.provenance})
+        path = selection.destination / complete.variant.name
+        yield _Target(selection, complete, records.read(complete, path, toolchains.cache))
+    yield from failures
 
 
 def _is_current(record: records.CheckRecord | None, request: BuildRequest) -> bool:
