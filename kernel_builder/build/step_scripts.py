@@ -100,13 +100,13 @@ def stage_compile(
 @lru_cache(maxsize=64)
 def _places(root: Path) -> frozenset[Path]:
     """Return where the files of a tree are: g++ names a header by its real path, and a toolkit may consist of links."""
-    found = {root, root.resolve()}
+    places = {root, root.resolve()}
     for directory in (root, root / "include"):
         for entry in os.scandir(directory) if directory.is_dir() else ():
             if entry.is_symlink():
                 real = Path(entry.path).resolve()
-                found.add(real if real.is_dir() else real.parent)
-    return frozenset(found)
+                places.add(real if real.is_dir() else real.parent)
+    return frozenset(places)
 
 
 def _readable(step: CompileStep, directory: Path) -> list[str]:

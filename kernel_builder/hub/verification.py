@@ -179,12 +179,12 @@ def _rebuild(
 def _git_repository(source: Path) -> tuple[Path, str] | None:
     """Return the root of the git repository around a directory, and the directory's path in it, if there is one."""
     try:
-        found = git_output(source, "rev-parse", "--show-toplevel", "--show-prefix")
+        answer = git_output(source, "rev-parse", "--show-toplevel", "--show-prefix")
     except FileNotFoundError:
         return None
-    if found is None:
+    if answer is None:
         return None
-    top, prefix = os.fsdecode(found).split("\n")[:2]
+    top, prefix = os.fsdecode(answer).split("\n")[:2]
     return Path(top), prefix
 
 
@@ -229,7 +229,9 @@ def _build_and_compare(
     if names:
         # Without loading: whether this machine can run the packages does not matter for the comparison.
         metadata = [PackageMetadata.read(published / name) or PackageMetadata() for name in names]
-        allow = tuple({check for one in metadata for check in one.allowed_checks}.intersection(checks.ALLOWABLE))
+        allow = tuple(
+            {check for package in metadata for check in package.allowed_checks}.intersection(checks.ALLOWABLE)
+        )
         pipeline.build(
             pipeline.BuildRequest(directories=(source,), variants=names, out=target / "build", load=False, allow=allow),
             fresh,
