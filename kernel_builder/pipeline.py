@@ -172,7 +172,7 @@ def _locked(destination: Path, cache: Path, progress: Progress) -> Iterator[None
 
 def _plan(selection: Selection, request: BuildRequest, toolchains: Toolchains) -> Iterator[_Target | FailedVariant]:
     """Plan the variants of a project."""
-    planned: list[PlannedVariant] = []
+    plans: list[PlannedVariant] = []
     failures: list[FailedVariant] = []
     unfetched: dict[tuple[str, object], FetchError] = {}
     for variant in selection.variants:
@@ -180,17 +180,17 @@ def _plan(selection: Selection, request: BuildRequest, toolchains: Toolchains) -
         try:
             if tools in unfetched:  # the index is not asked again for what it does not have
                 raise unfetched[tools]
-            planned += plan([(selection.project, [variant])], toolchains).variants
+            plans += plan([(selection.project, [variant])], toolchains).variants
         except KernelBuilderError as error:
             if isinstance(error, FetchError):
                 unfetched[tools] = error
             failures.append(selection.failed(variant.name, error))
-    sources = {name for part in planned for name in part.sources[recorded_sources.FILES]}
+    sources = {name for planned in plans for name in planned.sources[recorded_sources.FILES]}
     recorded = dict(request.provenance or provenance.provenance(selection.project, sources))
     if request.allow:
         recorded["allowed-checks"] = sorted(set(request.allow))
-    for part in planned:
-        complete = replace(part, provenance={**recorded, **part.provenance})
+    for planned in plans:
+        complete = replace(planned, provenance={**recorded, **planned.provenance})
         path = selection.destination / complete.variant.name
         yield _Target(selection, complete, records.read(complete, path, toolchains.cache))
     yield from failures
