@@ -127,9 +127,9 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
             kernel = project.name if request.out else None  # a project in its own directory may have been renamed
             foreign_files.check_replaced(selection.destination, names, kernel)
             selections.append(selection)
-        except _NothingHereError as error:
-            nothing = nothing or error.reason
-            elsewhere.append(UnavailableVariant(error.project, "", error.reason.message, error.reason.hint or ""))
+        except VariantError as error:  # this machine can build no variant of the project
+            nothing = nothing or error
+            elsewhere.append(UnavailableVariant(project.name, "", error.message, error.hint or ""))
         except KernelBuilderError as error:
             if not several:
                 raise
@@ -142,14 +142,6 @@ def select(request: BuildRequest, toolchains: Toolchains) -> Selected:
     return Selected(unique, tuple(elsewhere), (*failures, *_doubles(selections, count)))
 
 
-class _NothingHereError(Exception):
-    """This machine can build no variant of a project."""
-
-    def __init__(self, project: str, reason: VariantError) -> None:
-        super().__init__(project)
-        self.project, self.reason = project, reason
-
-
 def _selection(
     project: Project, request: BuildRequest, toolchains: Toolchains, *, several: bool
 ) -> tuple[Selection, list[FailedVariant]]:
@@ -158,12 +150,9 @@ def _selection(
     if not request.variants:
         if not set(project.backends) - set(offered.skipped_backends(project)):
             return selection, []  # all of its backends are skipped
-        try:
-            variants, unavailable = buildable.available(
-                project, toolchains, backends=request.backends, platforms=request.platforms, whole=request.whole
-            )
-        except VariantError as error:
-            raise _NothingHereError(project.name, error) from error
+        variants, unavailable = buildable.available(
+            project, toolchains, backends=request.backends, platforms=request.platforms, whole=request.whole
+        )
         return replace(selection, variants=variants, unavailable=unavailable), []
     chosen: list[Variant] = []
     refused: list[FailedVariant] = []
