@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ from kernel_builder.errors import BuildError, KernelBuilderError
 from kernel_builder.pipeline import BuildRequest, BuildSummary
 from kernel_builder.pipeline import build as run_build
 from kernel_builder.plural import counted, some_of
-from kernel_builder.progress import shown
+from kernel_builder.progress import Progress, shown
 
 if TYPE_CHECKING:
     from kernel_builder.build.confinement import SandboxMode
@@ -45,14 +44,10 @@ _NAMED = 3  # so many variants that are not built here are named
 _SHORT = 100  # characters of a reason in the table
 
 
-def run(request: BuildRequest, toolchains: Callable[..., Toolchains]) -> BuildSummary:
-    """Build, with progress on stderr.
-
-    Args:
-        toolchains: Makes the toolchains; `progress` is the argument for their downloads.
-    """
+def run(request: BuildRequest, toolchains: Callable[[Progress], Toolchains]) -> BuildSummary:
+    """Build, with progress on stderr; `toolchains` makes those that report their downloads there."""
     with shown(sys.stderr) as progress:
-        return run_build(request, toolchains(progress=progress), progress)
+        return run_build(request, toolchains(progress), progress)
 
 
 def print_summary(summary: BuildSummary) -> None:
@@ -266,7 +261,7 @@ def build(
             allow=allow,
             sandbox=sandbox,
         ),
-        partial(Toolchains, **toolchain),
+        lambda progress: Toolchains(progress=progress, **toolchain),
     )
     click.echo(json.dumps(summary.as_dict(), indent=2)) if as_json else print_summary(summary)
     if summary.error:

@@ -139,7 +139,7 @@ def _build(request: PublishRequest, variants: tuple[str, ...], *, quiet: bool, *
             allow=request.allow,
             **options,
         ),
-        Toolchains,
+        lambda progress: Toolchains(progress=progress),
     )
     if not quiet:
         print_summary(summary)

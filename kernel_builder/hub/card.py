@@ -105,7 +105,7 @@ def _api(api: Api) -> str:
 def _changes(project: Project, changes: Sequence[AllowedApiChange]) -> Iterator[str]:
     """Yield a section with the changes that break callers within the version, if there are any."""
     if changes:
-        parts = [f"{one.reason}\n\n" + "\n".join(f"- `{line}`" for line in one.lines) for one in changes]
+        parts = [f"{change.reason}\n\n" + "\n".join(f"- `{line}`" for line in change.lines) for change in changes]
         yield f"## API changes within version {project.version}\n\n" + "\n\n".join(parts)
 
 

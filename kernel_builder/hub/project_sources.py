@@ -50,15 +50,15 @@ def with_names_of_owner(project: Project, files: Mapping[str, Content]) -> dict[
 def _listed(root: Path, directory: Path, name: PurePosixPath, above: tuple[Path, ...] = ()) -> Iterator[PurePosixPath]:
     """Yield the names in the project of everything in a directory, which the project calls `name`."""
     try:
-        found = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
-        listed = os.fsdecode(found or b"").split("\0")
+        answer = git_output(directory, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+        listed = os.fsdecode(answer or b"").split("\0")
     except FileNotFoundError:
         listed = []
     for entry in [entry for entry in listed if entry] or [str(p.relative_to(directory)) for p in directory.rglob("*")]:
         path, target = directory / entry, Path(os.path.realpath(directory / entry))
         yield name / entry
         # A link to a directory above it would have no end.
-        endless = any(one.is_relative_to(target) for one in (directory, *above))
+        endless = any(parent.is_relative_to(target) for parent in (directory, *above))
         if path.is_symlink() and path.is_dir() and in_work_tree(root, path) and not endless:
             yield from _listed(root, target, name / entry, (*above, directory))
 

@@ -180,12 +180,12 @@ def _rebuild(
 def _git_repository(source: Path) -> tuple[Path, str] | None:
     """Return the root of the git repository around a directory, and the directory's path in it, if there is one."""
     try:
-        found = git_output(source, "rev-parse", "--show-toplevel", "--show-prefix")
+        answer = git_output(source, "rev-parse", "--show-toplevel", "--show-prefix")
     except FileNotFoundError:
         return None
-    if found is None:
+    if answer is None:
         return None
-    top, prefix = os.fsdecode(found).split("\n")[:2]
+    top, prefix = os.fsdecode(answer).split("\n")[:2]
     return Path(top), prefix
 
 
@@ -235,9 +235,11 @@ def _build_and_compare(
     if names:
         # Without loading: whether this machine can run the packages does not matter for the comparison.
         metadata = [PackageMetadata.read(published / name) or PackageMetadata() for name in names]
-        allow = tuple({check for its in metadata for check in its.allowed_checks}.intersection(checks.ALLOWABLE))
+        allow = tuple(
+            {check for package in metadata for check in package.allowed_checks}.intersection(checks.ALLOWABLE)
+        )
         # A package that loads other kernels of its owner was built for that owner.
-        loaded = {depend.get("repo-id") for its in metadata for depend in its.kernel_depends}
+        loaded = {depend.get("repo-id") for package in metadata for depend in package.kernel_depends}
         request = pipeline.BuildRequest(
             directories=(source,),
             variants=names,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from kernel_builder.cli import torch_required
-from kernel_builder.cli.shared_options import json_option, limit_option, minutes_option
+from kernel_builder.cli.shared_options import LIMIT, json_option, minutes_option
 from kernel_builder.progress import shown
 from kernel_judge.search.judge_process import JUDGE_COMMAND
 from kernel_judge.search.limited_process import Limits
@@ -74,8 +74,10 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
 )
 @click.option("--ray", metavar="ADDRESS", help="Judge on the machines of this Ray cluster.")
 @minutes_option
-@limit_option("--memory", 16.0, "Gigabytes for each process of an agent.")
-@limit_option("--disk", 2.0, "Gigabytes for the files of one call of an agent.")
+@click.option("--memory", type=LIMIT, default=16.0, show_default=True, help="Gigabytes for each process of an agent.")
+@click.option(
+    "--disk", type=LIMIT, default=2.0, show_default=True, help="Gigabytes for the files of one call of an agent."
+)
 @json_option
 def search(
     task: Path,
