@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pygit2
 
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
-from kernel_hub.locks import patiently, repository_lock
 from kernel_hub.refusals import Refusal
 from kernel_hub.retention import (
     UNCOMMITTED_SECONDS,
@@ -27,6 +26,7 @@ from kernel_hub.retention import (
     unowned_large_files,
     unused_xorbs,
 )
+from kernel_hub.storage.locks import patiently, repository_lock
 
 LEFT_OVER_SECONDS = 600.0
 

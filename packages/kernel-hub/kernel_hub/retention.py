@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pygit2
 
-from kernel_hub.git_command import run_git
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.command import run_git
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
-from kernel_hub.locks import patiently, repository_lock
 from kernel_hub.refusals import Refusal
+from kernel_hub.storage.locks import patiently, repository_lock
 
 UPLOAD_SECONDS = 600.0  # between the storing of a large file and the record of its repository
 UNCOMMITTED_SECONDS = 7 * 86400.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_hub import git_history
-from kernel_hub.git_objects import FileChange
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git import history as git_history
+from kernel_hub.git.objects import FileChange
+from kernel_hub.git.repository import GitRepository
 
 FILES = ["README.md", "build/a/x.py", "build/a/y.py", "build/b/x.py", "build/b/deep/er/z.py"]
 

@@ -19,10 +19,11 @@ import requests
 from huggingface_hub import CommitOperationAdd
 
 from kernel_builder.errors import HubError
-from kernel_hub import locks, mend
+from kernel_hub import mend
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.settings import Settings
+from kernel_hub.storage import locks
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, send_large_file, write_kernel
 

@@ -7,8 +7,8 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 
 from kernel_hub import names
+from kernel_hub.http.receive import segment
 from kernel_hub.hub_service import Hub
-from kernel_hub.receive import segment
 from kernel_hub.refusals import forbidden, no_organization, no_token, no_user
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, next_page, timestamp
 from kernel_hub.tokens import ANY, Caller

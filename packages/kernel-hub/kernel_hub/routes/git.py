@@ -22,9 +22,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from kernel_hub.git_command import git_command, git_environment
+from kernel_hub.git.command import git_command, git_environment
+from kernel_hub.http.receive import Slots
 from kernel_hub.hub_service import Hub
-from kernel_hub.receive import Slots
 from kernel_hub.refusals import Moved, Refusal, bad_request, forbidden, mirrored, no_token, too_large
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub
 from kernel_hub.tokens import Caller

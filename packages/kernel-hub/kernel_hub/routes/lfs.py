@@ -10,10 +10,10 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 
 from kernel_hub import names
-from kernel_hub.content import content_response
-from kernel_hub.git_objects import LargeFile, TreeEntry
-from kernel_hub.receive import Slots, blocks
+from kernel_hub.git.objects import LargeFile, TreeEntry
+from kernel_hub.http.receive import Slots, blocks
 from kernel_hub.refusals import bad_request
+from kernel_hub.routes.content import content_response
 from kernel_hub.routes.parameters import (
     Body,
     RepoId,

@@ -22,10 +22,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
-from kernel_hub.git_objects import TreeEntry
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.objects import TreeEntry
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import Refusal, no_token
-from kernel_hub.repository_reader import card_source, version_branches
+from kernel_hub.repositories.reader import card_source, version_branches
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 
 router = APIRouter(include_in_schema=False)

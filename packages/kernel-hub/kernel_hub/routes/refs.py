@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 
 from kernel_hub import names
-from kernel_hub.git_objects import Ref
+from kernel_hub.git.objects import Ref
 from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns
 
 router = APIRouter()

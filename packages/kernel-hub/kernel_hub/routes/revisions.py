@@ -9,11 +9,11 @@ from urllib.parse import parse_qs
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 
-from kernel_hub.content import content_response
-from kernel_hub.git_objects import TreeEntry
-from kernel_hub.git_repository import GitRepository
-from kernel_hub.receive import parse_json
+from kernel_hub.git.objects import TreeEntry
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.http.receive import parse_json
 from kernel_hub.refusals import bad_request, no_entry, too_large
+from kernel_hub.routes.content import content_response
 from kernel_hub.routes.parameters import EntryPath, RepoId, Revision, TheCaller, TheHub, next_page, timestamp
 
 router = APIRouter()

@@ -29,14 +29,14 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import JSONResponse
 
 from kernel_hub import names
+from kernel_hub.http.receive import Slots, blocks, parse_json
 from kernel_hub.hub_service import Hub
-from kernel_hub.large_files import IncomingFile
-from kernel_hub.receive import Slots, blocks, parse_json
 from kernel_hub.refusals import bad_request, too_large, wrong_token
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, TheTurns, base_url, served_hub
+from kernel_hub.storage.large_files import IncomingFile
 from kernel_hub.tokens import Caller
-from kernel_hub.xet_format import XetFile, Xorb, read_shard
-from kernel_hub.xet_hashes import xorb_hash
+from kernel_hub.xet.format import XetFile, Xorb, read_shard
+from kernel_hub.xet.hashes import xorb_hash
 
 router = APIRouter()
 

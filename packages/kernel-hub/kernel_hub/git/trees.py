@@ -9,7 +9,7 @@ from pathlib import Path
 import pygit2
 
 from kernel_hub import names
-from kernel_hub.git_objects import TreeEntry, peeled, persistently, tree_entry
+from kernel_hub.git.objects import TreeEntry, peeled, persistently, tree_entry
 from kernel_hub.refusals import Refusal, no_entry
 
 

@@ -14,9 +14,9 @@ import pygit2
 from pygit2.enums import SortMode
 
 from kernel_hub import names
-from kernel_hub.blobs import sync_directory
-from kernel_hub.git_objects import LargeFile, tree_entry
-from kernel_hub.git_refs import GitRefs
+from kernel_hub.git.objects import LargeFile, tree_entry
+from kernel_hub.git.refs import GitRefs
+from kernel_hub.storage.blobs import sync_directory
 
 
 @dataclass(frozen=True)

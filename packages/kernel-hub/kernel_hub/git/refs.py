@@ -17,10 +17,10 @@ import pygit2
 from pygit2.enums import ObjectType
 
 from kernel_hub import names
-from kernel_hub.git_lock_files import GitLockFiles
-from kernel_hub.git_objects import Ref, one_line, persistently, write_commit
-from kernel_hub.locks import repository_lock
+from kernel_hub.git.lock_files import GitLockFiles
+from kernel_hub.git.objects import Ref, one_line, persistently, write_commit
 from kernel_hub.refusals import NotFree, bad_request, conflict, no_revision
+from kernel_hub.storage.locks import repository_lock
 
 Changing = Callable[[str, int], AbstractContextManager[None]]
 

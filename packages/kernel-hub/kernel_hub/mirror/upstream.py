@@ -14,7 +14,7 @@ from typing import IO
 from urllib.parse import quote
 
 from kernel_hub import __version__
-from kernel_hub.git_command import run_git
+from kernel_hub.git.command import run_git
 
 SECONDS = 15.0  # without an answer, or without data
 FETCH_SECONDS = 600

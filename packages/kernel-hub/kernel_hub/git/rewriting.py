@@ -7,8 +7,8 @@ from collections.abc import Collection
 import pygit2
 from pygit2.enums import FileMode, ObjectType, SortMode
 
-from kernel_hub.git_objects import persistently, tree_entry
-from kernel_hub.git_refs import GitRefs
+from kernel_hub.git.objects import persistently, tree_entry
+from kernel_hub.git.refs import GitRefs
 
 
 def remove_from_history(git: pygit2.Repository, refs: GitRefs, sha256s: Collection[str]) -> int:

@@ -17,8 +17,8 @@ from kernels_data import Metadata
 
 from kernel_builder.package.signatures import signature_verdict
 from kernel_builder.package.tree_digest import SIGNATURE
-from kernel_hub.git_objects import TreeEntry
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.objects import TreeEntry
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import busy, not_admitted
 from kernel_hub.settings import MirrorSettings
 

@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import IO
 
 from kernel_hub import names
-from kernel_hub.blobs import Blobs
 from kernel_hub.refusals import bad_request
+from kernel_hub.storage.blobs import Blobs
 
 
 class IncomingFile:

@@ -9,7 +9,7 @@ from itertools import islice
 import pygit2
 from pygit2.enums import SortMode
 
-from kernel_hub.git_objects import CommitInfo, commit_info, peeled, persistently
+from kernel_hub.git.objects import CommitInfo, commit_info, peeled, persistently
 
 # What `last_changes` does at most, in lookups of a folder in a commit: some 50 ms. A commit costs as much as ten.
 _MOST_WORK = 50_000

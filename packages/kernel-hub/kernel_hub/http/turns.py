@@ -12,8 +12,8 @@ import anyio
 from anyio import to_thread
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kernel_hub import locks
 from kernel_hub.refusals import NotFree, busy
+from kernel_hub.storage import locks
 
 WAITING = 32  # requests that wait for one repository
 WRITERS = 16  # threads that write; readers have others, so a slow disk does not keep reads and /health waiting
