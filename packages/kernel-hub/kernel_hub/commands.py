@@ -246,11 +246,11 @@ def list_tokens(token_file: Path | None, as_json: bool) -> None:
     """List the tokens, their scopes and when they end."""
     from kernel_hub import tokens
 
-    found = tokens.TokenFile(_token_file(token_file)).tokens()
+    known = tokens.TokenFile(_token_file(token_file)).tokens()
     if as_json:
-        described = [{"name": item.name, "scopes": dict(item.scopes), "expires": item.expires} for item in found]
+        described = [{"name": token.name, "scopes": dict(token.scopes), "expires": token.expires} for token in known]
         click.echo(json.dumps(described, indent=2))
         return
-    for item in found:
-        scopes = ", ".join(f"{what}: {scope}" for what, scope in item.scopes.items())
-        click.echo(f"{item.name}  {scopes}" + (f"  until {tokens.day(item.expires)}" if item.expires else ""))
+    for token in known:
+        scopes = ", ".join(f"{what}: {scope}" for what, scope in token.scopes.items())
+        click.echo(f"{token.name}  {scopes}" + (f"  until {tokens.day(token.expires)}" if token.expires else ""))

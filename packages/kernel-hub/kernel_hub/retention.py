@@ -113,7 +113,7 @@ def unowned_large_files(
         now: The current time.
         dry_run: Whether to remove nothing.
     """
-    found = []
+    freed = []
     with hub.store_lock.collecting():
         markers = hub.repositories.root.glob("*/*.git/large/*")
         wanted = referenced | {path.name for path in markers if path not in released}
@@ -122,8 +122,8 @@ def unowned_large_files(
                 size = hub.large_files.size(sha256) or 0
                 if not dry_run:
                     hub.large_files.remove(sha256)
-                found.append(Freed(f"large file {sha256}", "no repository owns it", size))
-    return found
+                freed.append(Freed(f"large file {sha256}", "no repository owns it", size))
+    return freed
 
 
 def unused_xorbs(hub: Hub, now: float, dry_run: bool) -> Iterator[Freed]:

@@ -55,17 +55,17 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
     from kernel_hub.settings import Settings
 
     require_root(root)
-    found = []
+    defects = []
     for defect in find_defects(Hub(Settings(root.resolve(), large_files)), digests=digests, mend=not dry_run):
-        found.append(defect)
+        defects.append(defect)
         if not as_json:
             click.echo(f"{defect.where}: {defect.what}", nl=False)
             click.secho("  (mended)" if defect.mended else "", fg="green")
     if as_json:
-        click.echo(json.dumps([asdict(defect) for defect in found], indent=2))
-    lost = sum(not defect.mended for defect in found)
+        click.echo(json.dumps([asdict(defect) for defect in defects], indent=2))
+    lost = sum(not defect.mended for defect in defects)
     if not as_json:
-        click.echo(f"{len(found)} found, {len(found) - lost} mended")
+        click.echo(f"{len(defects)} found, {len(defects) - lost} mended")
     if lost:
         sys.exit(HubError.exit_code)
 
@@ -100,13 +100,13 @@ def gc(root: Path, large_files: str | None, days: float, dry_run: bool, as_json:
 
     require_root(root)
     hub = Hub(Settings(root.resolve(), large_files))
-    found = []
-    for freed in collect(hub, unused_seconds=days * 86400, dry_run=dry_run):
-        found.append(freed)
+    freed = []
+    for item in collect(hub, unused_seconds=days * 86400, dry_run=dry_run):
+        freed.append(item)
         if not as_json:
-            click.echo(f"{freed.where}: {freed.what}" + (f" ({freed.size / 1e6:.1f} MB)" if freed.size else ""))
-    size = sum(freed.size for freed in found)
+            click.echo(f"{item.where}: {item.what}" + (f" ({item.size / 1e6:.1f} MB)" if item.size else ""))
+    size = sum(item.size for item in freed)
     if as_json:
-        click.echo(json.dumps({"freed": [asdict(freed) for freed in found], "bytes": size}, indent=2))
+        click.echo(json.dumps({"freed": [asdict(item) for item in freed], "bytes": size}, indent=2))
     else:
         click.echo(f"{size / 1e6:.1f} MB {'would be freed' if dry_run else 'freed'}")

@@ -67,8 +67,8 @@ def test_all_routes_fuzzed_by_their_openapi_description(fuzzed: RunningHub) -> N
         send()
         tried.append(operation.label)
 
-    for found in description.get_all_operations():
-        one_route(found.ok())
+    for operation in description.get_all_operations():
+        one_route(operation.ok())
     assert len(tried) > 30
 
 

@@ -174,9 +174,9 @@ def test_slow_readers_cost_little_memory_and_are_given_up(start_hub: Callable[..
         assert memory(hub) < 150
 
         def active() -> float:
-            found = re.search(r"hub_requests_active (\d\S*)", requests.get(f"{hub.url}/metrics").text)
-            assert found
-            return float(found[1])
+            metric = re.search(r"hub_requests_active (\d\S*)", requests.get(f"{hub.url}/metrics").text)
+            assert metric
+            return float(metric[1])
 
         assert active() > 20
         assert until(lambda: active() == 1, 15)  # the request for the metrics

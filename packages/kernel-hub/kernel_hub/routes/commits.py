@@ -141,7 +141,7 @@ async def commit(
     limits = hub.settings.limits
     header: dict[str, Any] = {}
     changes: list[FileChange] = []
-    with slots.one(caller.name), hub.allowances.claim(repo_id) as claim:
+    with slots.hold(caller.name), hub.allowances.claim(repo_id) as claim:
         body = lines(request, longest=limits.inline_file_bytes * 4 // 3 + 8192, total=limits.commit_bytes)
         async for key, value in _operations(body):
             if key == "header":

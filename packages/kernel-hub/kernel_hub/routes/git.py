@@ -90,7 +90,7 @@ async def git_refs(
     if service != "git-upload-pack":
         raise bad_request("this Hub speaks git's smart protocol only: use git 1.6.6 or later")
     slots: Slots = request.app.state.git_slots
-    with slots.one(_client(request, caller)):
+    with slots.hold(_client(request, caller)):
         process = await _started(request, "--http-backend-info-refs", path)
         try:
             blocks = [block async for block in _output(process, b"")]
@@ -112,7 +112,7 @@ async def git_upload_pack(repo_id: RepoId, request: Request, hub: TheHub, caller
         body = _unpacked(body)
     with ExitStack() as held:
         slots: Slots = request.app.state.git_slots
-        held.enter_context(slots.one(_client(request, caller)))
+        held.enter_context(slots.hold(_client(request, caller)))
         return _Pack(await _started(request, path), body, held.pop_all())
 
 

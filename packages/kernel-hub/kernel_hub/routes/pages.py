@@ -63,14 +63,14 @@ class VariantRow:
 @router.get("/")
 def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "", after: str = "") -> Response:
     """List the kernels that the caller may see."""
-    found = hub.index.page(caller.seen(), search=search, after=after, count=PAGE + 1)
+    kernels = hub.index.page(caller.seen(), search=search, after=after, count=PAGE + 1)
     return _page(
         request,
         "kernels.html",
-        kernels=[(item, item.versions.split(), timestamp(item.changed)[:10]) for item in found[:PAGE]],
+        kernels=[(item, item.versions.split(), timestamp(item.changed)[:10]) for item in kernels[:PAGE]],
         search=search,
         after=after,
-        more=urlencode({"search": search, "after": found[PAGE - 1].repo_id}) if len(found) > PAGE else "",
+        more=urlencode({"search": search, "after": kernels[PAGE - 1].repo_id}) if len(kernels) > PAGE else "",
         trusted=hub.settings.trusted,
         endpoint=base_url(request),
     )

@@ -37,8 +37,8 @@ def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool
     def listed(prefix: str) -> list[dict[str, str]]:
         return [_ref(ref) for ref in refs if ref.full.startswith(prefix)]
 
-    found = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
-    return {**found, "pullRequests": listed("refs/pr/")} if include_prs else found
+    answer = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
+    return {**answer, "pullRequests": listed("refs/pr/")} if include_prs else answer
 
 
 def _ref(ref: Ref) -> dict[str, str]:

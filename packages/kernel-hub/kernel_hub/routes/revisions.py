@@ -125,8 +125,8 @@ async def paths_info(
     def look() -> list[dict[str, Any]]:
         repository = hub.to_read(repo_id, caller)
         commit = repository.refs.resolve(revision)
-        found = [entry for path in paths if (entry := repository.trees.find(commit, path.rstrip("/"))) is not None]
-        return _expanded(repository, commit, found) if expand else [_item(entry) for entry in found]
+        entries = [entry for path in paths if (entry := repository.trees.find(commit, path.rstrip("/"))) is not None]
+        return _expanded(repository, commit, entries) if expand else [_item(entry) for entry in entries]
 
     return await to_thread.run_sync(look)
 
