@@ -83,9 +83,7 @@ class Mirror:
         if self._asking >= FETCHES + WAITING:
             raise busy(f"{WAITING} requests wait for {self._upstream.url}; try again in a few seconds")
         before_waiting()
-        turn = self._turns.get(repo_id)
-        if turn is None:
-            turn = self._turns[repo_id] = anyio.Lock()
+        turn = self._turns.setdefault(repo_id, anyio.Lock())
         self._asking += 1
         try:
             async with turn:
