@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.cli.shared_options import json_option
 from kernel_builder.errors import ConfigError
-from kernel_hub.root_commands import LARGE_FILES, ROOT
+from kernel_hub.root_commands import AS_JSON, LARGE_FILES, ROOT
 
 TOKEN_FILE = click.option(
     "--token-file",
@@ -205,7 +204,7 @@ def token() -> None:
 )
 @click.option("--expires", metavar="DAY|DAYSd", help="When the token ends: 2030-01-31, or 90d.  [default: never]")
 @TOKEN_FILE
-@json_option
+@AS_JSON
 def add(
     name: str,
     read: tuple[str, ...],
@@ -241,7 +240,7 @@ def remove(name: str, token_file: Path | None) -> None:
 
 @token.command("list")
 @TOKEN_FILE
-@json_option
+@AS_JSON
 def list_tokens(token_file: Path | None, as_json: bool) -> None:
     """List the tokens, their scopes and when they end."""
     from kernel_hub import tokens

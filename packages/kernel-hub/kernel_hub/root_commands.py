@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.cli.shared_options import json_option
 from kernel_builder.errors import ConfigError, HubError
 
 ROOT = click.option(
@@ -25,6 +24,7 @@ LARGE_FILES = click.option(
     help="The store of large files: a directory, or a URL that fsspec supports, e.g. s3://bucket/prefix.  "
     "[default: ROOT/large]",
 )
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 def require_root(root: Path) -> None:
@@ -40,7 +40,7 @@ def require_root(root: Path) -> None:
 @LARGE_FILES
 @click.option("--digests", is_flag=True, help="Read every large file and compare its SHA-256 with its name.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be mended.")
-@json_option
+@AS_JSON
 def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
     """Mend the traces of crashes, and report damage.
 
@@ -83,7 +83,7 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
     help="Free only what is older. Uploads that take longer may fail, and have to be sent again.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be freed.")
-@json_option
+@AS_JSON
 def gc(root: Path, large_files: str | None, days: float, dry_run: bool, as_json: bool) -> None:
     """Free the space of what no branch, tag or pull request needs.
 
