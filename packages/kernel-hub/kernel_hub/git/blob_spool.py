@@ -9,8 +9,8 @@ from pathlib import Path
 from threading import Lock
 from typing import IO, Any
 
-from kernel_hub.git_objects import TreeEntry
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.objects import TreeEntry
+from kernel_hub.git.repository import GitRepository
 
 _KEPT = 16
 

@@ -14,7 +14,7 @@ from typing import IO
 from urllib.parse import quote
 
 from kernel_hub import __version__
-from kernel_hub.git_command import run_git
+from kernel_hub.git.command import run_git
 
 SECONDS = 15.0  # without an answer, or without data
 FETCH_SECONDS = 600
@@ -49,7 +49,7 @@ class Upstream:
         try:
             with self._open(f"/api/kernels/{repo_id}/refs") as answer:
                 listed = json.loads(answer.read(_REFS_BYTES))
-            found = {str(ref["ref"]): str(ref["targetCommit"]) for ref in [*listed["branches"], *listed["tags"]]}
+            refs = {str(ref["ref"]): str(ref["targetCommit"]) for ref in [*listed["branches"], *listed["tags"]]}
         except urllib.error.HTTPError as error:
             if error.code in {401, 403, 404}:
                 return None
@@ -58,7 +58,7 @@ class Upstream:
             raise UpstreamError(f"{self.url} cannot be asked: {error}") from error
         return {
             full: commit
-            for full, commit in found.items()
+            for full, commit in refs.items()
             if re.fullmatch(r"refs/(heads|tags)/.+", full) and re.fullmatch(r"[0-9a-f]{40}", commit)
         }
 

@@ -16,13 +16,13 @@ from threading import Lock
 from kernels_data import Metadata
 
 from kernel_builder.package.signatures import signature_verdict
-from kernel_builder.package.tree_digest import SIGNATURE
-from kernel_hub.git_objects import TreeEntry
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.objects import TreeEntry
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import busy, not_admitted
 from kernel_hub.settings import MirrorSettings
 
 _METADATA = "metadata.json"
+_SIGNATURE = "metadata.json.sigstore"
 _LARGEST = 1 << 20
 _REMEMBERED = 1000
 
@@ -74,7 +74,7 @@ class Admission:
         """Return why a package is not served, or None if it is."""
         listed = repository.trees.entries(commit, folder, recursive=True)
         files = {entry.path.removeprefix(f"{folder}/"): entry for entry in listed if not entry.is_folder}
-        described, signature = files.get(_METADATA), files.get(SIGNATURE)
+        described, signature = files.get(_METADATA), files.get(_SIGNATURE)
         if described is None:
             return "it has a signature, but no metadata.json" if signature else self._unsigned()
         if any(entry.large or entry.size > _LARGEST for entry in (described, signature) if entry is not None):
@@ -83,7 +83,7 @@ class Admission:
         if signature is not None:
             with tempfile.TemporaryDirectory(prefix="kernel-builder-") as temporary:
                 (Path(temporary) / _METADATA).write_bytes(metadata)
-                (Path(temporary) / SIGNATURE).write_bytes(repository.trees.read(signature))
+                (Path(temporary) / _SIGNATURE).write_bytes(repository.trees.read(signature))
                 verdict = signature_verdict(Path(temporary), self._settings.signers)
             if verdict.startswith("cannot be checked"):
                 raise busy(f"the signature of {folder} of {repository.repo_id} {verdict}; try again")
@@ -110,7 +110,7 @@ class Admission:
 def _counts(path: str) -> bool:
     """Return whether the digest of a package has this file."""
     inside = PurePosixPath(path)
-    return path not in {_METADATA, SIGNATURE} and inside.suffix != ".pyc" and "__pycache__" not in inside.parts
+    return path not in {_METADATA, _SIGNATURE} and inside.suffix != ".pyc" and "__pycache__" not in inside.parts
 
 
 def _digest(repository: GitRepository, entry: TreeEntry) -> str:

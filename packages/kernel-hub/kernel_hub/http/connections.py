@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import ipaddress
-import os
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kernel_hub.settings import ConnectionLimits
@@ -48,7 +46,6 @@ class LimitedConnection(HttpToolsProtocol):
     limits: ConnectionLimits
     idle_seconds: float
     opened: Counter[str]
-    is_proxy: staticmethod[[str], bool]
 
     _address: str | None = None  # if it is counted
     _waiting: asyncio.TimerHandle | None = None
@@ -64,7 +61,8 @@ class LimitedConnection(HttpToolsProtocol):
         with suppress(OSError):  # the kernel would otherwise buffer some megabytes
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
         address = self.client[0] if self.client else ""
-        if not self.is_proxy(address):
+        # All clients of a proxy come from its address. A proxy is whose headers uvicorn believes.
+        if not (isinstance(self.app, ProxyHeadersMiddleware) and address in self.app.trusted_hosts):
             self._address = address
             self.opened[address] += 1
         if len(self.connections) > self.limits.connections or self.opened[address] > self.limits.connections_by_address:
@@ -165,11 +163,7 @@ class LimitedConnection(HttpToolsProtocol):
 
 
 def limited(limits: ConnectionLimits, idle_seconds: float) -> type[HttpToolsProtocol]:
-    """Return the protocol class of a server with these limits.
-
-    The connections of a proxy are not counted by address, since those of all its clients come from one: a proxy is what
-    FORWARDED_ALLOW_IPS names, as for uvicorn; by default, this machine.
-    """
+    """Return the protocol class of a server with these limits."""
 
     class Limited(LimitedConnection):
         pass
@@ -177,23 +171,4 @@ def limited(limits: ConnectionLimits, idle_seconds: float) -> type[HttpToolsProt
     Limited.limits = limits
     Limited.idle_seconds = idle_seconds
     Limited.opened = Counter()
-    Limited.is_proxy = staticmethod(_proxies(os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1")))
     return Limited
-
-
-def _proxies(allowed: str) -> Callable[[str], bool]:
-    networks = []
-    for part in allowed.split(","):
-        with suppress(ValueError):  # a name, or empty
-            networks.append(ipaddress.ip_network(part.strip(), strict=False))
-
-    def is_proxy(address: str) -> bool:
-        if allowed.strip() == "*":
-            return True
-        try:
-            parsed = ipaddress.ip_address(address)
-        except ValueError:
-            return False
-        return any(parsed in network for network in networks)
-
-    return is_proxy

@@ -212,8 +212,8 @@ class RepositoryIndex:
     def moved_to(self, former: str) -> str | None:
         """Return the repository that had this name before, or None if none had it."""
         statement = "SELECT repo_id FROM former_names WHERE name = ?"
-        found = self._database.execute(statement, (former,)).fetchone()
-        return str(found[0]) if found else None
+        row = self._database.execute(statement, (former,)).fetchone()
+        return str(row[0]) if row else None
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -243,8 +243,8 @@ class RepositoryIndex:
 
     def find(self, repo_id: str) -> IndexedRepository | None:
         """Return what the index has of a repository."""
-        found = self._database.execute(f"SELECT {_COLUMNS} FROM repositories WHERE repo_id = ?", (repo_id,)).fetchone()
-        return IndexedRepository(*found) if found else None
+        row = self._database.execute(f"SELECT {_COLUMNS} FROM repositories WHERE repo_id = ?", (repo_id,)).fetchone()
+        return IndexedRepository(*row) if row else None
 
     def page(
         self,
@@ -324,8 +324,8 @@ class RepositoryIndex:
             "(SELECT repo_id, organization, bytes FROM repositories "
             "UNION ALL SELECT '', organization, bytes FROM xorbs)"
         )
-        found = self._database.execute(statement, (repo_id, organization)).fetchone()
-        return int(found[0]), int(found[1]), int(found[2])
+        row = self._database.execute(statement, (repo_id, organization)).fetchone()
+        return int(row[0]), int(row[1]), int(row[2])
 
 
 def _visible(visible: Sequence[str] | None) -> tuple[str, list[str]]:

@@ -17,10 +17,10 @@ import pygit2
 from pygit2.enums import ObjectType
 
 from kernel_hub import names
-from kernel_hub.git_lock_files import GitLockFiles
-from kernel_hub.git_objects import Ref, one_line, persistently, write_commit
-from kernel_hub.locks import repository_lock
+from kernel_hub.git.lock_files import GitLockFiles
+from kernel_hub.git.objects import Ref, one_line, persistently, write_commit
 from kernel_hub.refusals import NotFree, bad_request, conflict, no_revision
+from kernel_hub.storage.locks import repository_lock
 
 Changing = Callable[[str, int], AbstractContextManager[None]]
 
@@ -53,8 +53,8 @@ class GitRefs:
             return None
 
         def read() -> str | None:
-            found = self._git.references.get(full)
-            return None if found is None else str(found.peel(pygit2.Commit).id)
+            ref = self._git.references.get(full)
+            return None if ref is None else str(ref.peel(pygit2.Commit).id)
 
         return persistently(read)
 
@@ -81,11 +81,11 @@ class GitRefs:
             raise no_revision(self._repo_id, f"{revision[:40]}…")
         if re.fullmatch(r"[0-9a-f]{7,40}", revision):
             try:
-                found = persistently(lambda: self._git.get(revision))
+                item = persistently(lambda: self._git.get(revision))
             except ValueError:  # an ambiguous prefix
-                found = None
-            if isinstance(found, pygit2.Commit):
-                return str(found.id)
+                item = None
+            if isinstance(item, pygit2.Commit):
+                return str(item.id)
         if re.fullmatch(r"refs/(heads|tags|pr)/.+", revision) and pygit2.reference_is_valid_name(revision):
             candidates = [revision]
         else:

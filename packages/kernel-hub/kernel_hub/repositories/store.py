@@ -11,11 +11,11 @@ from pathlib import Path
 import pygit2
 
 from kernel_hub import names
-from kernel_hub.blobs import sync_directory
-from kernel_hub.git_repository import GitRepository
-from kernel_hub.locks import remove_repository_lock, repository_lock
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import conflict, no_repository
-from kernel_hub.repository_index import RepositoryIndex
+from kernel_hub.repositories.index import RepositoryIndex
+from kernel_hub.storage.blobs import sync_directory
+from kernel_hub.storage.locks import remove_repository_lock, repository_lock
 
 
 class RepositoryStore:
@@ -84,6 +84,11 @@ class RepositoryStore:
                 sync_directory(path.parent)
         finally:
             shutil.rmtree(staging, ignore_errors=True)
+
+    def moved_to(self, former: str) -> str | None:
+        """Return the new name of a repository that had this one before, unless a repository has it now."""
+        target = self._index.moved_to(former)
+        return target if target is not None and former not in self and target in self else None
 
     def end_redirect(self, former: str) -> None:
         """Let a former name of a repository redirect no more."""

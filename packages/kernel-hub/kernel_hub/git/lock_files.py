@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kernel_hub.blobs import sync_filesystem
-from kernel_hub.locks import POLL_SECONDS
 from kernel_hub.refusals import NotFree
+from kernel_hub.storage.blobs import sync_filesystem
+from kernel_hub.storage.locks import POLL_SECONDS
 
 HOLD_SECONDS = 0.1  # longer than git needs for most of its changes; then the whole operation is tried again
 

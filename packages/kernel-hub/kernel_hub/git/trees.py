@@ -9,7 +9,7 @@ from pathlib import Path
 import pygit2
 
 from kernel_hub import names
-from kernel_hub.git_objects import TreeEntry, peeled, persistently, tree_entry
+from kernel_hub.git.objects import TreeEntry, peeled, persistently, tree_entry
 from kernel_hub.refusals import Refusal, no_entry
 
 
@@ -26,12 +26,12 @@ class GitTrees:
         if folder:
             names.path(folder)
             try:
-                found = tree[folder]
+                subtree = tree[folder]
             except KeyError:
                 raise no_entry(folder, commit) from None
-            if not isinstance(found, pygit2.Tree):
+            if not isinstance(subtree, pygit2.Tree):
                 raise no_entry(folder, commit)
-            tree = found
+            tree = subtree
         entries = _entries(str(self._path), str(tree.id), recursive)
         return [entry.below(folder) for entry in entries] if folder else entries
 
@@ -44,10 +44,10 @@ class GitTrees:
         names.path(path)
         tree = peeled(self._git, commit, pygit2.Tree)
         try:
-            found = tree[path]
+            item = tree[path]
         except KeyError:
             raise no_entry(path, commit) from None
-        return tree_entry(path, found, self._git.odb)
+        return tree_entry(path, item, self._git.odb)
 
     def find(self, commit: str, path: str) -> TreeEntry | None:
         """Return one file or folder of a revision, or None if it does not exist."""

@@ -16,8 +16,8 @@ from anyio import to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from kernel_hub.git_objects import TreeEntry
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.objects import TreeEntry
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal, no_entry
 

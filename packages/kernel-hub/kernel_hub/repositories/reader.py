@@ -7,9 +7,9 @@ import re
 import pyromark
 
 from kernel_builder import front_matter
-from kernel_hub.git_repository import GitRepository
-from kernel_hub.large_files import LargeFiles
-from kernel_hub.repository_index import IndexedRepository
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.repositories.index import IndexedRepository
+from kernel_hub.storage.large_files import LargeFiles
 
 CARD_BYTES = 32 << 10  # a page shows no larger card: tables can take a millisecond per KiB
 SUMMARY_CHARACTERS = 4000

@@ -1,7 +1,7 @@
 """Locks between threads, processes and machines that share a directory. A lock is freed when its holder dies.
 
 No function here waits: one that finds its lock taken raises `NotFree` at once, so that waiting does not occupy a
-worker. `turns.py` waits on behalf of requests, and `patiently` for commands.
+worker. `http.turns` waits on behalf of requests, and `patiently` for commands.
 """
 
 from __future__ import annotations

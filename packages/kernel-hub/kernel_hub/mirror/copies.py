@@ -11,24 +11,23 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 import anyio
 from anyio import to_thread
 
 from kernel_hub import names
-from kernel_hub.git_refs import GitRefs
-from kernel_hub.git_repository import GitRepository
-from kernel_hub.locks import patiently
-from kernel_hub.mirror_admission import Admission
-from kernel_hub.mirror_downloads import Downloads
+from kernel_hub.git.refs import GitRefs
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.mirror.admission import Admission
+from kernel_hub.mirror.downloads import Downloads, Keep
+from kernel_hub.mirror.upstream import Upstream, UpstreamError
 from kernel_hub.refusals import Refusal, busy, not_mirrored
+from kernel_hub.repositories.allowances import Allowances
+from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import MirrorSettings
-from kernel_hub.upstream import Upstream, UpstreamError
-
-if TYPE_CHECKING:
-    from kernel_hub.hub_service import Hub
+from kernel_hub.storage.large_files import LargeFiles
+from kernel_hub.storage.locks import patiently
 
 log = logging.getLogger("kernel_hub")
 
@@ -43,17 +42,28 @@ _Until = float
 class Mirror:
     """The copies in one Hub.
 
+    Args:
+        keep: Stores complete large files of a repository.
+
     Attributes:
         admission: Decides which packages are served.
         downloads: The large files that are being copied.
     """
 
-    def __init__(self, hub: Hub, settings: MirrorSettings) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        settings: MirrorSettings,
+        repositories: RepositoryStore,
+        large_files: LargeFiles,
+        allowances: Allowances,
+        keep: Keep,
+    ) -> None:
         self._settings = settings
+        self._repositories = repositories
+        self._allowances = allowances
         self._upstream = Upstream(settings.url)
         self.admission = Admission(settings)
-        self.downloads = Downloads(hub, self._upstream)
+        self.downloads = Downloads(self._upstream, repositories, large_files, allowances, keep)
         self._fresh: dict[str, _Until] = {}
         self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._asking = 0
@@ -73,9 +83,7 @@ class Mirror:
         if self._asking >= FETCHES + WAITING:
             raise busy(f"{WAITING} requests wait for {self._upstream.url}; try again in a few seconds")
         before_waiting()
-        turn = self._turns.get(repo_id)
-        if turn is None:
-            turn = self._turns[repo_id] = anyio.Lock()
+        turn = self._turns.setdefault(repo_id, anyio.Lock())
         self._asking += 1
         try:
             async with turn:
@@ -93,8 +101,8 @@ class Mirror:
         self._fresh[repo_id] = time.monotonic() + seconds
 
     def _refresh(self, repo_id: str) -> None:
-        copy = self._hub.repositories.open(repo_id) if repo_id in self._hub.repositories else None
-        if (copy is None and self._hub.index.moved_to(repo_id)) or (copy is not None and copy.mirror_of is None):
+        copy = self._repositories.open(repo_id) if repo_id in self._repositories else None
+        if (copy is None and self._repositories.moved_to(repo_id)) or (copy is not None and copy.mirror_of is None):
             self._remember(repo_id, self._settings.refresh_seconds)  # a repository of this Hub has the name
             return
         try:
@@ -105,7 +113,7 @@ class Mirror:
                 if copy is not None:
                     log.warning("%s is no longer on %s; its copy is served", repo_id, self._upstream.url)
             elif copy is None:
-                self._hub.allowances.check(repo_id, 1)
+                self._allowances.check(repo_id, 1)
                 self._create(repo_id, refs)
             else:
                 self._update(copy, refs)
@@ -124,9 +132,9 @@ class Mirror:
             _move(copy.refs, refs)
 
         try:
-            self._hub.repositories.add(repo_id, make)
+            self._repositories.add(repo_id, make)
         except Refusal:
-            if repo_id not in self._hub.repositories:  # else another server has just copied it
+            if repo_id not in self._repositories:  # else another server has just copied it
                 raise
 
     def _update(self, copy: GitRepository, refs: Mapping[str, str]) -> None:

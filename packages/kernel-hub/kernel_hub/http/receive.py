@@ -148,7 +148,7 @@ class Slots:
         self._held: Counter[str] = Counter()
 
     @contextmanager
-    def one(self, client: str) -> Iterator[None]:
+    def hold(self, client: str) -> Iterator[None]:
         """Hold one slot.
 
         Args:

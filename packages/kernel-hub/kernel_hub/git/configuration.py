@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pygit2
 
-from kernel_hub.git_lock_files import GitLockFiles
+from kernel_hub.git.lock_files import GitLockFiles
 
 
 class GitConfiguration:

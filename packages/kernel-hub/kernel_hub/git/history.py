@@ -9,7 +9,7 @@ from itertools import islice
 import pygit2
 from pygit2.enums import SortMode
 
-from kernel_hub.git_objects import CommitInfo, commit_info, peeled, persistently
+from kernel_hub.git.objects import CommitInfo, commit_info, peeled, persistently
 
 # What `last_changes` does at most, in lookups of a folder in a commit: some 50 ms. A commit costs as much as ten.
 _MOST_WORK = 50_000
@@ -45,7 +45,7 @@ class GitHistory:
         for path in paths:
             pending.setdefault(posixpath.dirname(path), {})[posixpath.basename(path)] = root[path].id
         same = {folder: _subtree(root, folder) for folder in pending}
-        found: dict[str, CommitInfo] = {}
+        changes: dict[str, CommitInfo] = {}
         spent = 0
         for item in self._git.walk(commit, SortMode.TOPOLOGICAL):
             spent += _WORK_OF_COMMIT + len(pending)
@@ -59,12 +59,12 @@ class GitHistory:
                 before = {} if tree is None else {entry.name: entry.id for entry in tree}
                 spent += len(before)
                 for name in [name for name, oid in entries.items() if before.get(name) != oid]:
-                    found[posixpath.join(folder, name)] = commit_info(item)
+                    changes[posixpath.join(folder, name)] = commit_info(item)
                     del entries[name]
                 same[folder] = tree
                 if not entries:
                     del pending[folder]
-        return found
+        return changes
 
     def changed_files(self, commit: str, since: str | None = None) -> list[tuple[str, str]]:
         """List the files that a commit changed, each with git's status letter: A, M or D.
@@ -73,19 +73,19 @@ class GitHistory:
             commit: The commit.
             since: A branch's commit: list all changes since `commit` and this one diverged. None: since the parent.
         """
-        found = peeled(self._git, commit, pygit2.Commit)
-        start: str | pygit2.Oid | None = found.parents[0].id if found.parents else None
+        changed = peeled(self._git, commit, pygit2.Commit)
+        start: str | pygit2.Oid | None = changed.parents[0].id if changed.parents else None
         if since is not None:
             start = self._git.merge_base(since, commit)
         before = None if start is None else peeled(self._git, start, pygit2.Tree)
-        diff = found.tree.diff_to_tree(swap=True) if before is None else before.diff_to_tree(found.tree)
+        diff = changed.tree.diff_to_tree(swap=True) if before is None else before.diff_to_tree(changed.tree)
         return [(delta.status_char(), delta.new_file.path or delta.old_file.path) for delta in diff.deltas]
 
 
 def _subtree(root: pygit2.Tree, folder: str) -> pygit2.Tree | None:
     """Return a folder of a tree, or None if there is none."""
     try:
-        found = root[folder] if folder else root
+        subtree = root[folder] if folder else root
     except KeyError:
         return None
-    return found if isinstance(found, pygit2.Tree) else None
+    return subtree if isinstance(subtree, pygit2.Tree) else None

@@ -8,9 +8,9 @@ import pygit2
 from pygit2.enums import FileMode
 
 from kernel_hub import names
-from kernel_hub.git_configuration import GitConfiguration
-from kernel_hub.git_objects import FileChange, PullRequest, peeled, persistently, write_commit
-from kernel_hub.git_refs import GitRefs
+from kernel_hub.git.configuration import GitConfiguration
+from kernel_hub.git.objects import FileChange, PullRequest, peeled, persistently, write_commit
+from kernel_hub.git.refs import GitRefs
 from kernel_hub.refusals import Refusal, bad_request, conflict, moved_meanwhile, no_entry, no_revision
 
 # Lets `git` with LFS read a clone.

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import pygit2
 from pygit2.enums import FileMode, ObjectType, SortMode
 
-from kernel_hub.git_objects import persistently, tree_entry
-from kernel_hub.git_refs import GitRefs
+from kernel_hub.git.objects import persistently, tree_entry
+from kernel_hub.git.refs import GitRefs
 
 
 def remove_from_history(git: pygit2.Repository, refs: GitRefs, sha256s: Collection[str]) -> int:
@@ -28,8 +28,8 @@ def remove_from_history(git: pygit2.Repository, refs: GitRefs, sha256s: Collecti
     walk = git.walk(commits[0], SortMode.TOPOLOGICAL | SortMode.REVERSE)
     for commit in commits:
         walk.push(commit)
-    for found in walk:
-        rewritten.add(found)
+    for item in walk:
+        rewritten.add(item)
     moved = 0
     for full, tip in tips:
         target = git.references[full].target  # a commit, or an annotated tag
@@ -74,14 +74,14 @@ class _Rewritten:
         content = b"\n".join(lines) + blank + message
         self._commits[before] = str(self._written(ObjectType.COMMIT, content)).encode()
 
-    def object(self, found: pygit2.Object) -> pygit2.Oid:
+    def object(self, item: pygit2.Object) -> pygit2.Oid:
         """Return what replaces a commit that was added, or an annotated tag of one."""
-        if not isinstance(found, pygit2.Tag):
-            return pygit2.Oid(hex=self._commits[str(found.id).encode()].decode())
-        target = self.object(self._git[found.target])
-        if target == found.target:
-            return found.id
-        _, _, rest = found.read_raw().partition(b"\n")
+        if not isinstance(item, pygit2.Tag):
+            return pygit2.Oid(hex=self._commits[str(item.id).encode()].decode())
+        target = self.object(self._git[item.target])
+        if target == item.target:
+            return item.id
+        _, _, rest = item.read_raw().partition(b"\n")
         return self._written(ObjectType.TAG, b"object " + str(target).encode() + b"\n" + rest)
 
     def _entry(self, item: pygit2.Object) -> pygit2.Oid | None:

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from http.client import HTTPException
 from pathlib import Path
 from threading import Lock, Thread
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 import anyio
 from anyio import to_thread
 
-from kernel_hub.git_objects import LargeFile
-from kernel_hub.large_files import IncomingFile
-from kernel_hub.locks import patiently
+from kernel_hub.git.objects import LargeFile
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.mirror.upstream import Upstream, UpstreamError
 from kernel_hub.refusals import Refusal, busy, not_mirrored
-from kernel_hub.upstream import Upstream, UpstreamError
-
-if TYPE_CHECKING:
-    from kernel_hub.hub_service import Hub
+from kernel_hub.repositories.allowances import Allowances
+from kernel_hub.repositories.store import RepositoryStore
+from kernel_hub.storage.large_files import IncomingFile, LargeFiles
+from kernel_hub.storage.locks import patiently
 
 log = logging.getLogger("kernel_hub")
 
 AT_ONCE = 8  # at most half of the readers wait for the other Hub to begin
 BLOCK = 256 << 10
 _POLL_SECONDS = 0.02
+
+Keep = Callable[[GitRepository, Sequence[IncomingFile]], None]
 
 
 class Download:
@@ -69,9 +71,19 @@ class Download:
 class Downloads:
     """The large files that one server is copying; each once, for any number of readers."""
 
-    def __init__(self, hub: Hub, upstream: Upstream) -> None:
-        self._hub = hub
+    def __init__(
+        self,
+        upstream: Upstream,
+        repositories: RepositoryStore,
+        large_files: LargeFiles,
+        allowances: Allowances,
+        keep: Keep,
+    ) -> None:
         self._upstream = upstream
+        self._repositories = repositories
+        self._large_files = large_files
+        self._allowances = allowances
+        self._keep = keep
         self._running: dict[tuple[str, str], Download] = {}
         self._lock = Lock()
 
@@ -87,8 +99,8 @@ class Downloads:
                 return download, download.open()
             if len(self._running) >= AT_ONCE:
                 raise busy(f"{AT_ONCE} large files are being copied; try again in a few seconds")
-            self._hub.allowances.check(repo_id, large.size)
-            incoming = self._hub.large_files.receive(large.sha256, large.size)
+            self._allowances.check(repo_id, large.size)
+            incoming = self._large_files.receive(large.sha256, large.size)
             download = self._running[key] = Download(incoming)
             opened = download.open()
         try:
@@ -103,13 +115,13 @@ class Downloads:
     def _copy(self, key: tuple[str, str], source: IO[bytes], incoming: IncomingFile) -> None:
         repo_id, sha256 = key
         try:
-            with incoming, source, self._hub.allowances.claim(repo_id, incoming.size):
+            with incoming, source, self._allowances.claim(repo_id, incoming.size):
                 while block := source.read(BLOCK):
                     incoming.write(block)
                     self._running[key].received += len(block)
                 incoming.seal()
-                repository = self._hub.repositories.open(repo_id)
-                patiently(lambda: self._hub.keep(repository, [incoming]))
+                repository = self._repositories.open(repo_id)
+                patiently(lambda: self._keep(repository, [incoming]))
         except (Refusal, HTTPException, OSError) as error:
             log.warning("the large file %s of %s was not copied: %s", sha256, repo_id, error)
             self._end(key, f"the large file {sha256} of {repo_id} was not copied: {error}")

@@ -11,7 +11,7 @@ import struct
 
 from blake3 import blake3
 
-from kernel_hub.xet_format import Xorb, hash_text
+from kernel_hub.xet.format import Xorb, hash_text
 
 _LEAF_KEY = bytes.fromhex("6697f5775b9550de3135cbaca597181c9de421109beb2b58b4d0b04b93adf229")
 _NODE_KEY = bytes.fromhex("017ec5c7a5472996fd946666b48a02e65ddd536f37c76dd2f86352e64a53713f")

@@ -36,8 +36,8 @@ class LargeFile:
 
 def read_pointer(data: bytes) -> LargeFile | None:
     """Parse an LFS pointer; None if the bytes are not one."""
-    found = _POINTER.fullmatch(data)
-    return LargeFile(found[1].decode(), int(found[2])) if found else None
+    matched = _POINTER.fullmatch(data)
+    return LargeFile(matched[1].decode(), int(matched[2])) if matched else None
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pygit2
 
-from kernel_hub.git_commits import GitCommits
-from kernel_hub.git_configuration import GitConfiguration
-from kernel_hub.git_history import GitHistory
-from kernel_hub.git_large_files import OwnedFiles
-from kernel_hub.git_refs import Changing, GitRefs
-from kernel_hub.git_rewriting import remove_from_history
-from kernel_hub.git_trees import GitTrees
+from kernel_hub.git.commits import GitCommits
+from kernel_hub.git.configuration import GitConfiguration
+from kernel_hub.git.history import GitHistory
+from kernel_hub.git.owned_files import OwnedFiles
+from kernel_hub.git.refs import Changing, GitRefs
+from kernel_hub.git.rewriting import remove_from_history
+from kernel_hub.git.trees import GitTrees
 
 # The root may belong to another user, as mounted volumes do; the operator chose it.
 pygit2.settings.owner_validation = False

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import anyio
 from anyio import to_thread
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kernel_hub import locks
 from kernel_hub.refusals import NotFree, busy
+from kernel_hub.storage import locks
 
 WAITING = 32  # requests that wait for one repository
 WRITERS = 16  # threads that write; readers have others, so a slow disk does not keep reads and /health waiting
@@ -25,19 +24,14 @@ _LEAVE = "kernel_builder.leave_turn"  # in the scope of a request that has a pla
 Result = TypeVar("Result")
 
 
-@dataclass
-class _Queue:
-    """The requests of this server that change one repository: one at a time, first come, first served."""
-
-    turn: anyio.Lock = field(default_factory=anyio.Lock)
-    waiting: int = 0
-
-
 class Turns:
-    """Runs changes of repositories, each as soon as it can have the locks that it needs."""
+    """Runs changes of repositories, each as soon as it can have the locks that it needs.
+
+    The requests of this server that change one repository take turns: one at a time, first come, first served.
+    """
 
     def __init__(self) -> None:
-        self._queues: dict[str, _Queue] = {}
+        self._turns: WeakValueDictionary[str, anyio.Lock] = WeakValueDictionary()
         self._writers = anyio.CapacityLimiter(WRITERS)
 
     async def change(self, repo_id: str, attempt: Callable[[], Result]) -> Result:
@@ -51,29 +45,18 @@ class Turns:
             Refusal: If the locks are not free in time, or too many requests wait already.
         """
         until = time.monotonic() + locks.LOCK_SECONDS
-        async with self._turn(repo_id, until):
-            return await self.retry(attempt, until)
-
-    @asynccontextmanager
-    async def _turn(self, repo_id: str, until: float) -> AsyncIterator[None]:
-        queue = self._queues.setdefault(repo_id, _Queue())
-        if queue.waiting > WAITING:
+        turn = self._turns.setdefault(repo_id, anyio.Lock())
+        if turn.statistics().tasks_waiting >= WAITING:
             raise busy(f"{WAITING} requests wait to change {repo_id}; try again in a few seconds")
-        queue.waiting += 1
         try:
-            try:
-                with anyio.fail_after(until - time.monotonic()):
-                    await queue.turn.acquire()
-            except TimeoutError:
-                raise busy(f"{repo_id} is locked by others for {locks.LOCK_SECONDS:.0f} s; try again") from None
-            try:
-                yield
-            finally:
-                queue.turn.release()
+            with anyio.fail_after(locks.LOCK_SECONDS):
+                await turn.acquire()
+        except TimeoutError:
+            raise busy(f"{repo_id} is locked by others for {locks.LOCK_SECONDS:.0f} s; try again") from None
+        try:
+            return await self.retry(attempt, until)
         finally:
-            queue.waiting -= 1
-            if not queue.waiting:
-                self._queues.pop(repo_id, None)
+            turn.release()
 
     async def retry(self, attempt: Callable[[], Result], until: float | None = None) -> Result:
         """Run a change in a thread as soon as its locks are free; it needs no turn.

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from kernel_hub.refusals import over_quota
-from kernel_hub.repository_index import RepositoryIndex
+from kernel_hub.repositories.index import RepositoryIndex
 from kernel_hub.settings import Quotas
 
 _EVERYTHING = ""

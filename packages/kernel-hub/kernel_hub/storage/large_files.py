@@ -14,8 +14,8 @@ from types import TracebackType
 from typing import IO
 
 from kernel_hub import names
-from kernel_hub.blobs import Blobs
 from kernel_hub.refusals import bad_request
+from kernel_hub.storage.blobs import Blobs
 
 
 class IncomingFile:
@@ -64,9 +64,9 @@ class IncomingFile:
             raise bad_request(
                 f"received {self._received} of the announced {self.size} bytes for {self.sha256}; nothing was stored"
             )
-        if (found := self._hash.hexdigest()) != self.sha256:
+        if (actual := self._hash.hexdigest()) != self.sha256:
             raise bad_request(
-                f"the received bytes have the SHA-256 {found}, not the announced {self.sha256}; nothing was stored"
+                f"the received bytes have the SHA-256 {actual}, not the announced {self.sha256}; nothing was stored"
             )
         self._file.flush()
         os.fsync(self._file.fileno())
@@ -108,11 +108,11 @@ class LargeFiles:
 
     def digest(self, sha256: str) -> str:
         """Compute the digest of the file stored under this name; a different one means that the disk damaged it."""
-        found = hashlib.sha256()
+        digest = hashlib.sha256()
         with self.open(sha256) as file:
             while block := file.read(1 << 20):
-                found.update(block)
-        return found.hexdigest()
+                digest.update(block)
+        return digest.hexdigest()
 
 
 def _name(sha256: str) -> str:

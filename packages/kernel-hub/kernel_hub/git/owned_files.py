@@ -14,9 +14,9 @@ import pygit2
 from pygit2.enums import SortMode
 
 from kernel_hub import names
-from kernel_hub.blobs import sync_directory
-from kernel_hub.git_objects import LargeFile, tree_entry
-from kernel_hub.git_refs import GitRefs
+from kernel_hub.git.objects import LargeFile, tree_entry
+from kernel_hub.git.refs import GitRefs
+from kernel_hub.storage.blobs import sync_directory
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class OwnedFiles:
     def referenced(self) -> Iterator[LargeFile]:
         """Find the large files that any commit of any ref points to, without those that were permanently deleted."""
         removed = self.removed()
-        return (found.large for found in self.located() if found.large.sha256 not in removed)
+        return (located.large for located in self.located() if located.large.sha256 not in removed)
 
     def located(self) -> Iterator[LocatedFile]:
         """Find the large files that any commit of any ref points to, each at one of its places.
