@@ -13,7 +13,7 @@ from kernel_builder.progress import Silent
 from kernel_judge.judge import compiler_cache, observed_reference
 from kernel_judge.judge.compiler_cache import prepared
 from kernel_judge.judge.judgement import judge
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 # Tries to change each file that it was lent, and names those that it could change.
 WRITES = """

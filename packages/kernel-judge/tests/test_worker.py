@@ -13,7 +13,7 @@ import pytest
 from kernel_builder import sandbox
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from kernel_judge.judge.speed import reported_seconds
-from kernel_judge.judge.worker import WorkerProcess
+from kernel_judge.judge.worker_process import WorkerProcess
 
 # Starts a process in a session of its own that writes without end.
 WRITES = """

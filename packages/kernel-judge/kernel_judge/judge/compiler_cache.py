@@ -18,7 +18,7 @@ from kernel_builder.progress import Progress
 from kernel_judge.judge.peers import COMPILE, Peers
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.task import read_task
-from kernel_judge.judge.worker import WorkerProcess
+from kernel_judge.judge.worker_process import WorkerProcess
 
 _PROBLEM = """
 import torch

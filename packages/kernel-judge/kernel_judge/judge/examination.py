@@ -12,7 +12,7 @@ import torch
 from kernel_builder.measure.poison import POISON
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 _LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
 _REPEATED = 10  # every tenth input is given twice

@@ -28,7 +28,7 @@ from kernel_judge.judge.speed import measure_speed
 from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.task import Task, read_task
 from kernel_judge.judge.verdict import RIGHT, WRONG, Verdict
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 PEERS = ("eager", *COMPILED)
 _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less

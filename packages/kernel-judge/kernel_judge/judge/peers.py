@@ -12,7 +12,7 @@ from kernel_builder.progress import Progress
 from kernel_judge.judge.examination import place, synchronize
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.task import Task
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 EAGER, COMPILE = "eager", "compile"
 COMPILED = (COMPILE, "max-autotune")

@@ -22,7 +22,7 @@ from kernel_judge.judge.examination import Examination, RejectedError, describe,
 from kernel_judge.judge.peers import EAGER, Peers
 from kernel_judge.judge.reference import Arguments, Reference
 from kernel_judge.judge.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 _RUN_SECONDS = 20e-3
 _SHORT, _LONGEST = 0.5, 5.0  # times that: too short; the longest of eager, for a faster candidate's run to be as long

@@ -19,10 +19,9 @@ from kernel_builder import front_matter
 from kernel_builder.config.project import Project, python_name
 from kernel_builder.config.project_files import read_project
 from kernel_builder.package import swap
-from kernel_judge.judge.verdict import Verdict
-from kernel_judge.search.judge_process import Judge
+from kernel_judge.judge.verdict import RIGHT, Verdict
+from kernel_judge.search.local_judge import Judge, Judged
 from kernel_judge.search.run_log import TRY_ENDED, VERIFIED, Event, RunLog
-from kernel_judge.search.supervisor import RIGHT, judged_in
 from kernel_judge.search.workspace import Workspace
 
 REFERENCE_PEER = "eager"
@@ -70,7 +69,7 @@ def contenders(events: Iterable[Event]) -> list[Contender]:
     for event in events:
         if event["event"] != TRY_ENDED or event["outcome"] != RIGHT:
             continue
-        verdict = judged_in(event).verdict
+        verdict = Judged.from_dict(event["judged"]).verdict
         speed = verdict.speed.get(REFERENCE_PEER) if verdict else None
         if speed and speed.ratio > FLOOR:
             key = event["candidate"]
@@ -113,7 +112,7 @@ def _verified(log: RunLog, judge: Judge, run: Path, contender: Contender) -> Ver
             judged=judged.as_dict(),
         )
         return judged.verdict
-    return judged_in(event).verdict
+    return Judged.from_dict(event["judged"]).verdict
 
 
 def write(run: Path, contender: Contender, verdict: Verdict, *, repo_id: str, backends: Sequence[str]) -> Path:

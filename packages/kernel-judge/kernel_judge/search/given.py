@@ -15,7 +15,6 @@ from kernel_builder.errors import ConfigError
 from kernel_judge.search.search_request import PROFILE, REFERENCE, SKILL, SearchRequest
 from kernel_judge.search.workspace import PROJECT
 
-_BUNDLED_SKILL = Path(__file__).parent.parent / "skills" / "cuda-kernels"
 _PROFILE_SECONDS = 600
 
 
@@ -48,7 +47,8 @@ def prepare(request: SearchRequest, backends: Sequence[str]) -> None:
     scaffold.create(staged / PROJECT, request.repo_id, backends, licence="apache-2.0")
     wanted = {name for context in request.contexts for name in context}
     if SKILL in wanted:
-        skill = request.skill or _BUNDLED_SKILL
+        skill = request.skill
+        assert skill
         if not (skill / "SKILL.md").is_file():
             raise ConfigError(
                 "there is no SKILL.md", where=str(skill), hint="name the directory of a skill: --skill DIR"

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from kernel_builder.errors import ConfigError
 from kernel_builder.measure.tables import Table
+from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.search import estimators
+from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import FINISHED, LOG, STARTED, TRY_ENDED, Event, read_events
-from kernel_judge.search.supervisor import RIGHT, judged_in
 
 THRESHOLDS = (1.0, 1.5, 2.0)  # of fast_p
 _NAME = 40  # characters of an agent's command in a table
@@ -168,7 +169,7 @@ def _attempt(number: int, tries: Sequence[Event], settings: Event, peer: str, ru
         if event["judged"] and not event["judged-as"]:
             busy += event["judged"]["seconds"]
         if event["outcome"] == RIGHT:
-            verdict = judged_in(event).verdict
+            verdict = Judged.from_dict(event["judged"]).verdict
             assert verdict
             if peer not in verdict.speed:
                 raise ConfigError(

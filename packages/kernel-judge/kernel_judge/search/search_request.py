@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_builder.errors import ConfigError
-from kernel_judge.search.judge_process import JUDGE_COMMAND
 from kernel_judge.search.limited_process import Limits
+from kernel_judge.search.local_judge import JUDGE_COMMAND
 
 SKILL, REFERENCE, PROFILE = CONTEXTS = ("skill", "reference", "profile")
 GIGABYTE = 10**9

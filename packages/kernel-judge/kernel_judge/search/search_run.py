@@ -14,8 +14,9 @@ from kernel_builder.files import locked
 from kernel_builder.progress import Progress
 from kernel_judge.judge.task import Task, read_task
 from kernel_judge.search import best_kernel, given
-from kernel_judge.search.judge_process import judging_devices, open_judge
+from kernel_judge.search.local_judge import judging_devices
 from kernel_judge.search.run_log import FINISHED, LOG, STARTED, RunLog
+from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.search_request import SearchRequest, agent_command
 from kernel_judge.search.supervisor import Supervisor
 

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from kernel_builder.errors import ConfigError
 from kernel_builder.files import write_atomically
 from kernel_builder.progress import Progress
+from kernel_judge.judge.verdict import RIGHT
+from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import LOG, TRY_ENDED, read_events
 from kernel_judge.search.search_request import SKILL, SearchRequest
-from kernel_judge.search.supervisor import RIGHT, judged_in
 from kernel_judge.search.workspace import Workspace
 from kernel_judge.skills.agent_usage import reported_tokens
 from kernel_judge.skills.catalog import Skill, digests
@@ -149,7 +150,7 @@ def _tries(task: str, run: Path) -> list[SkillTry]:
     for event in sorted(ended, key=lambda event: event["attempt"]):
         is_right, speed = event["outcome"] == RIGHT, 1.0
         if is_right:
-            verdict = judged_in(event).verdict
+            verdict = Judged.from_dict(event["judged"]).verdict
             assert verdict
             if _PEER not in verdict.speed:
                 raise ConfigError(f"the verdict on attempt {event['attempt']} has no speed", where=str(run))

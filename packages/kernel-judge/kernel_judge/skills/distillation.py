@@ -21,11 +21,12 @@ from typing import Any
 from kernel_builder.errors import ConfigError, PackageError
 from kernel_builder.package.swap import publish, staging
 from kernel_builder.progress import Progress
+from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.search.given import task_path
 from kernel_judge.search.limited_process import run_limited
+from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import LOG, TRY_ENDED, Event, read_events
 from kernel_judge.search.search_request import SearchRequest
-from kernel_judge.search.supervisor import RIGHT, judged_in
 from kernel_judge.search.workspace import Workspace
 from kernel_judge.skills.benefit import HELPS, Benefit, measure_benefit
 from kernel_judge.skills.catalog import MOST_TOKENS, SKILL_FILE, Skill, read_skill
@@ -135,7 +136,7 @@ def _gather(source: Path, traces: Path) -> None:
 
 def _best(tries: Sequence[Event]) -> list[Event]:
     def speed(event: Event) -> float:
-        verdict = judged_in(event).verdict
+        verdict = Judged.from_dict(event["judged"]).verdict
         return max((one.ratio for one in verdict.speed.values()), default=0.0) if verdict else 0.0
 
     right = sorted((event for event in tries if event["outcome"] == RIGHT), key=speed, reverse=True)
@@ -146,7 +147,7 @@ def _best(tries: Sequence[Event]) -> list[Event]:
 
 
 def _mistakes(tries: Sequence[Event]) -> list[str]:
-    verdicts = [judged_in(event).verdict for event in tries if event["judged"]]
+    verdicts = [Judged.from_dict(event["judged"]).verdict for event in tries if event["judged"]]
     reasons = [one.reason for one in verdicts if one and not one.is_right]
     return list(dict.fromkeys(reasons))[:_MOST_MISTAKES]
 
