@@ -87,9 +87,9 @@ def test_threads_of_openmp_have_a_core_each_and_other_threads_all(tmp_path: Path
     with WorkerProcess(PROCESS, "cpu", readable=[tmp_path], threads=len(cores)) as worker:
         worker.ready(120)
         worker.ask("load", str(candidate), "ModelNew", seconds=120)
-        found = json.loads((worker.scratch / "cores").read_text())
-    assert sorted(map(int, found["openmp"])) == cores[1:], "the main thread computes on the first"
-    assert found["main"] == found["own"] == everywhere
+        written = json.loads((worker.scratch / "cores").read_text())
+    assert sorted(map(int, written["openmp"])) == cores[1:], "the main thread computes on the first"
+    assert written["main"] == written["own"] == everywhere
 
 
 def test_what_is_no_time_agrees_with_no_clock() -> None:

@@ -41,7 +41,7 @@ _SECONDS = 180.0
 _OF_THE_MODEL = ("*.lock", "locks", "*.py", "fxgraph", "aotautograd")
 
 
-def found(root: Path) -> Path | None:
+def existing(root: Path) -> Path | None:
     """Return the directory for this version of Torch in the builder's cache, or None."""
     directory = _directory(root)
     return directory if directory.is_dir() else None

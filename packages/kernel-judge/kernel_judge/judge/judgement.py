@@ -141,7 +141,7 @@ class _Trial:
         request, device = self._request, self._device
         with ExitStack() as stack:
             if device == "cpu":
-                self._lent = compiler_cache.found(default_cache())
+                self._lent = compiler_cache.existing(default_cache())
             if device == "cpu" and not self._lent and request.rounds and set(request.peers) & set(COMPILED):
                 self._lent = compiler_cache.prepared(default_cache(), lambda: self._worker([]), self._progress)
                 self._started = time.monotonic()
@@ -164,7 +164,7 @@ class _Trial:
             worker.start("load", str(file), MODEL)
             worker.wait(request.build_seconds)
             for number, reference in enumerate(references):
-                _send_model(worker, number, reference, request.build_seconds)
+                worker.ask("model", number, *reference.model_arguments(), seconds=request.build_seconds)
             examination = Examination(worker, references, self._task.settings.tolerance, request.call_seconds)
             inputs = affordable(request.inputs, references[0].seconds, device)
             if inputs < request.inputs:
@@ -214,35 +214,21 @@ class _Trial:
         others = unseen(self._task, sizes, _UNSEEN, self._choice)
         given = [{**sizes, **shape} for shape in settings.shapes]
         seed = self._choice.getrandbits(48)
-        found = [
-            Reference(self._task, one, dtypes[number % len(dtypes)] if number else dtypes[0], self._device, seed)
-            for number, one in enumerate([sizes, *given, *others])
+        references = [
+            Reference(self._task, changed, dtypes[number % len(dtypes)] if number else dtypes[0], self._device, seed)
+            for number, changed in enumerate([sizes, *given, *others])
         ]
-        known = {(str(one.sizes), one.dtype) for one in found}
-        found += [
+        known = {(str(reference.sizes), reference.dtype) for reference in references}
+        references += [
             Reference(self._task, sizes, dtype, self._device, seed)
             for dtype in dtypes
             if (str(sizes), dtype) not in known
         ]
         if not others and not given:
             self.suspicious.append("The task has no sizes that can be changed: only one shape was checked.")
-        if not found[0].has_exact:
+        if not references[0].has_exact:
             self.suspicious.append("The reference cannot be computed in float64: results were compared with eager's.")
-        return found
-
-
-def _send_model(worker: WorkerProcess, number: int, reference: Reference, seconds: float, mode: str = "eager") -> None:
-    worker.ask(
-        "model",
-        number,
-        reference.init,
-        reference.state,
-        reference.dtype,
-        reference.seed,
-        mode,
-        reference.parameters,
-        seconds=seconds,
-    )
+        return references
 
 
 def _device(task: Task, wanted: str | None) -> str:

@@ -65,7 +65,7 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as `judge --json` prints it."""
-        values = {one.name.replace("_", "-"): getattr(self, one.name) for one in fields(self)}
+        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
         values["speed"] = {name: speedup._asdict() for name, speedup in self.speed.items()}
         return values | {"suspicious": list(self.suspicious), "cases": list(self.cases)}
 
@@ -82,10 +82,10 @@ class Verdict:
         """
         try:
             values = {name.replace("-", "_"): value for name, value in json.loads(text).items()}
-            values["speed"] = {name: Speedup(**one) for name, one in values["speed"].items()}
-            found = Verdict(**values)
+            values["speed"] = {name: Speedup(**speedup) for name, speedup in values["speed"].items()}
+            verdict = Verdict(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"is not a verdict of `kernel-builder judge --json`: {error}", where=text[:80]) from error
-        if found.verdict not in (RIGHT, WRONG):
-            raise ConfigError(f"{found.verdict!r} is not a verdict; expected right or wrong", where=text[:80])
-        return found
+        if verdict.verdict not in (RIGHT, WRONG):
+            raise ConfigError(f"{verdict.verdict!r} is not a verdict; expected right or wrong", where=text[:80])
+        return verdict

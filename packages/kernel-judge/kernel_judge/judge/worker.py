@@ -73,7 +73,7 @@ class Patches:
     def __init__(self) -> None:
         self._before = {place: self._functions(place) for place in _WATCHED}
 
-    def found(self) -> str | None:
+    def replaced(self) -> str | None:
         """Return the name of a replaced function, or None."""
         for place, functions in self._before.items():
             now = self._functions(place)
@@ -89,8 +89,8 @@ class Patches:
         for name in others:
             owner = getattr(owner, name)
         members: dict[str, Any] = {}
-        for one in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
-            members.update(vars(one))
+        for base in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
+            members.update(vars(base))
         return {name: value for name, value in members.items() if callable(value) and not name.startswith("__")}
 
 
@@ -183,7 +183,7 @@ class Worker:
         """Make the tensors of a run, which takes Python as long as a small kernel."""
         self._calls = [self._arguments(call) for call in calls]
         self._held, self._slots = [], slots
-        self._targets = [[self._outputs.tensor(slot) for slot in one] for one in slots]
+        self._targets = [[self._outputs.tensor(slot) for slot in call] for call in slots]
 
     def run(self, number: int, seed: int) -> float:
         """Call a model on each set of inputs, hand all results over, and return the seconds by this clock."""
@@ -220,7 +220,7 @@ class Worker:
 
     def patched(self) -> str | None:
         """Return the name of a function of Torch that was replaced, or None."""
-        return self._patches.found()
+        return self._patches.replaced()
 
     def _evaluate(self, number: int, arguments: Any, grads: Any) -> Any:
         from kernel_judge.judge.evaluation import evaluate
@@ -280,7 +280,7 @@ def _answer(worker: Worker, command: str, arguments: Sequence[Any]) -> dict[str,
         return {"failed": refusal.kind, "text": str(refusal)}
     except Exception as error:
         text = "".join(traceback.format_exception_only(type(error), error)).strip()
-        place = next((one for one in reversed(traceback.extract_tb(error.__traceback__)) if one.name), None)
+        place = next((frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.name), None)
         where = f" (line {place.lineno} of {Path(place.filename).name})" if place else ""
         return {"failed": "raised", "text": text[:2000] + where}
 

@@ -216,15 +216,15 @@ class WorkerProcess:
 
     def _descendants(self) -> set[int]:
         """Return the processes that the worker has started; they may have left its group."""
-        found: set[int] = set()
+        descendants: set[int] = set()
         waiting = [self.process.pid]
         while waiting:
             with suppress(OSError):
                 for thread in Path(f"/proc/{waiting.pop()}/task").iterdir():
-                    children = [int(one) for one in (thread / "children").read_text().split()]
-                    found.update(children)
+                    children = [int(word) for word in (thread / "children").read_text().split()]
+                    descendants.update(children)
                     waiting += children
-        return found
+        return descendants
 
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):

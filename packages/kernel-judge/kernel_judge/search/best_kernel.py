@@ -65,7 +65,7 @@ class Contender(NamedTuple):
 
 def contenders(events: Iterable[Event]) -> list[Contender]:
     """Return the right candidates that are faster than the reference, the fastest first; equal ones once."""
-    found: dict[str, Contender] = {}
+    by_digest: dict[str, Contender] = {}
     for event in events:
         if event["event"] != TRY_ENDED or event["outcome"] != RIGHT:
             continue
@@ -73,8 +73,8 @@ def contenders(events: Iterable[Event]) -> list[Contender]:
         speed = verdict.speed.get(REFERENCE_PEER) if verdict else None
         if speed and speed.ratio > FLOOR:
             key = event["candidate"]
-            found.setdefault(key, Contender(event["attempt"], event["try"], key, event["agent"], speed.ratio))
-    return sorted(found.values(), key=lambda one: (-one.ratio, one.attempt, one.number))
+            by_digest.setdefault(key, Contender(event["attempt"], event["try"], key, event["agent"], speed.ratio))
+    return sorted(by_digest.values(), key=lambda contender: (-contender.ratio, contender.attempt, contender.number))
 
 
 def choose(log: RunLog, judge: Judge, run: Path) -> tuple[Contender, Verdict] | None:

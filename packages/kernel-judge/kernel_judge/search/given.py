@@ -26,8 +26,8 @@ def kernel_name(task: str) -> str:
 
 def task_path(run: Path) -> Path:
     """Return the copy of the task in the directory of a search."""
-    found = sorted((run / "given" / "task").iterdir(), key=lambda path: path.suffix == ".toml")
-    return found[0]  # a directory, or a problem file that may have settings beside it
+    entries = sorted((run / "given" / "task").iterdir(), key=lambda path: path.suffix == ".toml")
+    return entries[0]  # a directory, or a problem file that may have settings beside it
 
 
 def prepare(request: SearchRequest, backends: Sequence[str]) -> None:

@@ -95,5 +95,5 @@ def _packed(path: Path) -> bytes:
 def _unpacked(content: bytes, directory: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(directory, filter="data")
-    (found,) = directory.iterdir()
-    return found
+    (unpacked,) = directory.iterdir()
+    return unpacked

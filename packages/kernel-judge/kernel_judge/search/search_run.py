@@ -81,10 +81,10 @@ def _search(request: SearchRequest, task: Task, log: RunLog, progress: Progress)
     log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
     with open_judge(judging, given.task_path(request.run), f"{request.run}/judge") as judge:
         Supervisor(request, task.name, judge, log, progress).run()
-        found = best_kernel.choose(log, judge, request.run)
+        chosen = best_kernel.choose(log, judge, request.run)
     best = None
-    if found:
-        contender, verdict = found
+    if chosen:
+        contender, verdict = chosen
         assert request.repo_id
         best_kernel.write(request.run, contender, verdict, repo_id=request.repo_id, backends=backends)
         best = {

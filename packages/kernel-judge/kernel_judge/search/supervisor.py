@@ -106,8 +106,8 @@ class Supervisor:
     def _agent_ended(self, attempt: PlannedAttempt, number: int, workspace: Workspace) -> Event:
         """Call the agent, unless the log says how its call ended."""
         key = {"attempt": attempt.number, "try": number}
-        if found := self.log.find(AGENT_ENDED, **key):
-            return found
+        if event := self.log.find(AGENT_ENDED, **key):
+            return event
         before = Workspace(self.request.run, attempt.number, number - 1).frozen_candidate() if number > 1 else None
         prompt = files.prompt_text(self.request, attempt, self.task_name, self._feedback(attempt.number, number - 1))
         workspace.prepare(prompt, attempt.context, files.judge_script(self.request), before)

@@ -137,7 +137,7 @@ def _gather(source: Path, traces: Path) -> None:
 def _best(tries: Sequence[Event]) -> list[Event]:
     def speed(event: Event) -> float:
         verdict = Judged.from_dict(event["judged"]).verdict
-        return max((one.ratio for one in verdict.speed.values()), default=0.0) if verdict else 0.0
+        return max((speedup.ratio for speedup in verdict.speed.values()), default=0.0) if verdict else 0.0
 
     right = sorted((event for event in tries if event["outcome"] == RIGHT), key=speed, reverse=True)
     distinct: dict[str, Event] = {}
@@ -148,7 +148,7 @@ def _best(tries: Sequence[Event]) -> list[Event]:
 
 def _mistakes(tries: Sequence[Event]) -> list[str]:
     verdicts = [Judged.from_dict(event["judged"]).verdict for event in tries if event["judged"]]
-    reasons = [one.reason for one in verdicts if one and not one.is_right]
+    reasons = [verdict.reason for verdict in verdicts if verdict and not verdict.is_right]
     return list(dict.fromkeys(reasons))[:_MOST_MISTAKES]
 
 
