@@ -1,4 +1,4 @@
-"""What a sample of attempts says of the best of k attempts."""
+"""What a sample of attempts says of the best of k attempts: combinations of integers, which no kept library estimates."""
 
 from __future__ import annotations
 

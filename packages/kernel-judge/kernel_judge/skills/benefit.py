@@ -178,19 +178,15 @@ def compare_tries(skill: str, agent: str, tries: Sequence[SkillTry], k: int) -> 
     def values(name: str) -> list[list[list[float]]]:
         return [[[max(getattr(made, name), 1e-3) for made in task] for task in group] for group in groups]
 
-    measures = {
-        "pass@1": compare_shares(*shares(of_task=False)),
-        f"pass@{k}": compare_shares(*shares(of_task=True)),
-        "speedup@1": compare_means(*values("speed")),
-        f"speedup@{k}": compare_best(*values("speed")),
-        "seconds": compare_means(*values("seconds")),
-    }
+    measures = {"pass@1": compare_shares(*shares(of_task=False))}
+    if k > 1:
+        measures[f"pass@{k}"] = compare_shares(*shares(of_task=True))
+    measures["speedup@1"] = compare_means(*values("speed"))
+    if k > 1:
+        measures[f"speedup@{k}"] = compare_best(*values("speed"))
+    measures["seconds"] = compare_means(*values("seconds"))
     if all(made.tokens is not None for made in tries):
         measures["tokens"] = compare_means(*values("tokens"))
-    if k == 1:  # the same as the others, which have the better interval
-        measures = {"pass@1": compare_shares(*shares(of_task=False)), "speedup@1": compare_means(*values("speed"))} | {
-            name: compared for name, compared in measures.items() if name in ("seconds", "tokens")
-        }
     return Benefit(skill, agent, tries, measures, _conclusion(measures))
 
 
