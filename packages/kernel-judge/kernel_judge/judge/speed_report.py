@@ -11,7 +11,6 @@ import torch
 
 from kernel_builder.measure.case import copies
 from kernel_builder.measure.estimates import Estimate, estimate
-from kernel_builder.measure.results import geometric_mean
 from kernel_builder.measure.timing import Clock, clock, sets_needed
 from kernel_judge.judge.examination import describe
 from kernel_judge.judge.peers import EAGER
@@ -65,9 +64,9 @@ def report_speed(shapes: Sequence[TimedShape], timer: Clock) -> SpeedReport:
         report.cases.append({**case, "bytes": moved, "calls": shape.calls, "milliseconds": milliseconds})
     for name, each in ratios.items():
         columns = zip(*each, strict=True)
-        report.speed[name] = Speedup(*(_short(geometric_mean(column)) for column in columns))
-    report.share_of_copy_speed = _short(geometric_mean(shares))
-    report.share_of_peak = _short(geometric_mean(peaks)) if len(peaks) == len(shapes) else None
+        report.speed[name] = Speedup(*(_short(statistics.geometric_mean(column)) for column in columns))
+    report.share_of_copy_speed = _short(statistics.geometric_mean(shares))
+    report.share_of_peak = _short(statistics.geometric_mean(peaks)) if len(peaks) == len(shapes) else None
     if report.share_of_copy_speed > _BEYOND_COPIES:
         report.suspicious.append(
             f"It is {report.share_of_copy_speed:.3g} times as fast as a copy of its inputs, parameters and results: it "

@@ -18,8 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ConfigError, PackageError
-from kernel_builder.package.swap import publish, staging
+from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Progress
 from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.search.given import task_path
@@ -30,6 +29,7 @@ from kernel_judge.search.search_request import SearchRequest
 from kernel_judge.search.workspace import Workspace
 from kernel_judge.skills.benefit import HELPS, Benefit, measure_benefit
 from kernel_judge.skills.catalog import MOST_TOKENS, SKILL_FILE, Skill, read_skill
+from kernel_judge.skills.installation import write_files
 
 _PROMPT = Path(__file__).parent / "distil.md"
 _MOST_TRACES = 3
@@ -101,7 +101,11 @@ def distil(request: DistilRequest, progress: Progress) -> Distilled:
     benefit = measure_benefit(skill, tasks, request.tries, template, progress)
     if benefit.conclusion != HELPS:
         return Distilled(skill, benefit, None)
-    _keep(skill, request.target)
+    try:
+        write_files(skill.files(), request.target)
+    except ConfigError as error:
+        error.hint = f"the skill is in {skill.directory}; copy it where you want it"
+        raise
     return Distilled(skill, benefit, request.target)
 
 
@@ -179,16 +183,3 @@ def _write(request: DistilRequest, work: Path, directory: Path) -> None:
             where=request.writer,
             hint=f"its output is in {log}",
         )
-
-
-def _keep(skill: Skill, target: Path) -> None:
-    try:
-        with staging(target, movable=lambda _: True) as staged:
-            shutil.copytree(skill.directory, staged, dirs_exist_ok=True)
-            publish(staged, target, replace_all=())
-    except PackageError as error:
-        raise ConfigError(
-            f"cannot be written: {error.message.rpartition(': ')[2]}",
-            where=str(target),
-            hint=f"the skill is in {skill.directory}; copy it where you want it",
-        ) from error

@@ -89,15 +89,20 @@ def install_skill(skill: Skill, directories: Sequence[Path], *, force: bool) -> 
         _check_edits(before, force)
     for before in there:
         if before.state != CURRENT:
-            _replace(skill.files(), before.path)
+            record = json.dumps({"files": digests(skill.files())}, indent=1) + "\n"
+            write_files({**skill.files(), RECORD: record.encode()}, before.path)
     return there
 
 
-def _replace(files: Mapping[str, bytes], path: Path) -> None:
-    record = json.dumps({"files": digests(files)}, indent=1) + "\n"
+def write_files(files: Mapping[str, bytes], path: Path) -> None:
+    """Make or replace a directory, which changes as a whole or not at all.
+
+    Raises:
+        ConfigError: If it cannot be written.
+    """
     try:
         with staging(path, movable=lambda _: True) as staged:
-            for name, content in {**files, RECORD: record.encode()}.items():
+            for name, content in files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 (staged / name).write_bytes(content)
             publish(staged, path, replace_all=[entry.name for entry in path.iterdir()] if path.exists() else [])
