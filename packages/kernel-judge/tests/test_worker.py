@@ -46,11 +46,11 @@ def cores(thread):
 threads = Path("/proc/self/task")
 before = set(threads.iterdir())
 torch.ones(1 << 20).add_(1)
-found = {"openmp": [cores(thread) for thread in set(threads.iterdir()) - before], "main": cores(Path("/proc/self"))}
-thread = threading.Thread(target=lambda: found.update(own=cores(Path("/proc/thread-self"))))
+written = {"openmp": [cores(thread) for thread in set(threads.iterdir()) - before], "main": cores(Path("/proc/self"))}
+thread = threading.Thread(target=lambda: written.update(own=cores(Path("/proc/thread-self"))))
 thread.start()
 thread.join()
-json.dump(found, open("cores", "w"))
+json.dump(written, open("cores", "w"))
 """
 
 

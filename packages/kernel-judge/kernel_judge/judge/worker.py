@@ -7,6 +7,7 @@ the judge's.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import os
@@ -130,10 +131,15 @@ class Worker:
         self._inputs, self._outputs = ArenaView.opened(inputs), ArenaView.opened(outputs)
         self._judges_memory = self._outputs.addresses()
 
-    def load(self, source: str, name: str) -> None:
-        """Import a file and find the class in it; inline C++ is compiled here."""
+    def load(self, source: str, name: str, is_project: bool = False) -> None:
+        """Import a file and find the class in it; inline C++ is compiled here. What a project loads is for the CPU."""
         import torch
 
+        if is_project and not self._cuda:
+            import kernels
+
+            # With a Torch for CUDA the client looks for a package for CUDA, also on a machine without a GPU.
+            kernels.get_local_kernel = functools.partial(kernels.get_local_kernel, backend="cpu")
         sys.path.insert(0, str(Path(source).parent))
         spec = importlib.util.spec_from_file_location("candidate", source)
         assert spec and spec.loader

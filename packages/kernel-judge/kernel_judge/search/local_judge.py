@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 
 from kernel_builder.cache_directory import default_cache
 from kernel_builder.errors import ConfigError
-from kernel_judge.judge.verdict import Verdict
+from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
 
 BUILDER = "kernel-builder"
 JUDGE_COMMAND = (BUILDER, "judge")
@@ -101,9 +101,10 @@ class LocalJudge:
             )
         except subprocess.TimeoutExpired:
             return None, f"the judge took longer than {self._seconds:.0f} s, with the build; make the candidate smaller"
-        if done.returncode in (0, 1):
+        if done.returncode in EXIT_STATUS.values():
             with suppress(ConfigError):
-                return Verdict.from_json(done.stdout), None
+                verdict = Verdict.from_json(done.stdout)
+                return (None, f"not judged: {verdict.reason}") if verdict.verdict == NOT_JUDGED else (verdict, None)
         return None, f"there is no verdict (exit status {done.returncode}): {_error(done)}"
 
 
