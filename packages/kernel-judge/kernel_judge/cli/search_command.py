@@ -13,8 +13,8 @@ import click
 from kernel_builder.cli import torch_required
 from kernel_builder.cli.shared_options import LIMIT, json_option, minutes_option
 from kernel_builder.progress import shown
-from kernel_judge.search.judge_process import JUDGE_COMMAND
 from kernel_judge.search.limited_process import Limits
+from kernel_judge.search.local_judge import JUDGE_COMMAND
 from kernel_judge.search.search_request import GIGABYTE, SearchRequest, parse_context
 
 _PATH = click.Path(path_type=Path)
@@ -83,6 +83,7 @@ def search(
     task: Path,
     agents: tuple[str, ...],
     attempts: int | None,
+    skill: Path | None,
     run: Path | None,
     jobs: int | None,
     against: str | None,
@@ -108,6 +109,8 @@ def search(
     kernel-builder search task.py --agent 'codex exec -' --agent ./mine.sh --context none --context reference,profile
     kernel-builder report search-task
     """
+    from kernel_judge.skills.catalog import find_skill
+
     result = _search(
         SearchRequest(
             task=task,
@@ -116,6 +119,7 @@ def search(
             attempts=attempts or len(agents),
             jobs=jobs or os.cpu_count() or 1,
             judge=(*JUDGE_COMMAND, "--against", against) if against else JUDGE_COMMAND,
+            skill=skill or find_skill("cuda-kernels").directory,
             limits=Limits(minutes * 60, int(memory * GIGABYTE), int(disk * GIGABYTE)),
             **options,
         )

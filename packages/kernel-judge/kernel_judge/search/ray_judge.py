@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.errors import ToolchainError
-from kernel_judge.search.judge_process import Judged, LocalJudge
+from kernel_judge.search.local_judge import Judged, LocalJudge
 
 _CONNECT_SECONDS = 10
 
@@ -56,7 +56,7 @@ def ray_judge(address: str, task: Path, *, seconds: float, command: Sequence[str
         import ray
     except ModuleNotFoundError as error:
         raise ToolchainError(
-            "Ray is not installed", where="--ray", hint="pip install torch-kernel-builder[ray]"
+            "Ray is not installed", where="--ray", hint="pip install torch-kernel-judge[ray]"
         ) from error
     try:
         host, _, port = address.removeprefix("ray://").rpartition(":")
@@ -95,5 +95,5 @@ def _packed(path: Path) -> bytes:
 def _unpacked(content: bytes, directory: Path) -> Path:
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         archive.extractall(directory, filter="data")
-    (found,) = directory.iterdir()
-    return found
+    (unpacked,) = directory.iterdir()
+    return unpacked

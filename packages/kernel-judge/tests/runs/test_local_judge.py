@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_judge.search.judge_process import free_device, judging_devices
+from kernel_judge.search.local_judge import free_device, judging_devices
 
 FIRST, SECOND = "GPU-aaaa", "GPU-bbbb"
 

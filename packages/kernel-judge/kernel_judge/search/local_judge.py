@@ -18,8 +18,7 @@ from filelock import FileLock, Timeout
 
 from kernel_builder.cache_directory import default_cache
 from kernel_builder.errors import ConfigError
-from kernel_judge.judge.verdict import Verdict
-from kernel_judge.search.limited_process import MARK
+from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, Verdict
 
 BUILDER = "kernel-builder"
 JUDGE_COMMAND = (BUILDER, "judge")
@@ -39,33 +38,18 @@ class Judged(NamedTuple):
         """Return the answer as the log has it."""
         return {**self._asdict(), "verdict": self.verdict.as_dict() if self.verdict else None}
 
+    @staticmethod
+    def from_dict(entry: Mapping[str, Any]) -> Judged:
+        """Read what `as_dict` returned."""
+        verdict = Verdict.from_json(json.dumps(entry["verdict"])) if entry["verdict"] else None
+        return Judged(**{**entry, "verdict": verdict})
+
 
 class Judge(Protocol):
     """Judges candidates, on this machine or elsewhere."""
 
     def judge(self, candidate: Path) -> Judged:
         """Return the verdict on a candidate, or why there is none. Several threads may call this."""
-
-
-@contextmanager
-def open_judge(settings: Mapping[str, Any], task: Path, mark: str | None = None) -> Iterator[Judge]:
-    """Return the judge of a search.
-
-    Args:
-        settings: Of `SearchRequest.judge_settings`: "command", "seconds" and "ray".
-        mark: Of the judge's processes on this machine; None for that of this process.
-
-    Raises:
-        ToolchainError: If the judge is a Ray cluster that cannot be reached.
-    """
-    command, seconds = tuple(settings["command"]), settings["seconds"]
-    if settings["ray"] is None:
-        yield LocalJudge(task, seconds=seconds, command=command, environment={MARK: mark} if mark else {})
-        return
-    from kernel_judge.search.ray_cluster import ray_judge
-
-    with ray_judge(settings["ray"], task, seconds=seconds, command=command) as judge:
-        yield judge
 
 
 class LocalJudge:
@@ -117,9 +101,10 @@ class LocalJudge:
             )
         except subprocess.TimeoutExpired:
             return None, f"the judge took longer than {self._seconds:.0f} s, with the build; make the candidate smaller"
-        if done.returncode in (0, 1):
+        if done.returncode in EXIT_STATUS.values():
             with suppress(ConfigError):
-                return Verdict.from_json(done.stdout), None
+                verdict = Verdict.from_json(done.stdout)
+                return (None, f"not judged: {verdict.reason}") if verdict.verdict == NOT_JUDGED else (verdict, None)
         return None, f"there is no verdict (exit status {done.returncode}): {_error(done)}"
 
 
