@@ -2,6 +2,7 @@
 # make check         lint, types and unit tests, in at most 90 s: what to run before each push
 # make test          the whole test suite: lint, types, documentation, tests; it ends by naming what was skipped
 # make lint          format, lint, types, import contract, declared dependencies; what pre-commit runs
+# make update        take new releases of Torch, CUDA and clients from the package index into the builder's tables
 # make docs          build the documentation in site/ and check every link
 # make packages      build the CPU packages of kernels/, which the tests load
 # make arm64-python  a Python for aarch64 in .venv/arm64, which runs by qemu-user: a test needs it (Debian, Ubuntu)
@@ -21,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE =
 # Bytecode without columns loads faster: the tests import Torch some 500 times.
 export PYTHONNODEBUGRANGES = 1
 
-.PHONY: quickstart check test packages arm64-python gpu-test landlock-test device-code lint docs clean
+.PHONY: quickstart update check test packages arm64-python gpu-test landlock-test device-code lint docs clean
 
 # The builder and what adds commands to it: a Hub's server, and the judge of kernels that programs write.
 PACKAGES = . packages/kernel-hub packages/kernel-judge
@@ -31,6 +32,10 @@ PACKAGES = . packages/kernel-hub packages/kernel-judge
 	.venv/bin/python -m pip install --quiet --upgrade pip
 	.venv/bin/python -m pip install --quiet --no-compile $(PACKAGES:%=--editable ./%) --group test --group docs "$(TORCH)"
 	touch $@
+
+update: .venv/ready
+	.venv/bin/kernel-builder toolchain update
+	.venv/bin/python nix/lock_python.py --if-newer kernels huggingface_hub
 
 quickstart: .venv/ready
 	.venv/bin/python benchmarks/quickstart.py
@@ -55,8 +60,8 @@ arm64-python: .venv/ready
 	.venv/bin/python -m tests.support.emulated_python .venv/arm64
 
 gpu-test: .venv/ready
-	.venv/bin/kernel-builder build $(KERNELS) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
-	.venv/bin/python -m pytest -p tests.skips tests/unit/measure tests/integration/checks/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
+	.venv/bin/kernel-builder build $(KERNELS) $(wildcard kernels/*/naive) --backend cuda $(CUDA_COMPILER:%=--cuda-compiler %)
+	.venv/bin/python -m pytest -p tests.skips tests/unit/measure tests/integration/test_naive_kernels.py tests/integration/checks/test_public_torch.py $(KERNELS:%=%/tests) $(PYTEST)
 
 # A bubblewrap that does not work, as in some containers, comes first.
 landlock-test: .venv/ready

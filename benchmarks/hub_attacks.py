@@ -32,10 +32,10 @@ from figures import machine
 from hub_process import HEADERS, HubProcess, running_hub
 from hub_soak import housekeeping, soak
 
-from kernel_hub import locks
-from kernel_hub.git_objects import FileChange
+from kernel_hub.git.objects import FileChange
 from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
+from kernel_hub.storage import locks
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "packages/kernel-hub/tests")]

@@ -111,11 +111,11 @@ def main() -> None:
         os.environ |= {"QUICK_JUDGE_CALLS": f"{scratch}/calls", "KERNEL_BUILDER_CACHE": f"{scratch}/cache"}
         started = time.monotonic()
         run(directory, chosen.attempts, chosen.kills)
-        found = figures(directory, chosen.attempts)
-        found["seconds"] = round(time.monotonic() - started, 1)
+        measured = figures(directory, chosen.attempts)
+        measured["seconds"] = round(time.monotonic() - started, 1)
     about = {"date": datetime.now(timezone.utc).isoformat(timespec="seconds"), "machine": machine(), "jobs": JOBS}
-    chosen.json.write_text(json.dumps({**about, **found}, indent=2) + "\n")
-    print(json.dumps(found, indent=2))
+    chosen.json.write_text(json.dumps({**about, **measured}, indent=2) + "\n")
+    print(json.dumps(measured, indent=2))
 
 
 if __name__ == "__main__":

@@ -102,17 +102,17 @@ def _with_figures(path: str, markdown: str) -> str:
 
 
 def _reference() -> dict[str, tuple[str, str]]:
-    """Return page -> its title and text: one page for the command line, and one for each directory of the package."""
-    package = ROOT / "kernel_builder"
+    """Return page -> its title and text: one page for the command line, and one for each directory of the packages."""
     pages = {"reference/cli.md": ("Command line", _command_line())}
-    for directory in [package, *sorted(path.parent for path in package.rglob("__init__.py") if path.parent != package)]:
-        name = ".".join(directory.relative_to(ROOT).parts)
-        if name.startswith(("kernel_builder.cli", "kernel_builder.templates")):
-            continue
-        modules = sorted(path.stem for path in directory.glob("*.py") if not path.stem.startswith("__"))
-        parts = [f"# {name}", f"::: {name}\n    options:\n      heading_level: 2\n      members: []"]
-        parts += [f"::: {name}.{module}" for module in modules]
-        pages[f"reference/{name.replace('.', '/')}.md"] = (name, "\n\n".join(parts) + "\n")
+    for package in (ROOT / "kernel_builder", *sorted(ROOT.glob("packages/*/kernel_*"))):
+        for directory in sorted(path.parent for path in package.rglob("__init__.py")):
+            name = ".".join(directory.relative_to(package.parent).parts)
+            if name.startswith(("kernel_builder.cli", "kernel_builder.templates", "kernel_judge.cli")):
+                continue
+            modules = sorted(path.stem for path in directory.glob("*.py") if not path.stem.startswith("__"))
+            parts = [f"# {name}", f"::: {name}\n    options:\n      heading_level: 2\n      members: []"]
+            parts += [f"::: {name}.{module}" for module in modules]
+            pages[f"reference/{name.replace('.', '/')}.md"] = (name, "\n\n".join(parts) + "\n")
     return pages
 
 

@@ -156,15 +156,15 @@ def scan(
         ConfigError: If a file includes another by an absolute path, by the assembler, or through a symbolic link
             out of the project and its git repository.
     """
-    found: dict[str, str] = {}
+    digests: dict[str, str] = {}
     torch = python = namespace = cuda_libraries = False
     queue = [source]
     while queue:
         name = queue.pop()
-        if name in found:
+        if name in digests:
             continue
         facts = _facts(root / name)
-        found[name] = facts.digest
+        digests[name] = facts.digest
         namespace = namespace or facts.namespace
         if facts.assembled:
             raise ConfigError(
@@ -192,4 +192,4 @@ def scan(
                 torch = torch or target.split("/", 1)[0] in _TORCH_ROOTS
                 python = python or _PYTHON_HEADERS.fullmatch(target) is not None
                 cuda_libraries = cuda_libraries or _CUDA_LIBRARIES.fullmatch(target) is not None
-    return Scan(tuple(sorted(found.items())), torch, python, namespace, cuda_libraries)
+    return Scan(tuple(sorted(digests.items())), torch, python, namespace, cuda_libraries)

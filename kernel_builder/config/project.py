@@ -111,6 +111,8 @@ class Project:
         python_files: The files of the Python package that `pyext` selects, sorted: (path in the package, file).
         backend_python_depends: Backend -> dependencies in addition to `python_depends`.
         backend_kernel_depends: Backend -> dependencies in addition to `kernel_depends`.
+        renamed: Repositories that have another name than in `build.toml`, since another owner publishes them: that name
+            -> their name; see `ownership`.
         warnings: What is accepted in `build.toml` and still worth a word to its author.
     """
 
@@ -132,6 +134,7 @@ class Project:
     cuda_maxver: Release | None = None
     hub_repo_id: str | None = None
     hub_branch: str | None = None
+    renamed: Mapping[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -16,7 +16,13 @@ from kernel_builder.measure.poison import poisoned
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, HostOverhead, Point, Row
 from kernel_builder.measure.timing import Call, Clock, Run, host_series, interleaved, on_one_core, sets_needed
 
-Function = Callable[..., Any]
+
+class Function(Protocol):
+    """What is measured: an operation of the package or of a peer."""
+
+    def __call__(self, *inputs: Any) -> Any: ...
+
+
 Tensors = Sequence[torch.Tensor]
 
 # How many times eager's error is allowed. Peers get more, since some round where models do not.

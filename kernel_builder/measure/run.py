@@ -21,6 +21,7 @@ from typing import Any
 import kernels
 import torch
 
+from kernel_builder.config.project_files import read_project
 from kernel_builder.errors import ConfigError, KernelBuilderError, VariantError
 from kernel_builder.measure import workloads as declarations
 from kernel_builder.measure.case import Function, measure, measure_host
@@ -30,6 +31,8 @@ from kernel_builder.measure.selection import operations, points
 from kernel_builder.measure.timing import clock
 from kernel_builder.progress import Progress, Silent
 
+# The directory of the naive kernel in a project, and its name as a peer: it has no backward pass.
+NAIVE = "naive"
 _PACKAGES = ("torch", "kernels", "triton", "liger-kernel", "quack-kernels")
 
 
@@ -73,7 +76,7 @@ def run(request: BenchmarkRequest, progress: Progress = _SILENT) -> BenchmarkRep
     chosen = operations(declarations.load(request.project), request.operations)
     todo = points(chosen, device, passes=request.passes, shapes=request.shapes, dtypes=request.dtypes)
     kernel = _load(request.project, device)
-    peers = _Peers(chosen, request.against)
+    peers = _Peers(request, chosen, device)
     report = _report(request, device, kernel, peers.absent)
     costs = _host_points(todo, chosen) if request.only != "device" else []
     todo = todo if request.only != "host" else []
@@ -121,18 +124,22 @@ class _Peers:
         eager, compile: Whether eager PyTorch and torch.compile are among them.
         declared: Operation -> name -> function, of the peers that the project declares.
         importable: The names of declared peers that can be imported.
-        absent: Name -> why a declared peer cannot be imported.
+        naive: The naive kernel, if it was loaded.
+        absent: Name -> why a declared peer cannot be imported, or how the naive kernel is built.
     """
 
-    def __init__(self, chosen: Mapping[str, type[Any]], against: Sequence[str] | None) -> None:
-        names = [EAGER, *dict.fromkeys(name for workload in chosen.values() for name in workload.peers), COMPILE]
-        for name in against or ():
+    def __init__(self, request: BenchmarkRequest, chosen: Mapping[str, type[Any]], device: str) -> None:
+        naive = [NAIVE] if any(hasattr(workload, NAIVE) for workload in chosen.values()) else []
+        declared = dict.fromkeys(name for workload in chosen.values() for name in workload.peers)
+        names = [*naive, EAGER, *declared, COMPILE]
+        for name in request.against or ():
             if name not in names:
                 raise ConfigError(f"{name!r} is none of {', '.join(names)}", where="--against")
-        wanted = names if against is None else against
+        wanted = names if request.against is None else request.against
         self.eager = EAGER in wanted
         self.compile = COMPILE in wanted
         self.absent: dict[str, str] = {}
+        self.naive: Any = self._load_naive(request.project / NAIVE, device) if NAIVE in wanted else None
         self.declared: dict[str, dict[str, Function]] = {operation: {} for operation in chosen}
         self.importable: set[str] = set()
         for operation, workload in chosen.items():
@@ -145,6 +152,15 @@ class _Peers:
                 except Exception as error:  # a library may raise anything on a machine that it does not support
                     self.absent[name] = f"{type(error).__name__}: {error}"
 
+    def _load_naive(self, project: Path, device: str) -> Any:
+        if device not in read_project(project).backends:
+            return None
+        try:
+            return _load(project, device)
+        except VariantError as error:
+            self.absent[NAIVE] = f"not built; {error.hint}"
+            return None
+
 
 @contextlib.contextmanager
 def _functions(
@@ -154,6 +170,9 @@ def _functions(
     torch.manual_seed(42)
     workload = declarations.make(chosen[point.operation], kernel, device, point.dtype)
     functions: dict[str, Function] = {OURS: workload.ours}
+    if peers.naive and point.passes == "forward" and hasattr(workload, NAIVE):
+        workload.naive_kernel = peers.naive
+        functions[NAIVE] = workload.naive
     if peers.eager:
         functions[EAGER] = workload.eager
     functions |= peers.declared[point.operation]

@@ -216,7 +216,7 @@ class Toolchains:
             raise ToolchainError(
                 f"its headers are not pinned for {target}; the lock has Torch {', '.join(map(str, self.lock.torch))}",
                 where=f"Torch {release}",
-                hint="update kernel-builder, or add it to `matrix.toml` and run `kernel-builder toolchain lock`",
+                hint="update kernel-builder, or add it with `kernel-builder toolchain update`",
             )
         tree = trees.torch_tree(pinned, target, subset)
         root = self.fetch(tree)

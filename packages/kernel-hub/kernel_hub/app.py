@@ -23,15 +23,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernel_hub import __version__
-from kernel_hub.audit_log import Audit, AuditFile
+from kernel_hub.http.audit_log import Audit, AuditFile
+from kernel_hub.http.metrics import Metrics
+from kernel_hub.http.receive import BodyLimits, Slots
+from kernel_hub.http.turns import ReadTurns, Turns
 from kernel_hub.hub_service import Hub
-from kernel_hub.metrics import Metrics
-from kernel_hub.receive import BodyLimits, Slots
 from kernel_hub.refusals import Moved, Refusal, bad_request, busy, no_space
 from kernel_hub.routes import ROUTERS, pages
 from kernel_hub.routes.absent import absent
 from kernel_hub.settings import Settings
-from kernel_hub.turns import ReadTurns, Turns
 
 log = structlog.stdlib.get_logger("kernel_hub")
 

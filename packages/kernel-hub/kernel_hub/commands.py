@@ -7,9 +7,8 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.cli.shared_options import json_option
 from kernel_builder.errors import ConfigError
-from kernel_hub.root_commands import LARGE_FILES, ROOT
+from kernel_hub.root_commands import AS_JSON, LARGE_FILES, ROOT
 
 TOKEN_FILE = click.option(
     "--token-file",
@@ -205,7 +204,7 @@ def token() -> None:
 )
 @click.option("--expires", metavar="DAY|DAYSd", help="When the token ends: 2030-01-31, or 90d.  [default: never]")
 @TOKEN_FILE
-@json_option
+@AS_JSON
 def add(
     name: str,
     read: tuple[str, ...],
@@ -241,16 +240,16 @@ def remove(name: str, token_file: Path | None) -> None:
 
 @token.command("list")
 @TOKEN_FILE
-@json_option
+@AS_JSON
 def list_tokens(token_file: Path | None, as_json: bool) -> None:
     """List the tokens, their scopes and when they end."""
     from kernel_hub import tokens
 
-    found = tokens.TokenFile(_token_file(token_file)).tokens()
+    known = tokens.TokenFile(_token_file(token_file)).tokens()
     if as_json:
-        described = [{"name": item.name, "scopes": dict(item.scopes), "expires": item.expires} for item in found]
+        described = [{"name": token.name, "scopes": dict(token.scopes), "expires": token.expires} for token in known]
         click.echo(json.dumps(described, indent=2))
         return
-    for item in found:
-        scopes = ", ".join(f"{what}: {scope}" for what, scope in item.scopes.items())
-        click.echo(f"{item.name}  {scopes}" + (f"  until {tokens.day(item.expires)}" if item.expires else ""))
+    for token in known:
+        scopes = ", ".join(f"{what}: {scope}" for what, scope in token.scopes.items())
+        click.echo(f"{token.name}  {scopes}" + (f"  until {tokens.day(token.expires)}" if token.expires else ""))

@@ -14,13 +14,9 @@ import pygit2
 
 from kernel_builder.files import locked, write_atomically
 from kernel_hub import names
-from kernel_hub.allowances import Allowances
-from kernel_hub.blob_spool import BlobSpool
-from kernel_hub.blobs import Blobs, sync_directory
-from kernel_hub.git_repository import GitRepository
-from kernel_hub.large_files import IncomingFile, LargeFiles
-from kernel_hub.locks import StoreLock
-from kernel_hub.mirror import Mirror
+from kernel_hub.git.blob_spool import BlobSpool
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.mirror.copies import Mirror
 from kernel_hub.refusals import (
     Moved,
     Refusal,
@@ -30,10 +26,14 @@ from kernel_hub.refusals import (
     read_only,
     wrong_token,
 )
-from kernel_hub.repository_index import IndexedRepository, RepositoryIndex
-from kernel_hub.repository_reader import read_repository
-from kernel_hub.repository_store import RepositoryStore
+from kernel_hub.repositories.allowances import Allowances
+from kernel_hub.repositories.index import IndexedRepository, RepositoryIndex
+from kernel_hub.repositories.reader import read_repository
+from kernel_hub.repositories.store import RepositoryStore
 from kernel_hub.settings import Settings
+from kernel_hub.storage.blobs import Blobs, sync_directory
+from kernel_hub.storage.large_files import IncomingFile, LargeFiles
+from kernel_hub.storage.locks import StoreLock
 from kernel_hub.tokens import AnyToken, Caller, TokenFile
 
 SIGNATURE_SECONDS = 3600
@@ -65,7 +65,11 @@ class Hub:
         self.store_lock = StoreLock(self.root / "lock")
         self._secret = _secret(self.root / "secret")
         self.allowances = Allowances(settings.quotas, self.index, incoming)
-        self.mirror = Mirror(self, settings.mirror) if settings.mirror else None
+        self.mirror = (
+            Mirror(settings.mirror, self.repositories, self.large_files, self.allowances, self.keep)
+            if settings.mirror
+            else None
+        )
         self.index.prepare(lambda: self.repositories, self.xorbs.sizes)
 
     def _indexed(self, repo_id: str, known: IndexedRepository | None) -> IndexedRepository | None:
@@ -120,8 +124,7 @@ class Hub:
 
     def moved_to(self, repo_id: str, caller: Caller) -> str | None:
         """Return the new name of a repository that this caller may see, and that had this name before."""
-        target = self.index.moved_to(repo_id)
-        if target is None or repo_id in self.repositories or target not in self.repositories:
+        if (target := self.repositories.moved_to(repo_id)) is None:
             return None
         repository = self.repositories.open(target)
         return None if repository.private and not caller.may_see(target) else target

@@ -17,9 +17,8 @@ from pathlib import Path
 
 import pygit2
 
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
-from kernel_hub.locks import patiently, repository_lock
 from kernel_hub.refusals import Refusal
 from kernel_hub.retention import (
     UNCOMMITTED_SECONDS,
@@ -27,6 +26,7 @@ from kernel_hub.retention import (
     unowned_large_files,
     unused_xorbs,
 )
+from kernel_hub.storage.locks import patiently, repository_lock
 
 LEFT_OVER_SECONDS = 600.0
 
@@ -61,13 +61,13 @@ def find_defects(hub: Hub, *, digests: bool = False, mend: bool = True, now: flo
     for repo_id in list(hub.repositories):
         try:
             repository = hub.repositories.open(repo_id)
-            found, pointed = patiently(partial(_repository, hub, repository, mend, now))
+            defects, pointed = patiently(partial(_repository, hub, repository, mend, now))
         except (pygit2.GitError, KeyError, ValueError, OSError) as error:
             yield Defect(repo_id, f"the repository cannot be read ({error}); restore it from a backup", False)
             continue
         except Refusal:  # just deleted, or locked by writers; the large files that it owns are kept
             continue
-        yield from found
+        yield from defects
         referenced |= pointed
         if mend:
             with suppress(sqlite3.OperationalError):  # the disk is full; the next check tries again
@@ -120,15 +120,15 @@ def _left_over(hub: Hub, mend: bool, now: float) -> Iterator[Defect]:
 
 def _repository(hub: Hub, repository: GitRepository, mend: bool, now: float) -> tuple[list[Defect], set[str]]:
     """Check one repository; return its defects and the digests of the large files that its commits point to."""
-    found = []
+    defects = []
     with repository_lock(repository.path, repository.repo_id):  # works on a full disk, too
         for lock in repository.refs.lock_files.stale():
             if mend:
                 lock.unlink(missing_ok=True)
-            found.append(Defect(str(lock.relative_to(hub.root)), "a git lock of a server that was killed", mend))
+            defects.append(Defect(str(lock.relative_to(hub.root)), "a git lock of a server that was killed", mend))
         for lock in _others_locks(repository.path, now):
             what = "held by another process for long; delete it if no process of git runs in this repository"
-            found.append(Defect(str(lock.relative_to(hub.root)), what, False))
+            defects.append(Defect(str(lock.relative_to(hub.root)), what, False))
         referenced = {large.sha256: large for large in repository.owned.referenced()}
         for sha256, large in referenced.items():
             stored = hub.large_files.size(sha256)
@@ -136,17 +136,19 @@ def _repository(hub: Hub, repository: GitRepository, mend: bool, now: float) -> 
                 continue
             if stored != large.size:
                 state = "is missing" if stored is None else f"has {stored} bytes instead of {large.size}"
-                found.append(
+                defects.append(
                     Defect(f"{repository.repo_id}: large file {sha256}", f"{state}; publish the kernel again", False)
                 )
             elif sha256 not in repository.owned:
                 if mend:
                     repository.owned.add([sha256])
-                found.append(Defect(f"{repository.repo_id}: large file {sha256}", "was not recorded as its own", mend))
+                defects.append(
+                    Defect(f"{repository.repo_id}: large file {sha256}", "was not recorded as its own", mend)
+                )
         for marker in release_uncommitted(repository, referenced, now - UNCOMMITTED_SECONDS, not mend):
             where = f"{repository.repo_id}: large file {marker.name}"
-            found.append(Defect(where, "was uploaded, but no branch, tag or pull request has it", mend))
-    return found, set(referenced)
+            defects.append(Defect(where, "was uploaded, but no branch, tag or pull request has it", mend))
+    return defects, set(referenced)
 
 
 def _others_locks(path: Path, now: float) -> Iterator[Path]:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pygit2
 
-from kernel_hub.git_command import run_git
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.command import run_git
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
-from kernel_hub.locks import patiently, repository_lock
 from kernel_hub.refusals import Refusal
+from kernel_hub.storage.locks import patiently, repository_lock
 
 UPLOAD_SECONDS = 600.0  # between the storing of a large file and the record of its repository
 UNCOMMITTED_SECONDS = 7 * 86400.0
@@ -113,7 +113,7 @@ def unowned_large_files(
         now: The current time.
         dry_run: Whether to remove nothing.
     """
-    found = []
+    freed = []
     with hub.store_lock.collecting():
         markers = hub.repositories.root.glob("*/*.git/large/*")
         wanted = referenced | {path.name for path in markers if path not in released}
@@ -122,8 +122,8 @@ def unowned_large_files(
                 size = hub.large_files.size(sha256) or 0
                 if not dry_run:
                     hub.large_files.remove(sha256)
-                found.append(Freed(f"large file {sha256}", "no repository owns it", size))
-    return found
+                freed.append(Freed(f"large file {sha256}", "no repository owns it", size))
+    return freed
 
 
 def unused_xorbs(hub: Hub, now: float, dry_run: bool) -> Iterator[Freed]:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from kernel_builder.cli.shared_options import json_option
 from kernel_builder.errors import ConfigError, HubError
 
 ROOT = click.option(
@@ -25,6 +24,7 @@ LARGE_FILES = click.option(
     help="The store of large files: a directory, or a URL that fsspec supports, e.g. s3://bucket/prefix.  "
     "[default: ROOT/large]",
 )
+AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 def require_root(root: Path) -> None:
@@ -40,7 +40,7 @@ def require_root(root: Path) -> None:
 @LARGE_FILES
 @click.option("--digests", is_flag=True, help="Read every large file and compare its SHA-256 with its name.")
 @click.option("--dry-run", is_flag=True, help="Only print what would be mended.")
-@json_option
+@AS_JSON
 def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_json: bool) -> None:
     """Mend the traces of crashes, and report damage.
 
@@ -55,17 +55,17 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
     from kernel_hub.settings import Settings
 
     require_root(root)
-    found = []
+    defects = []
     for defect in find_defects(Hub(Settings(root.resolve(), large_files)), digests=digests, mend=not dry_run):
-        found.append(defect)
+        defects.append(defect)
         if not as_json:
             click.echo(f"{defect.where}: {defect.what}", nl=False)
             click.secho("  (mended)" if defect.mended else "", fg="green")
     if as_json:
-        click.echo(json.dumps([asdict(defect) for defect in found], indent=2))
-    lost = sum(not defect.mended for defect in found)
+        click.echo(json.dumps([asdict(defect) for defect in defects], indent=2))
+    lost = sum(not defect.mended for defect in defects)
     if not as_json:
-        click.echo(f"{len(found)} found, {len(found) - lost} mended")
+        click.echo(f"{len(defects)} found, {len(defects) - lost} mended")
     if lost:
         sys.exit(HubError.exit_code)
 
@@ -83,7 +83,7 @@ def check(root: Path, large_files: str | None, digests: bool, dry_run: bool, as_
     help="Free only what is older. Uploads that take longer may fail, and have to be sent again.",
 )
 @click.option("--dry-run", is_flag=True, help="Only print what would be freed.")
-@json_option
+@AS_JSON
 def gc(root: Path, large_files: str | None, days: float, dry_run: bool, as_json: bool) -> None:
     """Free the space of what no branch, tag or pull request needs.
 
@@ -100,13 +100,13 @@ def gc(root: Path, large_files: str | None, days: float, dry_run: bool, as_json:
 
     require_root(root)
     hub = Hub(Settings(root.resolve(), large_files))
-    found = []
-    for freed in collect(hub, unused_seconds=days * 86400, dry_run=dry_run):
-        found.append(freed)
+    freed = []
+    for item in collect(hub, unused_seconds=days * 86400, dry_run=dry_run):
+        freed.append(item)
         if not as_json:
-            click.echo(f"{freed.where}: {freed.what}" + (f" ({freed.size / 1e6:.1f} MB)" if freed.size else ""))
-    size = sum(freed.size for freed in found)
+            click.echo(f"{item.where}: {item.what}" + (f" ({item.size / 1e6:.1f} MB)" if item.size else ""))
+    size = sum(item.size for item in freed)
     if as_json:
-        click.echo(json.dumps({"freed": [asdict(freed) for freed in found], "bytes": size}, indent=2))
+        click.echo(json.dumps({"freed": [asdict(item) for item in freed], "bytes": size}, indent=2))
     else:
         click.echo(f"{size / 1e6:.1f} MB {'would be freed' if dry_run else 'freed'}")

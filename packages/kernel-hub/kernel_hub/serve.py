@@ -16,7 +16,7 @@ import uvicorn
 
 from kernel_builder.errors import ConfigError, HubError
 from kernel_hub.app import create_app
-from kernel_hub.connections import limited, raise_file_limit, return_memory
+from kernel_hub.http.connections import limited, raise_file_limit, return_memory
 from kernel_hub.settings import Settings
 
 

@@ -148,10 +148,10 @@ class TokenFile:
             return Caller()
         digest = hashlib.sha256(token.encode()).hexdigest()
         # All tokens are compared in constant time, so that the time of the answer reveals nothing.
-        found = [known for known in self.tokens() if hmac.compare_digest(known.sha256, digest)]
-        if not found:
+        matching = [known for known in self.tokens() if hmac.compare_digest(known.sha256, digest)]
+        if not matching:
             raise wrong_token()
-        return found[0].caller()
+        return matching[0].caller()
 
     def callers(self) -> list[Caller]:
         """Return every caller who has a token that is valid, sorted by name."""

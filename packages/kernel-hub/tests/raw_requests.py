@@ -59,6 +59,6 @@ def until(condition: Callable[[], bool], seconds: float = 10) -> bool:
 
 def memory(hub: RunningHub) -> int:
     """Return the most memory that the Hub has had, in MB."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
-    assert found
-    return int(found[1]) // 1000
+    peak = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{hub.process.pid}/status").read_text())
+    assert peak
+    return int(peak[1]) // 1000

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_hub import git_history
-from kernel_hub.git_objects import FileChange
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git import history as git_history
+from kernel_hub.git.objects import FileChange
+from kernel_hub.git.repository import GitRepository
 
 FILES = ["README.md", "build/a/x.py", "build/a/y.py", "build/b/x.py", "build/b/deep/er/z.py"]
 
@@ -34,15 +34,15 @@ def test_the_last_changes_are_those_of_git_log(repository: GitRepository) -> Non
     tip = repository.refs.resolve("main")
     paths = [entry.path for entry in repository.trees.entries(tip, recursive=True)]
     assert len(paths) > 8
-    found = repository.history.last_changes(tip, paths)
+    changes = repository.history.last_changes(tip, paths)
     for path in paths:
         log = ["git", "-C", repository.path, "log", "-1", "--format=%H", tip, "--", path]
-        assert found[path].oid == subprocess.run(log, capture_output=True, text=True, check=True).stdout.strip()
+        assert changes[path].oid == subprocess.run(log, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_changes_that_are_far_back_are_left_out(repository: GitRepository, monkeypatch: pytest.MonkeyPatch) -> None:
     tip = repository.refs.resolve("main")
     monkeypatch.setattr(git_history, "_MOST_WORK", 300)
-    found = repository.history.last_changes(tip, FILES)
-    assert "README.md" not in found
-    assert len(found) >= 2
+    changes = repository.history.last_changes(tip, FILES)
+    assert "README.md" not in changes
+    assert len(changes) >= 2

@@ -10,8 +10,8 @@ from pathlib import Path
 import pygit2
 import pytest
 
-from kernel_hub.git_objects import FileChange, TreeEntry
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.objects import FileChange, TreeEntry
+from kernel_hub.git.repository import GitRepository
 
 BLOB = str(pygit2.hash(b"content"))
 READS: dict[str, Callable[[GitRepository, str], object]] = {

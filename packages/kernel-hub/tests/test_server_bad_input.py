@@ -21,8 +21,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from hypothesis import HealthCheck, given, settings, strategies
 from raw_requests import TOKEN, begin, target, until, upload_address
 
-from kernel_hub.xet_format import Xorb
-from kernel_hub.xet_hashes import xorb_hash
+from kernel_hub.xet.format import Xorb
+from kernel_hub.xet.hashes import xorb_hash
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, write_kernel
 
@@ -67,8 +67,8 @@ def test_all_routes_fuzzed_by_their_openapi_description(fuzzed: RunningHub) -> N
         send()
         tried.append(operation.label)
 
-    for found in description.get_all_operations():
-        one_route(found.ok())
+    for operation in description.get_all_operations():
+        one_route(operation.ok())
     assert len(tried) > 30
 
 

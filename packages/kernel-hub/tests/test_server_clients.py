@@ -92,8 +92,8 @@ for command in {commands!r}:
     assert "1" in versions
     assert json.loads(info)
     assert KERNEL in (project / "kernels.lock").read_text()
-    found = list((tmp_path / "home").rglob(f"{VARIANT}/table.bin"))
-    assert len(found) == 1 and found[0].read_bytes() == bytes(range(256)) * 5000
+    copies = list((tmp_path / "home").rglob(f"{VARIANT}/table.bin"))
+    assert len(copies) == 1 and copies[0].read_bytes() == bytes(range(256)) * 5000
 
 
 @pytest.fixture
@@ -281,9 +281,9 @@ for repo in ("one/twice", "two/twice"):
 def test_concurrent_commits_on_two_servers_are_all_in_the_history(
     start_hub: Callable[..., RunningHub], tmp_path: Path
 ) -> None:
-    one, two = start_hub(), start_hub()
-    assert one.root == two.root
-    one.api().create_repo(KERNEL, repo_type="kernel")
+    first, second = start_hub(), start_hub()
+    assert first.root == second.root
+    first.api().create_repo(KERNEL, repo_type="kernel")
     failures: list[Exception] = []
 
     def commit(api: HfApi, number: int) -> None:
@@ -298,17 +298,17 @@ def test_concurrent_commits_on_two_servers_are_all_in_the_history(
         except Exception as error:
             failures.append(error)
 
-    threads = [threading.Thread(target=commit, args=((one, two)[number % 2].api(), number)) for number in range(6)]
+    threads = [threading.Thread(target=commit, args=((first, second)[number % 2].api(), number)) for number in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert not failures
-    titles = [commit.title for commit in two.api().list_repo_commits(KERNEL, repo_type="kernel")]
+    titles = [commit.title for commit in second.api().list_repo_commits(KERNEL, repo_type="kernel")]
     assert sorted(titles[:-1]) == sorted(f"{number}-{step}" for number in range(6) for step in range(5))
     clone = tmp_path / "clone"
     subprocess.run(
-        ["git", "clone", "-q", str(one.root / "repositories" / f"{KERNEL}.git"), str(clone)],
+        ["git", "clone", "-q", str(first.root / "repositories" / f"{KERNEL}.git"), str(clone)],
         check=True,
         env={**os.environ, "GIT_LFS_SKIP_SMUDGE": "1"},
     )

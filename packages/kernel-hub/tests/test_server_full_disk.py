@@ -19,8 +19,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from pygit2.enums import FileMode, ObjectType
 
 from kernel_hub import mend
-from kernel_hub.git_objects import write_commit
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.objects import write_commit
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.hub_service import Hub
 from kernel_hub.settings import Settings
 from tests.support.running_hub import RunningHub

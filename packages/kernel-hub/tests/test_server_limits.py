@@ -26,13 +26,14 @@ from starlette.types import Message, Receive, Scope, Send
 from test_server_bad_input import shard
 
 from kernel_builder.errors import HubError
-from kernel_hub import mend, repository_index, tokens
-from kernel_hub.git_ignore import ignored
+from kernel_hub import mend, tokens
+from kernel_hub.git.ignore import ignored
+from kernel_hub.http.turns import ReadTurns
 from kernel_hub.hub_service import Hub
+from kernel_hub.repositories import index as repository_index
 from kernel_hub.settings import Settings
-from kernel_hub.turns import ReadTurns
-from kernel_hub.xet_format import Xorb
-from kernel_hub.xet_hashes import xorb_hash
+from kernel_hub.xet.format import Xorb
+from kernel_hub.xet.hashes import xorb_hash
 from tests.support.running_hub import RunningHub
 
 

@@ -109,8 +109,8 @@ def test_pointers_may_stay_in_the_history(hub: RunningHub, tmp_path: Path) -> No
     large = os.urandom(1_200_000)
     head = commit(api, "a/one", table=large)
     commit(api, "b/two", table=large)
-    found = list(api.list_lfs_files("a/one", repo_type="kernel"))
-    api.permanently_delete_lfs_files("a/one", found, rewrite_history=False, repo_type="kernel")
+    listed = list(api.list_lfs_files("a/one", repo_type="kernel"))
+    api.permanently_delete_lfs_files("a/one", listed, rewrite_history=False, repo_type="kernel")
     assert api.repo_info("a/one", repo_type="kernel").sha == head
     with pytest.raises(EntryNotFoundError):
         api.hf_hub_download("a/one", "build/table", repo_type="kernel", cache_dir=tmp_path / "cache")

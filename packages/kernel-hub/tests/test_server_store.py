@@ -19,10 +19,11 @@ import requests
 from huggingface_hub import CommitOperationAdd
 
 from kernel_builder.errors import HubError
-from kernel_hub import locks, mend
+from kernel_hub import mend
 from kernel_hub.hub_service import Hub
 from kernel_hub.refusals import Refusal
 from kernel_hub.settings import Settings
+from kernel_hub.storage import locks
 from tests.support.running_hub import RunningHub
 from tests.support.small_kernel import KERNEL, VARIANT, publish_kernel, send_large_file, write_kernel
 
@@ -71,8 +72,8 @@ def test_nothing_acknowledged_is_lost_when_the_hub_is_killed(
         assert requests.get(f"{hub.url}/kernels/{KERNEL}/resolve/main/{path}").content == data
     hub.stop()
     checked = Hub(Settings(hub.root))
-    found = list(mend.find_defects(checked, digests=True, now=time.time() + 3600))
-    assert all(item.mended for item in found), found
+    defects = list(mend.find_defects(checked, digests=True, now=time.time() + 3600))
+    assert all(item.mended for item in defects), defects
     assert not list(mend.find_defects(checked, digests=True, now=time.time() + 3600))
     assert not list((hub.root / "incoming").iterdir())
 
@@ -91,8 +92,8 @@ def test_a_git_lock_of_another_process_is_left_alone(start_hub: Callable[..., Ru
     lock = hub.root / "repositories" / f"{KERNEL}.git" / "refs/heads/main.lock"
     lock.touch()
     assert not list(mend.find_defects(Hub(Settings(hub.root))))
-    found = list(mend.find_defects(Hub(Settings(hub.root)), now=time.time() + 3600))
-    assert [(item.where.rpartition("/")[2], item.mended) for item in found] == [("main.lock", False)]
+    defects = list(mend.find_defects(Hub(Settings(hub.root)), now=time.time() + 3600))
+    assert [(item.where.rpartition("/")[2], item.mended) for item in defects] == [("main.lock", False)]
     body = '{"key": "header", "value": {"summary": "s"}}\n{"key": "file", "value": {"path": "a", "content": "a"}}'
 
     def commit() -> requests.Response:
@@ -171,8 +172,8 @@ def test_check_repairs_traces_of_crashes_and_reports_damage(
     assert not list(mend.find_defects(Hub(Settings(hub.root))))  # too new: a server may be using them
     leave_lock(repository, "refs/heads/v1")
     checked = Hub(Settings(hub.root))
-    found = list(mend.find_defects(checked, now=time.time() + 3600))
-    assert sorted(item.where.rpartition("/")[2] for item in found) == sorted(
+    defects = list(mend.find_defects(checked, now=time.time() + 3600))
+    assert sorted(item.where.rpartition("/")[2] for item in defects) == sorted(
         ["half", ".new-1", "tmp_object_git2_a1b2c3", "v1.lock", "killed", f"large file {'0' * 64}"]
     )
     assert not list(mend.find_defects(checked, now=time.time() + 3600))

@@ -65,8 +65,8 @@ def test_accounts_and_lists_of_the_public_client(start_hub: Callable[..., Runnin
     assert list(api.list_organization_followers("a")) == []
     assert api.list_liked_repos().total == 0
 
-    (found,) = api.list_lfs_files("a/one", repo_type="kernel")
-    assert (found.filename, found.size, found.ref) == ("build/x/table.bin", len(large), "refs/heads/main")
+    (listed,) = api.list_lfs_files("a/one", repo_type="kernel")
+    assert (listed.filename, listed.size, listed.ref) == ("build/x/table.bin", len(large), "refs/heads/main")
     with pytest.raises(HfHubHTTPError, match="may only read a"):
         list(hub.api(reader).list_lfs_files("a/one", repo_type="kernel"))
 
@@ -110,17 +110,17 @@ def test_absent_routes_say_so(hub: RunningHub) -> None:
 def test_tokens_for_one_repository_and_tokens_that_end(start_hub: Callable[..., RunningHub], tmp_path: Path) -> None:
     file = tmp_path / "tokens.json"
     root = tokens.add(file, "root", read=(), write=("*",))
-    one = tokens.add(file, "one", read=("a/shown",), write=("a/one",))
+    owner = tokens.add(file, "one", read=("a/shown",), write=("a/one",))
     short = tokens.add(file, "short", read=(), write=("a",), expires=int(time.time()) + 4)
     hub = start_hub("--token-file", str(file))
     for repo_id in ("a/shown", "a/hidden"):
         hub.api(root).create_repo(repo_id, repo_type="kernel", private=True)
-    api = hub.api(one)
+    api = hub.api(owner)
     api.create_repo("a/one", repo_type="kernel", private=True)
     large = os.urandom(1_500_000)
     add_file(api, "a/one", "x.bin", large)
     assert [item.id for item in api.list_user_repos()] == ["a/one"]
-    headers = {"Authorization": f"Bearer {one}"}
+    headers = {"Authorization": f"Bearer {owner}"}
     listed = requests.get(f"{hub.url}/api/kernels", headers=headers).json()
     assert [item["id"] for item in listed] == ["a/one", "a/shown"]
     assert api.whoami()["orgs"][0]["name"] == "a" and api.whoami()["orgs"][0]["roleInOrg"] == "read"
@@ -137,7 +137,7 @@ def test_tokens_for_one_repository_and_tokens_that_end(start_hub: Callable[..., 
         url = f"{hub.url}/api/kernels/a/one/xet-write-token/main"
         return str(requests.get(url, headers={"Authorization": f"Bearer {token}"}).json()["casUrl"])
 
-    assert xet_address(one) != xet_address(root)
+    assert xet_address(owner) != xet_address(root)
 
     while requests.get(f"{hub.url}/api/whoami-v2", headers={"Authorization": f"Bearer {short}"}).ok:
         time.sleep(0.2)

@@ -19,8 +19,8 @@ GPU_HONEST = sorted((HERE / "gpu" / "honest").glob("*.py"))
 
 def note(file: Path, key: str) -> str:
     """Return what a candidate's file says of itself in a line `# key: value`, or nothing."""
-    found = re.search(rf"^# {key}: (.*)$", file.read_text(), re.MULTILINE)
-    return found[1] if found else ""
+    match = re.search(rf"^# {key}: (.*)$", file.read_text(), re.MULTILINE)
+    return match[1] if match else ""
 
 
 def task_of(file: Path) -> Path:

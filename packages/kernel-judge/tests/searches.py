@@ -85,20 +85,20 @@ def start_search(directory: Path, *agents: str, **settings: Any) -> subprocess.P
 
 def logged(run: Path, event: str) -> list[Event]:
     """Return the events of a kind in the log of a search."""
-    return [found for found in read_events(run / LOG) if found["event"] == event]
+    return [entry for entry in read_events(run / LOG) if entry["event"] == event]
 
 
 def marked_processes(run: Path) -> list[int]:
     """Return the processes of agents and judges of a search that are alive."""
-    found = []
+    processes = []
     for process in Path("/proc").glob("[0-9]*"):
         try:
             content = (process / "environ").read_bytes()
         except OSError:
             continue
         if f"KERNEL_BUILDER_TRY={run}".encode() in content and int(process.name) != os.getpid():
-            found.append(int(process.name))
-    return found
+            processes.append(int(process.name))
+    return processes
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from kernel_builder.progress import Silent
 from kernel_judge.judge import compiler_cache, observed_reference
 from kernel_judge.judge.compiler_cache import prepared
 from kernel_judge.judge.judgement import judge
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 # Tries to change each file that it was lent, and names those that it could change.
 WRITES = """
@@ -69,7 +69,7 @@ def test_torch_compile_is_prepared_once_and_no_candidate_can_change_it(
 
     monkeypatch.setenv("KERNEL_BUILDER_CACHE", str(tmp_path))
     said = Said()
-    file = next(one for one in HONEST if one.stem == "own_parameters")
+    file = next(file for file in HONEST if file.stem == "own_parameters")
     verdict = judge(quick(file, rounds=3, peers=("eager", "compile"), compile_seconds=120.0), said)
     assert set(verdict.speed) == {"eager", "compile"}, said.lines
     assert not [line for line in said.lines if "prepar" in line and "torch.compile" in line]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 from judge_samples import HERE, note, quick, scale_project
 
@@ -16,6 +18,7 @@ from kernel_builder.cli import main
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from kernel_judge.judge.judgement import JudgeRequest, judge
 from kernel_judge.judge.verdict import Verdict
+from kernel_judge.search.local_judge import JUDGE_COMMAND, LocalJudge
 
 SOFTMAX = HERE / "tasks" / "softmax.py"
 SCALED = HERE / "tasks" / "scaled.py"
@@ -51,6 +54,43 @@ class ModelNew(torch.nn.Module):
         for number, held in enumerate(checks):
             result[number] = result[number] if held else 1000.0 + number
         return result
+"""
+
+
+# Makes the Torch of every process started with it one for CUDA, as far as the client for kernels sees.
+CUDA_TORCH = """
+import sys
+from importlib.machinery import PathFinder
+
+class Finder:
+    @staticmethod
+    def find_spec(name, path=None, target=None):
+        if name != "torch.version":
+            return None
+        spec = PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            module.cuda = "13.0"
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder)
+"""
+AS_TYPED = """
+from pathlib import Path
+
+import torch
+from kernels import get_local_kernel
+
+kernel = get_local_kernel(Path(__file__).parent)
+
+
+class ModelNew(torch.nn.Module):
+    def forward(self, x):
+        return kernel.scaled(x, 3.0)
 """
 
 
@@ -127,6 +167,49 @@ def test_a_kernel_project_is_built_and_judged(tmp_path: Path) -> None:
     refused = judge(JudgeRequest(scale_project(tmp_path / "refused", "out[i] = nothing"), SCALED, device="cpu"))
     assert refused.rejected_as == "build-failed" and "scale_cpu.cpp" in refused.reason
     assert str(tmp_path) not in refused.reason and "nothing" in refused.reason
+
+
+@pytest.fixture
+def cuda_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have processes that are started see a Torch for CUDA."""
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(CUDA_TORCH)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site), prepend=os.pathsep)
+
+
+@pytest.mark.usefixtures("cuda_torch")
+def test_the_cpu_package_of_a_project_is_loaded_into_a_torch_for_cuda(tmp_path: Path) -> None:
+    project = scale_project(tmp_path)
+    (project / "candidate.py").write_text(AS_TYPED)
+    verdict = judge(JudgeRequest(project, SCALED, device="cpu", inputs=8, rounds=0))
+    assert verdict.is_right, verdict.reason
+
+
+def test_a_project_without_a_kernel_for_this_machine_is_not_judged(tmp_path: Path) -> None:
+    project = scale_project(tmp_path)
+    configuration = project / "build.toml"
+    configuration.write_text(configuration.read_text().replace('["cpu", "cuda"]', '["cuda"]'))
+    done = run(project, "--task", SCALED, *QUICK)
+    assert done.exit_code == 11
+    assert done.stdout.startswith("not judged: ")
+    assert "this machine cannot build it for cpu" in done.stdout and "no variant to build here" in done.stdout
+    judged = LocalJudge(SCALED, seconds=120, command=(*JUDGE_COMMAND, *QUICK)).judge(project)
+    assert judged.verdict is None and judged.error and judged.error.startswith("not judged: this machine cannot")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_candidate_for_a_gpu_is_not_judged_without_one(tmp_path: Path) -> None:
+    candidate = tmp_path / "candidate.py"
+    candidate.write_text(
+        "import torch\n\nclass ModelNew(torch.nn.Module):\n"
+        "    def forward(self, x):\n        return 3.0 * torch.ones(1, device='cuda') * x\n"
+    )
+    verdict = judge(JudgeRequest(candidate, SCALED, inputs=2, rounds=0))
+    assert (verdict.verdict, verdict.rejected_as, verdict.is_right) == ("not judged", None, False)
+    assert verdict.reason.startswith("it needs a GPU, and Torch finds none: ")
+    assert Verdict.from_json(verdict.to_json()).as_dict() == verdict.as_dict()
 
 
 def test_a_seed_repeats_a_verdict_and_none_does_not() -> None:

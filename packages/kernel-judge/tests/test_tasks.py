@@ -73,9 +73,9 @@ def test_sizes_are_halved_until_a_call_fits(problem: Path) -> None:
 
 def test_unseen_sizes_leave_the_constructor_as_it_is(problem: Path) -> None:
     sizes = {"batch": 64, "width": 128, "kernel": 3}
-    found = unseen(read_task(problem), sizes, 3, random.Random(1))
-    assert len(found) == 3
-    assert all(one["width"] == 128 and one["kernel"] == 3 and 1 <= one["batch"] < 64 for one in found)
+    chosen = unseen(read_task(problem), sizes, 3, random.Random(1))
+    assert len(chosen) == 3
+    assert all(sizes["width"] == 128 and sizes["kernel"] == 3 and 1 <= sizes["batch"] < 64 for sizes in chosen)
 
 
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)

@@ -13,7 +13,7 @@ import pytest
 from kernel_builder import sandbox
 from kernel_builder.confine import BUBBLEWRAP, LANDLOCK, PROCESS
 from kernel_judge.judge.speed import reported_seconds
-from kernel_judge.judge.worker import WorkerProcess
+from kernel_judge.judge.worker_process import WorkerProcess
 
 # Starts a process in a session of its own that writes without end.
 WRITES = """
@@ -46,11 +46,11 @@ def cores(thread):
 threads = Path("/proc/self/task")
 before = set(threads.iterdir())
 torch.ones(1 << 20).add_(1)
-found = {"openmp": [cores(thread) for thread in set(threads.iterdir()) - before], "main": cores(Path("/proc/self"))}
-thread = threading.Thread(target=lambda: found.update(own=cores(Path("/proc/thread-self"))))
+written = {"openmp": [cores(thread) for thread in set(threads.iterdir()) - before], "main": cores(Path("/proc/self"))}
+thread = threading.Thread(target=lambda: written.update(own=cores(Path("/proc/thread-self"))))
 thread.start()
 thread.join()
-json.dump(found, open("cores", "w"))
+json.dump(written, open("cores", "w"))
 """
 
 
@@ -87,9 +87,9 @@ def test_threads_of_openmp_have_a_core_each_and_other_threads_all(tmp_path: Path
     with WorkerProcess(PROCESS, "cpu", readable=[tmp_path], threads=len(cores)) as worker:
         worker.ready(120)
         worker.ask("load", str(candidate), "ModelNew", seconds=120)
-        found = json.loads((worker.scratch / "cores").read_text())
-    assert sorted(map(int, found["openmp"])) == cores[1:], "the main thread computes on the first"
-    assert found["main"] == found["own"] == everywhere
+        written = json.loads((worker.scratch / "cores").read_text())
+    assert sorted(map(int, written["openmp"])) == cores[1:], "the main thread computes on the first"
+    assert written["main"] == written["own"] == everywhere
 
 
 def test_what_is_no_time_agrees_with_no_clock() -> None:

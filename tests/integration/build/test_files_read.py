@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.build import ninja_run
+from kernel_builder.build import files_read, ninja_run
 from kernel_builder.build.graph import Graph
 from kernel_builder.build.plan import plan
 from kernel_builder.config.project_files import read_project
@@ -94,10 +95,10 @@ def test_headers_of_the_compiler_and_the_c_library_are_known() -> None:
     assert len(files) > 200
 
     def foreign(files: list[str]) -> list[str]:
-        command = ["grep", "-vxE", "\n".join(host.headers)]
-        done = subprocess.run(command, input="\n".join(files), capture_output=True, text=True, check=False)
-        assert not done.stderr
-        return done.stdout.split()
+        return [
+            os.fsdecode(name)
+            for name in files_read.foreign(map(os.fsencode, files), os.fsencode("\n".join(host.headers)))
+        ]
 
     assert foreign([file for file in files if file != "-"]) == []
     others = [
@@ -122,3 +123,14 @@ def test_own_headers_on_other_systems(tmp_path: Path) -> None:
     assert f"{own_headers.escaped(search[2])}/.*" not in found
     assert [own_headers.is_of_cxx(one, "14.3.0") for one in search] == [True, False, False]
     assert [own_headers.is_inside(one, f"{store}/gcc/lib/gcc/x/14.3.0") for one in search] == [False, True, False]
+
+
+def test_lists_of_files(tmp_path: Path) -> None:
+    """Of the compiler and the assembler in the syntax of make, and of clang with one name a line."""
+    (tmp_path / "headers-read").write_bytes(b"out.o: src/a.cpp \\\n  src/../../log //usr/x/../include/a\\ b\\#$$.h\n")
+    (tmp_path / "assembled").write_bytes(b"out.o: \\\n src/a.cpp src/\xff.bin\n")
+    (tmp_path / "headers-printed").write_bytes(b"/usr/include/c d.h\n\n")
+    names = files_read.listed(str(tmp_path))
+    others = [b"./../log", b"./src/\xff.bin", b"/usr/include/c d.h"]
+    assert names == [b"./src/a.cpp", others[0], b"/usr/include/a b#$.h", *others[1:]]
+    assert files_read.foreign(names, rb"\./src/\w+\.cpp" + b"\n" + rb"/usr/include/a.*") == others

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from kernel_builder.build import compile_steps, ninja_run
+from kernel_builder.build import compile_steps, files_read, ninja_run
 from kernel_builder.build.graph import CompileStep
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
@@ -35,7 +35,7 @@ def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:
     """Return the object, and the machine's headers that it is made from, all of which the step may read."""
     work.mkdir()
     ninja_run.compile_alone(step, work, work / "object", 1)
-    read = [Path(line) for line in (work / step.key / "read").read_text().splitlines() if line.startswith("/")]
+    read = [Path(os.fsdecode(name)) for name in files_read.listed(str(work / step.key)) if name.startswith(b"/")]
     others = [work, *step.roots.values(), *(root.resolve() for root in step.roots.values())]
     return (work / "object").read_bytes(), [path for path in read if not any(map(path.is_relative_to, others))]
 

@@ -276,10 +276,8 @@ def test_a_compiler_that_outlives_its_build_does_not_reach_the_cache(directory: 
     work = cache / "work" / "0"  # of a build that was killed: nobody holds its lock
     stage_compile(step, work / step.key, output)
     script = work / step.key / "run.sh"
-    text = (
-        script.read_text().replace("exec >> log", "exec 3>&1 >> log").replace("[ . -ef", "echo >&3; read line\n[ . -ef")
-    )
-    script.write_text(text)
+    *before, store, done = script.read_text().replace("exec >> log", "exec 3>&1 >> log").splitlines()
+    script.write_text("\n".join([*before, "echo >&3; read line", store, done]))
     process = subprocess.Popen(
         ["sh", f"{step.key}/run.sh"],
         cwd=work,

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from kernel_builder.measure.results import COPY, OURS, YARDSTICK, BenchmarkReport, Point
-from tests.integration.build_command.conftest import BUILDER, MEASURED, benchmark
+from tests.integration.build_command.conftest import BUILDER, MEASURED, RIGHT, Run, benchmark
 from tests.support.places import CPU
 
 
@@ -47,6 +47,37 @@ def test_a_kernel_is_measured(scale: Callable[..., Path], tmp_path: Path) -> Non
         assert "64x512" in shown and "128x512" in shown and "WRONG" not in shown
         assert "absent: ModuleNotFoundError" in shown
     assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
+
+
+def test_the_naive_kernel_is_the_first_peer_of_forward_passes(
+    scale: Callable[..., Path], copy_project: Callable[..., Path], kernel_builder: Run, tmp_path: Path
+) -> None:
+    project, file = scale(), tmp_path / "scale.json"
+    declared = (project / "benchmarks" / "benchmark.py").read_text()
+    for old, new in {
+        'SHAPES = {"forward": ': 'SHAPES = {"forward + backward": {"cuda": [], "cpu": [(64, 512)]}, "forward": ',
+        "return self.kernel.scaled(x, 3.0)": "return x * 3.0  # with a gradient\n\n"
+        "    def naive(self, x):\n        return self.naive_kernel.scaled(x, 3.0)",
+    }.items():
+        assert old in declared
+        declared = declared.replace(old, new)
+    (project / "benchmarks" / "benchmark.py").write_text(declared)
+    copy_project("stable-scale", "naive").rename(project / "naive")
+    source = project / "naive" / "scale" / "scale_cpu.cpp"
+    source.write_text(source.read_text().replace(RIGHT, "out[i] = in[i] * factor"))
+    arguments = (project, *MEASURED, "--against", "naive,eager", "--shapes", "64x512", "--json", file)
+
+    assert (
+        f"naive is absent: not built; kernel-builder build {project}/naive --backend cpu"
+        in benchmark(*arguments).stdout
+    )
+    assert kernel_builder(tmp_path / "cache", "build", project / "naive", "--variant", CPU, "--no-load").code == 0
+    assert benchmark(*arguments).exit_code == 0
+    report = BenchmarkReport.read(file)
+    with_gradients, forward = report.rows
+    assert list(forward.times) == [COPY, OURS, "naive", "eager"]
+    assert list(with_gradients.times) == [COPY, OURS, "eager"] and not with_gradients.faults
+    assert "naive" in report.hosts[1].times and "naive" not in report.hosts[0].times
 
 
 @pytest.mark.parametrize(

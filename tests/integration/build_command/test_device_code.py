@@ -16,7 +16,7 @@ from kernel_builder.config.variant import Release
 from kernel_builder.toolchain import Toolchains, trees
 from tests.support.places import ROOT
 
-SOURCES = sorted(ROOT.glob("kernels/*/*_cuda/*.cu"))
+SOURCES = sorted([*ROOT.glob("kernels/*/*_cuda/*.cu"), *ROOT.glob("kernels/*/naive/*.cu")])
 
 pytestmark = pytest.mark.parametrize(
     "source", SOURCES, ids=[str(path.relative_to(ROOT / "kernels")) for path in SOURCES]

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import subprocess
-
 import pytest
 import torch
 
 from kernel_builder.checks.torch_stable_abi import shims
 from kernel_builder.config.variant import Release
+from kernel_builder.upkeep.shim_headers import exported
 from tests.support.sample_package import TORCH
 
 INSTALLED = Release.parse(torch.__version__.partition("+")[0])
-HEADERS = ("inductor/aoti_torch/c/shim.h", "inductor/aoti_torch/generated/c_shim_aten.h", "stable/c/shim.h")
 # The headers of 2.10 and later declare these without a guard. The headers of 2.9 do not have them.
 UNGUARDED = {
     "aoti_torch_cuda_caching_allocator_raw_alloc",
@@ -26,23 +23,9 @@ UNGUARDED = {
 }
 
 
-def exported(release: Release, *flags: str) -> set[str]:
-    """Return the functions that Torch's headers declare for the stable ABI of `release`."""
-    target = f"-DTORCH_TARGET_VERSION=(({release.major}ULL<<56)|({release.minor}ULL<<48))"
-    text = subprocess.run(
-        ["g++", "-E", "-P", "-std=c++20", f"-I{TORCH / 'include'}", target, *flags, "-x", "c++", "-"],
-        input="".join(f"#include <torch/csrc/{header}>\n" for header in HEADERS),
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    names = re.findall(r'__visibility__\("default"\)\)\)[^;(]*?\b(\w+)\s*\(', text)
-    return {name for name in names if "_mps_" not in name}
-
-
 @pytest.mark.parametrize("release", sorted({r for r in shims().since.values() if r <= INSTALLED}), ids=str)
 def test_the_functions_of_each_release(release: Release) -> None:
-    declared = exported(release, "-DUSE_CUDA")
+    declared = exported(TORCH / "include", release, cuda=True)
     assert {name for name, since in shims().since.items() if since <= release} == (
         declared - UNGUARDED if release == Release(2, 9) else declared
     )
@@ -50,4 +33,5 @@ def test_the_functions_of_each_release(release: Release) -> None:
 
 def test_the_functions_of_cuda() -> None:
     known = {name for name in shims().cuda if shims().since[name] <= INSTALLED}
-    assert known == exported(INSTALLED, "-DUSE_CUDA") - exported(INSTALLED)
+    include = TORCH / "include"
+    assert known == exported(include, INSTALLED, cuda=True) - exported(include, INSTALLED, cuda=False)

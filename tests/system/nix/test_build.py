@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.package.tree_digest import hash_tree
+from tests.support.newest import NEWEST, full_abi
 from tests.support.places import CPU, CUDA, PROJECTS, ROOT
 from tests.system.nix.conftest import Nix
 
@@ -140,7 +141,7 @@ def test_a_changed_source_gives_the_bytes_of_the_command_line(
 def test_a_full_abi_project_has_the_bytes_of_the_command_line_build(
     nix: Nix, flake: Path, kernel_flake: KernelFlake, tmp_path: Path
 ) -> None:
-    variant = "torch215-cxx11-cpu-x86_64-linux"
+    variant = full_abi(NEWEST, "cpu")
     project = kernel_flake(PROJECTS / "full-scale")
     expected = built_by_the_command_line(flake, project, tmp_path / "out", "--variant", variant)
     assert digests(nix.build(project, f"redistributable.{variant}")) == expected

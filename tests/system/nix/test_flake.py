@@ -17,6 +17,7 @@ from kernel_builder.config import build_toml, offered
 from kernel_builder.config.kernel_sources import is_header
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import PLATFORMS
+from tests.support.newest import BEFORE, CUDA_13, NEWEST, cuda_backends, full_abi
 from tests.support.places import CPU, CUDA, PROJECTS, ROOT
 from tests.system.nix.conftest import Nix
 
@@ -168,9 +169,9 @@ def test_nix_flake_check_evaluates_without_errors(nix: Nix, flake: Path) -> None
 def test_a_kernel_has_the_outputs_of_the_public_builder(nix: Nix, kernel_flake: Callable[[Path], Path]) -> None:
     project = kernel_flake(PROJECTS / "full-scale")
     nix.run(project, "flake", "check", "--no-build")
-    cpu, cuda = (f"torch215-cxx11-{backend}-x86_64-linux" for backend in ("cpu", "cu130"))
+    cpu, cuda = (full_abi(NEWEST, backend) for backend in ("cpu", CUDA_13))
     variants = json.loads(nix.run(project, "eval", "--json", ".#variants").stdout)
-    assert {cpu, cuda, cpu.replace("215", "214"), cuda.replace("cu130", "cu132")} < set(variants)
+    assert {cpu, cuda, full_abi(BEFORE, "cpu"), full_abi(NEWEST, cuda_backends(NEWEST)[-1])} < set(variants)
     assert json.loads(nix.run(project, "eval", "--json", ".#archVariants").stdout) == variants
     same = {
         "default": "bundle",

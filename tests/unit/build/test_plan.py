@@ -15,9 +15,10 @@ from kernel_builder.build.plan import plan
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.toolchain import Toolchains
+from tests.support.newest import BEFORE, CUDA_13, NEWEST, full_abi
 from tests.support.places import CPU
 
-CUDA = "torch215-cxx11-cu130-x86_64-linux"
+CUDA = full_abi(NEWEST, CUDA_13)
 SOURCE_CUDA = "scale/scale_cuda.cu"
 
 Copy = Callable[..., Path]
@@ -46,7 +47,7 @@ def test_identical_steps_are_merged(copy_project: Copy) -> None:
     one, two = copy_project("stable-scale", "one"), copy_project("stable-scale", "elsewhere/two, größer")
     for path in two.rglob("*"):
         os.utime(path, (1, 1))
-    planned = graph([one, two], CPU, "torch213-cxx11-cpu-x86_64-linux", "torch215-cxx11-cpu-x86_64-linux")
+    planned = graph([one, two], CPU, full_abi(BEFORE, "cpu"), full_abi(NEWEST, "cpu"))
     assert len(planned.variants) == 6
     assert len(planned.binaries) == 1
     assert len(planned.compiles) == 2

@@ -18,6 +18,7 @@ from kernel_builder.build.buildable import UnavailableVariant
 from kernel_builder.build_summary import BuildSummary, BuiltPackage
 from kernel_builder.cli import main
 from kernel_builder.cli.build_command import print_summary
+from tests.support.newest import BEFORE, NEWEST
 from tests.support.places import ROOT
 
 COMMANDS = sorted(main.list_commands(None))  # type: ignore[arg-type]
@@ -110,7 +111,7 @@ def test_what_is_not_loaded_for_another_torch_says_what_would_be(
         name = f"torch{release.replace('.', '')}-cxx11-cpu-x86_64-linux"
         return BuiltPackage("relu", name, tmp_path, "_relu", "built", (), 2048, passed, skipped, {}, None)
 
-    newest = (built("2.14", ()), built("2.15", ()))
+    newest = (built(str(BEFORE), ()), built(str(NEWEST), ()))
     advice = "    `--variant torch213-cxx11-cpu-x86_64-linux` builds one for the Torch that is installed"
     print_summary(BuildSummary(newest, (), (), {}, 0, 0, None, 0.0))
     assert advice in capsys.readouterr().out.splitlines()

@@ -11,6 +11,7 @@ from click.testing import CliRunner, Result
 
 from kernel_builder.cli import main
 from kernel_builder.config.variant import this_platform
+from tests.support.newest import LAST_FOR_CUDA_12, full_abi
 
 BUILD_TOML = """\
 [general]
@@ -108,11 +109,14 @@ def test_nothing_has_to_be_buildable(tmp_path: Path, framework: str, backends: s
 
 
 def test_list_variants_goes_on_and_says_each_obstacle_once(several: list[Path]) -> None:
+    for path in (several[1], several[3]):  # two of which say the obstacle
+        limited = BUILD_TOML.replace("[torch]", f'[torch]\nmaxver = "{LAST_FOR_CUDA_12}"')
+        project(path, limited)
     done = invoke("list-variants", "--cuda-compiler", "nvcc", *several)
     assert done.exit_code == 2
     lines = done.stdout.splitlines()
-    assert "demo-kernel/torch215-cxx11-cpu-x86_64-linux" in lines
-    assert "demo-kernel/torch214-cxx11-cu126-x86_64-linux  (not here)" in lines
+    assert f"demo-kernel/{full_abi(LAST_FOR_CUDA_12, 'cpu')}" in lines
+    assert f"demo-kernel/{full_abi(LAST_FOR_CUDA_12, 'cu126')}  (not here)" in lines
     assert done.stderr.count("needs CUDA 12.6") == 1
     assert done.stderr.count("--cuda-home") == 1
     assert "[general] licence: unknown key" in done.stderr

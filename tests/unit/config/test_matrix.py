@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.build import buildable
-from kernel_builder.config import kernel_sources, offered
+from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.notices import notices
 from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch, TvmFfi
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.toolchain import Toolchains
+from tests.support.newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
 from tests.support.places import PROJECTS
 
 X86_64 = "x86_64-linux"
@@ -24,6 +25,10 @@ def names(project: Project, *, whole: bool = False) -> set[str]:
     return {
         v.name.removesuffix("-x86_64-linux") for v in offered.variants(project, whole=whole) if "aarch" not in v.name
     }
+
+
+def short(release: Release, backend: str) -> str:
+    return full_abi(release, backend).removesuffix("-x86_64-linux")
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +51,15 @@ def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Pro
 
 
 def test_a_full_abi_project_offers_the_last_two_releases(full: Project) -> None:
-    published = {214: ("cpu", "cu126", "cu130", "cu132"), 215: ("cpu", "cu130", "cu132")}
-    assert names(full) == {f"torch{torch}-cxx11-{b}" for torch, backends in published.items() for b in backends}
+    assert names(full) == {
+        short(release, backend) for release in (BEFORE, NEWEST) for backend in ("cpu", *cuda_backends(release))
+    }
 
 
 def test_the_whole_matrix_serves_old_clients_from_stable_binaries(stable: Project) -> None:
     whole = names(stable, whole=True)
     assert names(stable) < whole
-    assert {f"torch{torch}-cxx11-cpu" for torch in range(210, 216)} < whole
+    assert {short(release, "cpu") for release in matrix.torch_releases()} < whole
     assert "torch212-cxx11-cu132" in whole
     assert "torch211-cxx11-cu132" not in whole
 
@@ -68,15 +74,17 @@ def test_both_platforms_are_offered(stable: Project) -> None:
 
 def test_ranges_narrow_the_matrix(full: Project) -> None:
     assert names(with_torch(full, maxver=Release(2, 11))) >= {"torch210-cxx11-cpu", "torch211-cxx11-cu128"}
-    only13 = replace(full, cuda_minver=Release(13, 0), cuda_maxver=Release(13, 0))
-    assert names(only13) == {f"torch{t}-cxx11-{b}" for t in (214, 215) for b in ("cpu", "cu130")}
-    needy = replace(full, kernels=tuple(replace(k, cuda_minver=Release(13, 2)) for k in full.kernels))
-    assert "torch214-cxx11-cu130" not in names(needy)
+    cuda = next(cuda for cuda in matrix.load().torch[NEWEST] if f"cu{cuda.major}{cuda.minor}" == CUDA_13)
+    only13 = replace(full, cuda_minver=cuda, cuda_maxver=cuda)
+    assert names(only13) == {short(release, b) for release in (BEFORE, NEWEST) for b in ("cpu", CUDA_13)}
+    later = Release(cuda.major, cuda.minor + 1)
+    needy = replace(full, kernels=tuple(replace(k, cuda_minver=later) for k in full.kernels))
+    assert short(BEFORE, CUDA_13) not in names(needy)
 
 
 def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:
     without = replace(full, cuda_minver=Release(14, 0))
-    assert names(without) == {"torch214-cxx11-cpu", "torch215-cxx11-cpu"}
+    assert names(without) == {short(BEFORE, "cpu"), short(NEWEST, "cpu")}
     assert list(offered.empty_backends(without)) == ["cuda"]
     assert (
         "leave no cuda variant that the Hub asks for: the matrix has Torch 2.10"
@@ -119,12 +127,12 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
 
 
 def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
-    old = replace(full, backends=("cuda",), cuda_maxver=Release(12, 9))
-    with pytest.raises(VariantError, match=r"torch214-cxx11-cu126-x86_64-linux: needs CUDA 12\.6; this builder has 13"):
+    last = with_torch(full, minver=LAST_FOR_CUDA_12, maxver=LAST_FOR_CUDA_12)
+    old = replace(last, backends=("cuda",), cuda_maxver=Release(12, 9))
+    variant = full_abi(LAST_FOR_CUDA_12, "cu126")
+    with pytest.raises(VariantError, match=rf"{variant}: needs CUDA 12\.6; this builder has 13"):
         buildable.available(old, Toolchains(cuda_compiler="nvcc"))
-    assert [variant.name for variant in buildable.available(old, Toolchains())[0]] == [
-        "torch214-cxx11-cu126-x86_64-linux"
-    ]
+    assert [available.name for available in buildable.available(old, Toolchains())[0]] == [variant]
 
 
 def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:

@@ -7,6 +7,7 @@ import pytest
 from kernel_builder.config.variant import Variant
 from kernel_builder.develop.interpreter import torch_build
 from kernel_builder.errors import ToolchainError
+from tests.support.newest import LAST_FOR_CUDA_12, NEWEST, cuda_backends
 
 
 @pytest.mark.parametrize(
@@ -14,10 +15,10 @@ from kernel_builder.errors import ToolchainError
     [
         ("torch214-cxx11-cu132-x86_64-linux", "2.14 cu132"),
         ("torch213-cxx11-cpu-x86_64-linux", "2.13 cpu"),
-        ("torch-stable-abi210-cpu-x86_64-linux", "2.15 cpu"),
-        ("torch-stable-abi210-cu126-x86_64-linux", "2.14 cu126"),  # 2.15 has no build for CUDA 12
+        ("torch-stable-abi210-cpu-x86_64-linux", f"{NEWEST} cpu"),
+        ("torch-stable-abi210-cu126-x86_64-linux", f"{LAST_FOR_CUDA_12} cu126"),
         ("torch-stable-abi210-cu127-x86_64-linux", "2.11 cu128"),  # no build for 12.7, and 12.8 loads it
-        ("torch-cuda", "2.15 cu130"),
+        ("torch-cuda", f"{NEWEST} {cuda_backends(NEWEST)[0]}"),
     ],
 )
 def test_the_newest_torch_that_fits_is_installed(name: str, expected: str) -> None:

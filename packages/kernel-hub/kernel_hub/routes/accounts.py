@@ -7,8 +7,8 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 
 from kernel_hub import names
+from kernel_hub.http.receive import segment
 from kernel_hub.hub_service import Hub
-from kernel_hub.receive import segment
 from kernel_hub.refusals import forbidden, no_organization, no_token, no_user
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, next_page, timestamp
 from kernel_hub.tokens import ANY, Caller
@@ -166,11 +166,11 @@ def _stored(
     request: Request, response: Response, hub: Hub, caller: Caller, cursor: str, organization: str = ""
 ) -> list[dict[str, Any]]:
     writable = None if caller.scopes.get(ANY) == "write" else [n for n, s in caller.scopes.items() if s == "write"]
-    found = hub.index.page(
+    repositories = hub.index.page(
         caller.seen(), within=writable, organization=organization, after=cursor, count=REPOSITORIES_PAGE + 1
     )
-    if len(found) > REPOSITORIES_PAGE:
-        next_page(request, response, cursor=found[REPOSITORIES_PAGE - 1].repo_id)
+    if len(repositories) > REPOSITORIES_PAGE:
+        next_page(request, response, cursor=repositories[REPOSITORIES_PAGE - 1].repo_id)
     quota = hub.settings.quotas.repository_bytes
     return [
         {
@@ -181,5 +181,5 @@ def _stored(
             "storage": item.bytes,
             "storagePercent": round(100 * item.bytes / quota, 2) if quota else 0,
         }
-        for item in found[:REPOSITORIES_PAGE]
+        for item in repositories[:REPOSITORIES_PAGE]
     ]

@@ -15,13 +15,13 @@ from starlette.responses import JSONResponse
 
 from kernel_builder import front_matter
 from kernel_hub import names
-from kernel_hub.allowances import Claim
-from kernel_hub.git_ignore import ignored
-from kernel_hub.git_objects import FileChange, LargeFile, read_pointer
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.ignore import ignored
+from kernel_hub.git.objects import FileChange, LargeFile, read_pointer
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.http.receive import Slots, lines, parse_json
 from kernel_hub.hub_service import Hub
-from kernel_hub.receive import Slots, lines, parse_json
 from kernel_hub.refusals import bad_request, too_large
+from kernel_hub.repositories.allowances import Claim
 from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns, base_url
 
 router = APIRouter()
@@ -141,7 +141,7 @@ async def commit(
     limits = hub.settings.limits
     header: dict[str, Any] = {}
     changes: list[FileChange] = []
-    with slots.one(caller.name), hub.allowances.claim(repo_id) as claim:
+    with slots.hold(caller.name), hub.allowances.claim(repo_id) as claim:
         body = lines(request, longest=limits.inline_file_bytes * 4 // 3 + 8192, total=limits.commit_bytes)
         async for key, value in _operations(body):
             if key == "header":

@@ -22,9 +22,9 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from kernel_hub.git_command import git_command, git_environment
+from kernel_hub.git.command import git_command, git_environment
+from kernel_hub.http.receive import Slots
 from kernel_hub.hub_service import Hub
-from kernel_hub.receive import Slots
 from kernel_hub.refusals import Moved, Refusal, bad_request, forbidden, mirrored, no_token, too_large
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub
 from kernel_hub.tokens import Caller
@@ -90,7 +90,7 @@ async def git_refs(
     if service != "git-upload-pack":
         raise bad_request("this Hub speaks git's smart protocol only: use git 1.6.6 or later")
     slots: Slots = request.app.state.git_slots
-    with slots.one(_client(request, caller)):
+    with slots.hold(_client(request, caller)):
         process = await _started(request, "--http-backend-info-refs", path)
         try:
             blocks = [block async for block in _output(process, b"")]
@@ -112,7 +112,7 @@ async def git_upload_pack(repo_id: RepoId, request: Request, hub: TheHub, caller
         body = _unpacked(body)
     with ExitStack() as held:
         slots: Slots = request.app.state.git_slots
-        held.enter_context(slots.one(_client(request, caller)))
+        held.enter_context(slots.hold(_client(request, caller)))
         return _Pack(await _started(request, path), body, held.pop_all())
 
 

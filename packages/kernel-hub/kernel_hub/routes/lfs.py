@@ -10,10 +10,10 @@ from pydantic import Field
 from starlette.responses import JSONResponse
 
 from kernel_hub import names
-from kernel_hub.content import content_response
-from kernel_hub.git_objects import LargeFile, TreeEntry
-from kernel_hub.receive import Slots, blocks
+from kernel_hub.git.objects import LargeFile, TreeEntry
+from kernel_hub.http.receive import Slots, blocks
 from kernel_hub.refusals import bad_request
+from kernel_hub.routes.content import content_response
 from kernel_hub.routes.parameters import (
     Body,
     RepoId,
@@ -112,7 +112,7 @@ async def receive_large_file(
     caller = hub.check_signature("upload", repo_id, sha256, signed.size, signed.expires, signed.by, signed.signature)
     request.state.caller = caller.name
     slots: Slots = request.app.state.upload_slots
-    with slots.one(caller.name):
+    with slots.hold(caller.name):
         repository = await to_thread.run_sync(hub.to_write, repo_id, caller)
         with hub.allowances.claim(repo_id, signed.size), hub.large_files.receive(sha256, signed.size) as incoming:
             async for block in blocks(request):
@@ -149,7 +149,7 @@ def list_large_files(
     """
     repository = hub.to_read(repo_id, caller)
     caller.must_write(repo_id)
-    places = {found.large.sha256: found for found in repository.owned.located()}
+    places = {place.large.sha256: place for place in repository.owned.located()}
     listed = sorted(path for path in repository.owned.markers.iterdir() if path.name > cursor)
     if len(listed) > LARGE_FILES_PAGE:
         next_page(request, response, cursor=listed[LARGE_FILES_PAGE - 1].name)

@@ -22,10 +22,10 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.package.metadata import PackageMetadata
-from kernel_hub.git_objects import TreeEntry
-from kernel_hub.git_repository import GitRepository
+from kernel_hub.git.objects import TreeEntry
+from kernel_hub.git.repository import GitRepository
 from kernel_hub.refusals import Refusal, no_token
-from kernel_hub.repository_reader import card_source, version_branches
+from kernel_hub.repositories.reader import card_source, version_branches
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, base_url, timestamp
 
 router = APIRouter(include_in_schema=False)
@@ -63,14 +63,14 @@ class VariantRow:
 @router.get("/")
 def front_page(request: Request, hub: TheHub, caller: TheCaller, search: str = "", after: str = "") -> Response:
     """List the kernels that the caller may see."""
-    found = hub.index.page(caller.seen(), search=search, after=after, count=PAGE + 1)
+    kernels = hub.index.page(caller.seen(), search=search, after=after, count=PAGE + 1)
     return _page(
         request,
         "kernels.html",
-        kernels=[(item, item.versions.split(), timestamp(item.changed)[:10]) for item in found[:PAGE]],
+        kernels=[(item, item.versions.split(), timestamp(item.changed)[:10]) for item in kernels[:PAGE]],
         search=search,
         after=after,
-        more=urlencode({"search": search, "after": found[PAGE - 1].repo_id}) if len(found) > PAGE else "",
+        more=urlencode({"search": search, "after": kernels[PAGE - 1].repo_id}) if len(kernels) > PAGE else "",
         trusted=hub.settings.trusted,
         endpoint=base_url(request),
     )

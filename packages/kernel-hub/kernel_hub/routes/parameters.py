@@ -14,11 +14,11 @@ from fastapi import Depends, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from kernel_hub import names
+from kernel_hub.http.receive import segment
+from kernel_hub.http.turns import Turns, leave_turn
 from kernel_hub.hub_service import Hub
-from kernel_hub.receive import segment
 from kernel_hub.refusals import bad_request, no_token
 from kernel_hub.tokens import Caller
-from kernel_hub.turns import Turns, leave_turn
 
 _GIT_TYPES = {"application/x-git-upload-pack-request", "application/vnd.git-lfs+json"}
 

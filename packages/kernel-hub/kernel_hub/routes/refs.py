@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path
 from pydantic import Field
 
 from kernel_hub import names
-from kernel_hub.git_objects import Ref
+from kernel_hub.git.objects import Ref
 from kernel_hub.routes.parameters import Body, RepoId, Revision, TheCaller, TheHub, TheTurns
 
 router = APIRouter()
@@ -37,8 +37,8 @@ def list_refs(repo_id: RepoId, hub: TheHub, caller: TheCaller, include_prs: bool
     def listed(prefix: str) -> list[dict[str, str]]:
         return [_ref(ref) for ref in refs if ref.full.startswith(prefix)]
 
-    found = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
-    return {**found, "pullRequests": listed("refs/pr/")} if include_prs else found
+    answer = {"branches": listed("refs/heads/"), "tags": listed("refs/tags/"), "converts": []}
+    return {**answer, "pullRequests": listed("refs/pr/")} if include_prs else answer
 
 
 def _ref(ref: Ref) -> dict[str, str]:

@@ -162,12 +162,12 @@ def list_kernels(
     cursor: str = "",
 ) -> JSONResponse:
     """List the kernels that the caller may see; the header `Link` has the address of the next page."""
-    found = hub.index.page(caller.seen(), search=search, organization=author, after=cursor, count=limit + 1)
+    kernels = hub.index.page(caller.seen(), search=search, organization=author, after=cursor, count=limit + 1)
     answer = JSONResponse(
-        [_info(item.repo_id, item.commit, item.modified, bool(item.private)) for item in found[:limit]]
+        [_info(item.repo_id, item.commit, item.modified, bool(item.private)) for item in kernels[:limit]]
     )
-    if len(found) > limit:
-        next_page(request, answer, cursor=found[limit - 1].repo_id)
+    if len(kernels) > limit:
+        next_page(request, answer, cursor=kernels[limit - 1].repo_id)
     return answer
 
 

@@ -9,11 +9,11 @@ from urllib.parse import parse_qs
 from anyio import to_thread
 from fastapi import APIRouter, Query, Request, Response
 
-from kernel_hub.content import content_response
-from kernel_hub.git_objects import TreeEntry
-from kernel_hub.git_repository import GitRepository
-from kernel_hub.receive import parse_json
+from kernel_hub.git.objects import TreeEntry
+from kernel_hub.git.repository import GitRepository
+from kernel_hub.http.receive import parse_json
 from kernel_hub.refusals import bad_request, no_entry, too_large
+from kernel_hub.routes.content import content_response
 from kernel_hub.routes.parameters import EntryPath, RepoId, Revision, TheCaller, TheHub, next_page, timestamp
 
 router = APIRouter()
@@ -125,8 +125,8 @@ async def paths_info(
     def look() -> list[dict[str, Any]]:
         repository = hub.to_read(repo_id, caller)
         commit = repository.refs.resolve(revision)
-        found = [entry for path in paths if (entry := repository.trees.find(commit, path.rstrip("/"))) is not None]
-        return _expanded(repository, commit, found) if expand else [_item(entry) for entry in found]
+        entries = [entry for path in paths if (entry := repository.trees.find(commit, path.rstrip("/"))) is not None]
+        return _expanded(repository, commit, entries) if expand else [_item(entry) for entry in entries]
 
     return await to_thread.run_sync(look)
 

@@ -29,14 +29,14 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.responses import JSONResponse
 
 from kernel_hub import names
+from kernel_hub.http.receive import Slots, blocks, parse_json
 from kernel_hub.hub_service import Hub
-from kernel_hub.large_files import IncomingFile
-from kernel_hub.receive import Slots, blocks, parse_json
 from kernel_hub.refusals import bad_request, too_large, wrong_token
 from kernel_hub.routes.parameters import RepoId, TheCaller, TheHub, TheTurns, base_url, served_hub
+from kernel_hub.storage.large_files import IncomingFile
 from kernel_hub.tokens import Caller
-from kernel_hub.xet_format import XetFile, Xorb, read_shard
-from kernel_hub.xet_hashes import xorb_hash
+from kernel_hub.xet.format import XetFile, Xorb, read_shard
+from kernel_hub.xet.hashes import xorb_hash
 
 router = APIRouter()
 
@@ -140,9 +140,9 @@ async def receive_shard(upload: TheUpload, request: Request, hub: TheHub, turns:
 def _keep_xorb(hub: Hub, name: str, path: Path) -> None:
     claimed = name.rpartition("/")[2]
     with path.open("rb") as file:
-        found = xorb_hash(Xorb(claimed, file))
-    if found != claimed:
-        raise bad_request(f"the xorb's content has the hash {found}, not the announced {claimed}; nothing was stored")
+        actual = xorb_hash(Xorb(claimed, file))
+    if actual != claimed:
+        raise bad_request(f"the xorb's content has the hash {actual}, not the announced {claimed}; nothing was stored")
     if hub.xorbs.size(name) is None:
         hub.index.grow_xorbs(name.partition("/")[0], path.stat().st_size)
     hub.xorbs.put(path, name)
@@ -159,7 +159,7 @@ async def _received(request: Request, hub: Hub, repo_id: str, limit: int, what: 
     """Write the body to a complete and synced staging file, which is deleted with the context unless it was moved."""
     slots: Slots = request.app.state.upload_slots
     path = hub.xorbs.new()
-    with slots.one(request.state.caller), hub.allowances.claim(repo_id) as claim:
+    with slots.hold(request.state.caller), hub.allowances.claim(repo_id) as claim:
         try:
             with path.open("xb") as file:
                 received = 0

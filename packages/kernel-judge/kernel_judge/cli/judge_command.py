@@ -12,10 +12,11 @@ import click
 from kernel_builder.cli import torch_required
 from kernel_builder.errors import ConfigError
 from kernel_builder.progress import shown
-from kernel_judge.judge.verdict import Verdict
+from kernel_judge.judge.verdict import EXIT_STATUS, NOT_JUDGED, RIGHT, WRONG, Verdict
 
 _PATH = click.Path(path_type=Path)
 _PEERS = ("eager", "compile", "max-autotune")
+_COLOURS = {RIGHT: "green", WRONG: "red", NOT_JUDGED: "yellow"}
 
 
 def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -29,11 +30,10 @@ def _peers(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 
 def _print(verdict: Verdict) -> None:
-    right = verdict.is_right
-    click.secho(verdict.verdict, fg="green" if right else "red", bold=True, nl=False)
+    click.secho(verdict.verdict, fg=_COLOURS[verdict.verdict], bold=True, nl=False)
     click.echo(f": {verdict.task}, on {verdict.device}, sandbox {verdict.sandbox}, {verdict.seconds:.1f} s")
-    if not right:
-        click.echo(f"  {verdict.rejected_as}: {verdict.reason}")
+    if not verdict.is_right:
+        click.echo(f"  {f'{verdict.rejected_as}: ' if verdict.rejected_as else ''}{verdict.reason}")
         if verdict.failing_case:
             click.echo(f"  case: {json.dumps(verdict.failing_case)}")
     for name, speedup in verdict.speed.items():
@@ -83,7 +83,7 @@ def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
 
     The candidate runs in another process, in a sandbox without network, and gets inputs only. This process has the
     reference in float64, compares, and measures time by its own clock. The exit status is 0 if the candidate is right,
-    1 if it is wrong, and 2 if the task or the candidate cannot be read.
+    1 if it is wrong, 2 if the task or the candidate cannot be read, and 11 if this machine cannot judge the candidate.
 
     \b
     kernel-builder judge candidate.py --task KernelBench/level1/36_RMSNorm_.py
@@ -99,4 +99,4 @@ def judge(candidate: Path, task: Path, as_json: bool, **options: Any) -> None:
         click.echo(verdict.to_json())
     else:
         _print(verdict)
-    sys.exit(0 if verdict.is_right else 1)
+    sys.exit(EXIT_STATUS[verdict.verdict])

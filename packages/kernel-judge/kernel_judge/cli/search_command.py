@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from kernel_builder.cli import torch_required
-from kernel_builder.cli.shared_options import json_option, limit_option, minutes_option
+from kernel_builder.cli.shared_options import LIMIT, json_option, minutes_option
 from kernel_builder.progress import shown
-from kernel_judge.search.judge_process import JUDGE_COMMAND
 from kernel_judge.search.limited_process import Limits
+from kernel_judge.search.local_judge import JUDGE_COMMAND
 from kernel_judge.search.search_request import GIGABYTE, SearchRequest, parse_context
 
 _PATH = click.Path(path_type=Path)
@@ -74,13 +74,16 @@ def _contexts(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
 )
 @click.option("--ray", metavar="ADDRESS", help="Judge on the machines of this Ray cluster.")
 @minutes_option
-@limit_option("--memory", 16.0, "Gigabytes for each process of an agent.")
-@limit_option("--disk", 2.0, "Gigabytes for the files of one call of an agent.")
+@click.option("--memory", type=LIMIT, default=16.0, show_default=True, help="Gigabytes for each process of an agent.")
+@click.option(
+    "--disk", type=LIMIT, default=2.0, show_default=True, help="Gigabytes for the files of one call of an agent."
+)
 @json_option
 def search(
     task: Path,
     agents: tuple[str, ...],
     attempts: int | None,
+    skill: Path | None,
     run: Path | None,
     jobs: int | None,
     against: str | None,
@@ -106,6 +109,8 @@ def search(
     kernel-builder search task.py --agent 'codex exec -' --agent ./mine.sh --context none --context reference,profile
     kernel-builder report search-task
     """
+    from kernel_judge.skills.catalog import find_skill
+
     result = _search(
         SearchRequest(
             task=task,
@@ -114,6 +119,7 @@ def search(
             attempts=attempts or len(agents),
             jobs=jobs or os.cpu_count() or 1,
             judge=(*JUDGE_COMMAND, "--against", against) if against else JUDGE_COMMAND,
+            skill=skill or find_skill("cuda-kernels").directory,
             limits=Limits(minutes * 60, int(memory * GIGABYTE), int(disk * GIGABYTE)),
             **options,
         )

@@ -101,7 +101,7 @@ def add(name: str, force: bool, as_json: bool, **places: Any) -> None:
     skill = find_skill(name)
     results = install_skill(skill, _directories(**places), force=force)
     words = {"absent": "installed", "current": "unchanged", "outdated": "updated", "edited": "replaced"}
-    _report(name, [(str(one.path), words[one.state]) for one in results], as_json)
+    _report(name, [(str(there.path), words[there.state]) for there in results], as_json)
 
 
 @skills.command()
@@ -120,7 +120,9 @@ def remove(name: str, force: bool, as_json: bool, **places: Any) -> None:
 
     skill = find_skill(name)
     results = uninstall_skill(skill, _directories(**places), force=force)
-    _report(name, [(str(one.path), "not there" if one.state == ABSENT else "removed") for one in results], as_json)
+    _report(
+        name, [(str(there.path), "not there" if there.state == ABSENT else "removed") for there in results], as_json
+    )
 
 
 def _report(name: str, results: list[tuple[str, str]], as_json: bool) -> None:
@@ -144,11 +146,11 @@ def list_skills(as_json: bool) -> None:
             {"tool": tool, "scope": scope, "skill": skill.name, **there.as_dict()}
             for tool, scope, skill, there in places
         ]
-        listed = [{"name": one.name, "description": one.description, "tokens": one.tokens} for one in offered]
+        listed = [{"name": skill.name, "description": skill.description, "tokens": skill.tokens} for skill in offered]
         click.echo(json.dumps({"skills": listed, "installed": rows}, indent=2))
         return
-    for one in offered:
-        click.echo(f"{one.name} (at most {one.tokens} tokens): {one.description}")
+    for skill in offered:
+        click.echo(f"{skill.name} (at most {skill.tokens} tokens): {skill.description}")
     for tool, scope, skill, there in places:
         click.echo(f"  {skill.name}: {there.state}, {AGENT_TOOLS[tool].title}, {scope}: {there.path}")
 
@@ -199,9 +201,9 @@ def evaluate(
     taught = read_skill(Path(skill)) if Path(skill).is_dir() else find_skill(skill)
     template = _template(agent, run or Path(f"eval-{taught.name}"), minutes, jobs)
     with shown(sys.stderr) as progress:
-        found = measure_benefit(taught, find_tasks(tasks), tries, template, progress)
-    click.echo(json.dumps(found.as_dict()) if as_json else "\n".join(benefit_lines(found)))
-    if found.conclusion != HELPS:
+        benefit = measure_benefit(taught, find_tasks(tasks), tries, template, progress)
+    click.echo(json.dumps(benefit.as_dict()) if as_json else "\n".join(benefit_lines(benefit)))
+    if benefit.conclusion != HELPS:
         sys.exit(1)
 
 
@@ -261,13 +263,14 @@ def distil(
     template = _template(student or agent, work or source / f"distil-{target.resolve().name}", minutes, jobs)
     request = DistilRequest(source, target, agent, tuple(find_tasks(tasks)) if tasks else (), tries, template)
     with shown(sys.stderr) as progress:
-        found = write_and_evaluate(request, progress)
+        distilled = write_and_evaluate(request, progress)
     if as_json:
-        click.echo(json.dumps(found.as_dict()))
+        click.echo(json.dumps(distilled.as_dict()))
     else:
-        click.echo("\n".join(benefit_lines(found.benefit)))
+        click.echo("\n".join(benefit_lines(distilled.benefit)))
         if not tasks:
             click.echo("These are tries of the task that the skill was written from; --tasks names others.")
-        click.echo(f"Kept: {found.kept}" if found.kept else f"Not kept. What the agent wrote: {found.skill.directory}")
-    if not found.kept:
+        kept, written = distilled.kept, distilled.skill.directory
+        click.echo(f"Kept: {kept}" if kept else f"Not kept. What the agent wrote: {written}")
+    if not distilled.kept:
         sys.exit(1)

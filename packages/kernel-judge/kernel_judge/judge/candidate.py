@@ -59,12 +59,12 @@ class Candidate:
         """Return what its source makes a reader look at, in sentences."""
         files = [self.file, *self.path.rglob("*.py")] if self.is_project else [self.file]
         text = "\n".join(dict.fromkeys(path.read_text(encoding="utf-8", errors="replace") for path in files))
-        found = []
+        sentences = []
         if not self.is_project and not any(word in text for word in _KERNELS):
-            found.append("It has no kernel of its own: it calls only PyTorch's operations.")
+            sentences.append("It has no kernel of its own: it calls only PyTorch's operations.")
         if dtype == "float32" and (casts := [word for word in _CASTS if word in text]):
-            found.append(f"Its source names a lower precision: {', '.join(casts)}.")
-        return found
+            sentences.append(f"Its source names a lower precision: {', '.join(casts)}.")
+        return sentences
 
 
 def read_candidate(path: Path) -> Candidate:

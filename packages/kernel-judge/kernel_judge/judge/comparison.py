@@ -29,7 +29,7 @@ class Difference:
 
 
 def difference(
-    found: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
     eager: Sequence[torch.Tensor],
     exact: Sequence[torch.Tensor] | None,
     tolerance: float,
@@ -39,14 +39,14 @@ def difference(
     An element is right if |a - b| <= tolerance + tolerance |b|, where b is the float64 result, or eager's without one.
     Where eager itself is off by more, only the comparison of errors applies.
     """
-    for number, (one, plain) in enumerate(zip(found, eager, strict=True), 1):
+    for number, (result, plain) in enumerate(zip(results, eager, strict=True), 1):
         which = "the result" if len(eager) == 1 else f"result {number}"
         expected = exact[number - 1] if exact else plain
         if not plain.is_floating_point():
-            wrong = (one != plain) & (plain == expected)
-            kind, a, b = "wrong-result", one.double(), plain.double()
+            wrong = (result != plain) & (plain == expected)
+            kind, a, b = "wrong-result", result.double(), plain.double()
         else:
-            a, b = one.double(), expected.double()
+            a, b = result.double(), expected.double()
             excused = _outside(plain.double(), b, tolerance)
             wrong = _outside(a, b, tolerance) & ~excused
             kind = "not-finite" if bool((wrong & ~a.isfinite() & b.isfinite()).any()) else "wrong-result"
@@ -90,24 +90,26 @@ class ErrorRule:
         self._candidate: list[Deviation] = []
         self._rounding: list[Deviation] = []
 
-    def add(self, found: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> None:
+    def add(
+        self, results: Sequence[torch.Tensor], eager: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]
+    ) -> None:
         """Note the errors on one input."""
-        self._candidate = _largest(self._candidate, [_deviation(*pair) for pair in zip(found, exact, strict=True)])
-        self._rounding = [_rounding(one.dtype) for one in found]
+        self._candidate = _largest(self._candidate, [_deviation(*pair) for pair in zip(results, exact, strict=True)])
+        self._rounding = [_rounding(result.dtype) for result in results]
         self.worst = _largest(self.worst, [_deviation(*pair) for pair in zip(eager, exact, strict=True)])
 
     def fault(self) -> str | None:
         """Return why the candidate is less accurate than eager, or None."""
         return fault(self._candidate, _largest(self.worst, self._rounding), ALLOWED_PEERS)
 
-    def agree(self, found: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> bool:
+    def agree(self, results: Sequence[torch.Tensor], eager: Sequence[torch.Tensor]) -> bool:
         """Return whether results agree with eager's, without float64, within the errors that were noted."""
-        for number, (one, plain) in enumerate(zip(found, eager, strict=True)):
+        for number, (result, plain) in enumerate(zip(results, eager, strict=True)):
             if not plain.is_floating_point():
-                if not torch.equal(one, plain) and not self.worst:
+                if not torch.equal(result, plain) and not self.worst:
                     return False
                 continue
-            a, b = one.double(), plain.double()
+            a, b = result.double(), plain.double()
             if not self.worst:
                 if bool(_outside(a, b, self._tolerance).any()):
                     return False
@@ -145,7 +147,7 @@ def _deviation(result: torch.Tensor, exact: torch.Tensor) -> Deviation:
     return deviation(result, exact)
 
 
-def _largest(one: Sequence[Deviation], other: Sequence[Deviation]) -> list[Deviation]:
-    if not one:
+def _largest(worst: Sequence[Deviation], other: Sequence[Deviation]) -> list[Deviation]:
+    if not worst:
         return list(other)
-    return [Deviation(max(a.relative, b.relative), max(a.ulps, b.ulps)) for a, b in zip(one, other, strict=True)]
+    return [Deviation(max(a.relative, b.relative), max(a.ulps, b.ulps)) for a, b in zip(worst, other, strict=True)]

@@ -18,7 +18,7 @@ from kernel_builder.progress import Progress
 from kernel_judge.judge.peers import COMPILE, Peers
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.task import read_task
-from kernel_judge.judge.worker import WorkerProcess
+from kernel_judge.judge.worker_process import WorkerProcess
 
 _PROBLEM = """
 import torch
@@ -41,7 +41,7 @@ _SECONDS = 180.0
 _OF_THE_MODEL = ("*.lock", "locks", "*.py", "fxgraph", "aotautograd")
 
 
-def found(root: Path) -> Path | None:
+def existing(root: Path) -> Path | None:
     """Return the directory for this version of Torch in the builder's cache, or None."""
     directory = _directory(root)
     return directory if directory.is_dir() else None

@@ -22,12 +22,12 @@ class ResultError(Exception):
         self.kind = kind
 
 
-def without_tensors(value: Any, found: list[torch.Tensor]) -> Any:
+def without_tensors(value: Any, tensors: list[torch.Tensor]) -> Any:
     """Return nested arguments with a placeholder for each tensor, and append the tensors to `found`."""
     if isinstance(value, torch.Tensor):
-        found.append(value)
-        return Placeholder(len(found) - 1)
-    return _mapped(value, lambda item: without_tensors(item, found))
+        tensors.append(value)
+        return Placeholder(len(tensors) - 1)
+    return _mapped(value, lambda item: without_tensors(item, tensors))
 
 
 def with_tensors(value: Any, tensors: Sequence[torch.Tensor]) -> Any:
@@ -81,12 +81,15 @@ def evaluate(
     if missing := [name for name in parameters if name not in named]:
         raise ResultError("missing-parameter", f"it has no parameter {missing[0]!r}, which the reference has")
     leaves += [named[name] for name in parameters]
-    found = results(model(*arguments))
-    differentiable = [(one, grad) for one, grad in zip(found, grads, strict=False) if one.requires_grad]
+    outputs = results(model(*arguments))
+    differentiable = [(output, grad) for output, grad in zip(outputs, grads, strict=False) if output.requires_grad]
     if leaves and not differentiable:
         raise ResultError("no-gradient", "its results do not require a gradient, though the task has a backward pass")
     gradients = torch.autograd.grad(
-        [one for one, _ in differentiable], leaves, [grad for _, grad in differentiable], allow_unused=True
+        [output for output, _ in differentiable], leaves, [grad for _, grad in differentiable], allow_unused=True
     )
-    filled = [torch.zeros_like(leaf) if one is None else one for leaf, one in zip(leaves, gradients, strict=True)]
-    return [one.detach() for one in found] + filled
+    filled = [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    ]
+    return [output.detach() for output in outputs] + filled

@@ -12,7 +12,7 @@ import torch
 from kernel_builder.measure.poison import POISON
 from kernel_judge.judge.comparison import Difference, ErrorRule, difference
 from kernel_judge.judge.reference import Arguments, Reference, Tensors
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 _LATE_SECONDS = 0.3  # for a thread that writes a result late, to name the failure
 _REPEATED = 10  # every tenth input is given twice
@@ -81,11 +81,11 @@ class Examination:
 
     def _one(self, number: int, given: Arguments, case: dict[str, Any], *, repeat: bool) -> None:
         # The candidate comes first: there is no result of the reference for these inputs that it could find.
-        found = self._called(number, given, case)
-        again = self._called(number, given, case) if repeat else found
+        first = self._called(number, given, case)
+        again = self._called(number, given, case) if repeat else first
         reference = self._references[number]
         eager, exact = reference.eager(given), reference.exact(given)
-        for results in (again, found) if repeat else (found,):
+        for results in (again, first) if repeat else (first,):
             if wrong := difference(results, eager, exact, self._tolerance):
                 if results is again and self._is_late(number, eager, exact):
                     raise RejectedError(
@@ -97,11 +97,11 @@ class Examination:
                 raise self._named(wrong, number, results, case)
         if number not in self._before:
             self._check_layout(number, case)
-        if repeat and not all(map(torch.equal, found, again)):
+        if repeat and not all(map(torch.equal, first, again)):
             sentence = "Its results for equal inputs differ, within the tolerance."
             self.suspicious += [sentence] if sentence not in self.suspicious else []
         if exact is not None:
-            self.rules[number].add(found, eager, exact)
+            self.rules[number].add(first, eager, exact)
         self._before[number] = eager
 
     def _called(self, number: int, given: Arguments, case: dict[str, Any]) -> Tensors:
@@ -113,12 +113,12 @@ class Examination:
         synchronize(reference.device)
         worker.ask("call", number, call[0], slots[0], given.seed, sizes, seconds=self._seconds)
         worker.stop()
-        found = [worker.outputs.tensor(slot).clone() for slot in slots[0]]
+        copies = [worker.outputs.tensor(slot).clone() for slot in slots[0]]
         changed = not reference.mutates and not torch.equal(before, worker.inputs.raw(worker.inputs.end))
         worker.go_on()
         if changed:
             raise RejectedError("input-changed", "it changes its inputs; write results to memory of their own", case)
-        return found
+        return copies
 
     def _check_layout(self, number: int, case: dict[str, Any]) -> None:
         answer = self._worker.ask("layout", seconds=self._seconds)
@@ -134,11 +134,11 @@ class Examination:
                 text = f"a result of shape {list(shape)} has strides {stride}, so that elements share memory"
                 raise RejectedError("wrong-strides", f"{text}; allocate all of it", case)
 
-    def _named(self, wrong: Difference, number: int, found: Tensors, case: dict[str, Any]) -> RejectedError:
+    def _named(self, wrong: Difference, number: int, results: Tensors, case: dict[str, Any]) -> RejectedError:
         """Return the rejection, by the name of what happened."""
         case = case | wrong.facts
         stale = self._before.get(number)
-        if stale and all(torch.allclose(a, b, 1e-3, 1e-5) for a, b in zip(found, stale, strict=True)):
+        if stale and all(torch.allclose(a, b, 1e-3, 1e-5) for a, b in zip(results, stale, strict=True)):
             return RejectedError("stale-result", "it returns the result of an earlier call with other values", case)
         return RejectedError(wrong.kind, f"{wrong.text}, for inputs of the shapes {case['shapes']}", case)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import secrets
 import tempfile
 import time
@@ -16,7 +17,14 @@ import torch
 
 from kernel_builder import sandbox
 from kernel_builder.cache_directory import default_cache
-from kernel_builder.errors import BuildError, ConfigError, KernelBuilderError, MeasureError
+from kernel_builder.errors import (
+    BuildError,
+    ConfigError,
+    KernelBuilderError,
+    MeasureError,
+    ToolchainError,
+    VariantError,
+)
 from kernel_builder.progress import Progress, Silent
 from kernel_judge.judge import compiler_cache
 from kernel_judge.judge.candidate import MODEL, Candidate, read_candidate
@@ -27,8 +35,8 @@ from kernel_judge.judge.scaling import affordable, fitted, unseen
 from kernel_judge.judge.speed import measure_speed
 from kernel_judge.judge.speed_report import SpeedReport
 from kernel_judge.judge.task import Task, read_task
-from kernel_judge.judge.verdict import RIGHT, WRONG, Verdict
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.verdict import NOT_JUDGED, RIGHT, WRONG, Verdict
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 PEERS = ("eager", *COMPILED)
 _ARENA_BYTES = 3 << 30  # of a GPU, or this share of its memory if that is less
@@ -38,7 +46,15 @@ _START_SECONDS = 120.0
 # On a CPU, so that a verdict takes less than 20 seconds: after how many peers that still compile are left out, and
 # after how many timing ends.
 _CPU_SECONDS, _TIMED_SECONDS = 12.5, 17.0
+# What Torch, Triton and the client for kernels say where code for a GPU meets a machine without one.
+_NEEDS_GPU = re.compile(
+    r"NVIDIA driver|not compiled with CUDA|No CUDA GPUs|\b0 active drivers|Invalid backend 'cuda'|selected backend \(cu"
+)
 _SILENT = Silent()
+
+
+class _CannotJudgeError(Exception):
+    """This machine cannot build or run the candidate, which may be right."""
 
 
 @dataclass(frozen=True)
@@ -86,16 +102,20 @@ def judge(request: JudgeRequest, progress: Progress = _SILENT) -> Verdict:
     choice = random.Random(secrets.randbits(64) if request.seed is None else request.seed)
     trial = _Trial(request, task, candidate, device, choice, progress)
     rejected: RejectedError | None = None
-    speed = SpeedReport()
+    word, reason, speed = RIGHT, "", SpeedReport()
     try:
         speed = trial.run()
+    except _CannotJudgeError as error:
+        word, reason = NOT_JUDGED, str(error)
     except RejectedError as error:
-        rejected = error
+        word, reason, rejected = WRONG, str(error), error
     except WorkerFailure as failure:
-        rejected = RejectedError(failure.kind, str(failure))
+        word, reason, rejected = WRONG, str(failure), RejectedError(failure.kind, str(failure))
+    if rejected and rejected.kind == "raised" and not torch.cuda.is_available() and _NEEDS_GPU.search(reason):
+        word, reason, rejected = NOT_JUDGED, f"it needs a GPU, and Torch finds none: {reason}", None
     return Verdict(
-        verdict=WRONG if rejected else RIGHT,
-        reason=str(rejected) if rejected else "",
+        verdict=word,
+        reason=reason,
         rejected_as=rejected.kind if rejected else None,
         failing_case=rejected.case if rejected else None,
         task=task.name,
@@ -137,11 +157,12 @@ class _Trial:
         Raises:
             RejectedError: If the candidate is wrong.
             WorkerFailure: If its process fails.
+            _CannotJudgeError: If this machine cannot build it.
         """
         request, device = self._request, self._device
         with ExitStack() as stack:
             if device == "cpu":
-                self._lent = compiler_cache.found(default_cache())
+                self._lent = compiler_cache.existing(default_cache())
             if device == "cpu" and not self._lent and request.rounds and set(request.peers) & set(COMPILED):
                 self._lent = compiler_cache.prepared(default_cache(), lambda: self._worker([]), self._progress)
                 self._started = time.monotonic()
@@ -161,10 +182,10 @@ class _Trial:
                     where=f"sandbox {self.sandbox}",
                     hint="choose another with --sandbox",
                 ) from failure
-            worker.start("load", str(file), MODEL)
+            worker.start("load", str(file), MODEL, self._candidate.is_project)
             worker.wait(request.build_seconds)
             for number, reference in enumerate(references):
-                _send_model(worker, number, reference, request.build_seconds)
+                worker.ask("model", number, *reference.model_arguments(), seconds=request.build_seconds)
             examination = Examination(worker, references, self._task.settings.tolerance, request.call_seconds)
             inputs = affordable(request.inputs, references[0].seconds, device)
             if inputs < request.inputs:
@@ -194,7 +215,10 @@ class _Trial:
         except KernelBuilderError as error:
             output = error.output.strip()[-1500:] if isinstance(error, BuildError) else ""
             text = f"{error}{f' ({error.hint})' if error.hint else ''}{f': {output}' if output else ''}"
-            raise RejectedError("build-failed", text.replace(str(directory), "")) from error
+            text = text.replace(str(directory), "")
+            if isinstance(error, (ToolchainError, VariantError)):
+                raise _CannotJudgeError(f"this machine cannot build it for {self._device}: {text}") from error
+            raise RejectedError("build-failed", text) from error
 
     def _worker(self, readable: Sequence[Path]) -> WorkerProcess:
         return WorkerProcess(
@@ -214,35 +238,21 @@ class _Trial:
         others = unseen(self._task, sizes, _UNSEEN, self._choice)
         given = [{**sizes, **shape} for shape in settings.shapes]
         seed = self._choice.getrandbits(48)
-        found = [
-            Reference(self._task, one, dtypes[number % len(dtypes)] if number else dtypes[0], self._device, seed)
-            for number, one in enumerate([sizes, *given, *others])
+        references = [
+            Reference(self._task, changed, dtypes[number % len(dtypes)] if number else dtypes[0], self._device, seed)
+            for number, changed in enumerate([sizes, *given, *others])
         ]
-        known = {(str(one.sizes), one.dtype) for one in found}
-        found += [
+        known = {(str(reference.sizes), reference.dtype) for reference in references}
+        references += [
             Reference(self._task, sizes, dtype, self._device, seed)
             for dtype in dtypes
             if (str(sizes), dtype) not in known
         ]
         if not others and not given:
             self.suspicious.append("The task has no sizes that can be changed: only one shape was checked.")
-        if not found[0].has_exact:
+        if not references[0].has_exact:
             self.suspicious.append("The reference cannot be computed in float64: results were compared with eager's.")
-        return found
-
-
-def _send_model(worker: WorkerProcess, number: int, reference: Reference, seconds: float, mode: str = "eager") -> None:
-    worker.ask(
-        "model",
-        number,
-        reference.init,
-        reference.state,
-        reference.dtype,
-        reference.seed,
-        mode,
-        reference.parameters,
-        seconds=seconds,
-    )
+        return references
 
 
 def _device(task: Task, wanted: str | None) -> str:

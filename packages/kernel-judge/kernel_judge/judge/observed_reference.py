@@ -58,7 +58,7 @@ def _save_code(task: Path, directory: Path) -> None:
         log = Path(scratch, "log")
         # An empty cache: code that is taken from a cache is not logged.
         settings = {"TORCH_LOGS": "output_code", "TORCH_LOGS_OUT": str(log), "TORCHINDUCTOR_CACHE_DIR": scratch}
-        if prepared := compiler_cache.found(default_cache()):
+        if prepared := compiler_cache.existing(default_cache()):
             shutil.copytree(prepared, scratch, copy_function=os.symlink, dirs_exist_ok=True)
         subprocess.run(script, env={**os.environ, **settings}, check=True)
         lines = [line.partition(_LOG_MARK)[2] for line in log.read_text(encoding="utf-8").splitlines()]

@@ -12,7 +12,7 @@ from kernel_builder.progress import Progress
 from kernel_judge.judge.examination import place, synchronize
 from kernel_judge.judge.reference import Reference
 from kernel_judge.judge.task import Task
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 EAGER, COMPILE = "eager", "compile"
 COMPILED = (COMPILE, "max-autotune")
@@ -49,13 +49,13 @@ class Peers:
                 source.write_text(task.source_with(references[0].sizes), encoding="utf-8")
                 worker.start("open", worker.inputs.handle, worker.outputs.handle)
                 worker.start("load", str(source), "Model")
-                for number, one in enumerate(references):
-                    worker.start("model", number, one.init, one.state, one.dtype, one.seed, mode, one.parameters)
-                for number, one in enumerate(references):
-                    given = one.arguments(one.seed)
-                    calls, slots = place(worker, one, [given], append=number > 0)
-                    synchronize(one.device)
-                    worker.start("call", number, calls[0], slots[0], one.seed, None)
+                for number, reference in enumerate(references):
+                    worker.start("model", number, *reference.model_arguments(mode))
+                for number, reference in enumerate(references):
+                    given = reference.arguments(reference.seed)
+                    calls, slots = place(worker, reference, [given], append=number > 0)
+                    synchronize(reference.device)
+                    worker.start("call", number, calls[0], slots[0], reference.seed, None)
                 self._waiting[mode] = 3 + 2 * len(references)
             self._stack = opened.pop_all()
 

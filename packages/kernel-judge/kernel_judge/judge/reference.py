@@ -130,15 +130,15 @@ class Reference:
         tensors = [tensor.clone() for tensor in given.tensors]
         try:
             with torch.no_grad():
-                found = evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())
+                outputs = evaluate(self._model, with_tensors(given.skeleton, tensors), None, ())
         except ResultError as error:
             raise ConfigError(f"the reference cannot be judged: {error}", where=self._problem.__file__) from error
         self.mutates = not all(map(_same, tensors, given.tensors))
-        self._backward, self._forward = backward, len(found)
-        self.results = [(tuple(one.shape), one.dtype) for one in found]
+        self._backward, self._forward = backward, len(outputs)
+        self.results = [(tuple(output.shape), output.dtype) for output in outputs]
         given = self.arguments(self.seed)
         expected = self.eager(given)
-        self.results = [(tuple(one.shape), one.dtype) for one in expected]
+        self.results = [(tuple(result.shape), result.dtype) for result in expected]
         self.seconds = min(self._seconds(given) for _ in range(3))
         self.has_exact = True
         try:
@@ -162,6 +162,10 @@ class Reference:
         if self.device != "cpu":
             torch.cuda.synchronize()
 
+    def model_arguments(self, mode: str = "eager") -> tuple[Any, ...]:
+        """Return what the worker's command "model" takes after the number; `mode` is that of a peer."""
+        return self.init, self.state, self.dtype, self.seed, mode, self.parameters
+
     def moved(self, given: Arguments) -> int:
         """Return the bytes that a call must read and write: inputs, parameters and results."""
         tensors = [*given.tensors, *(given.grads or ()), *self.state.values()]
@@ -169,18 +173,18 @@ class Reference:
         return size(tensors) + written
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one, other) or torch.equal(one.isnan(), other.isnan())
+def _same(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(tensor, other) or torch.equal(tensor.isnan(), other.isnan())
 
 
-def _close(one: torch.Tensor, exact: torch.Tensor) -> bool:
+def _close(eager: torch.Tensor, exact: torch.Tensor) -> bool:
     """Return whether float64 computes the same thing as eager: random masks, for example, may depend on the dtype.
 
     The whole tensors are compared, since sums of many 16-bit numbers may be far off at some elements.
     """
-    if one.shape != exact.shape:
+    if eager.shape != exact.shape:
         return False
-    wide, exact = one.double(), exact.double()
+    wide, exact = eager.double(), exact.double()
     difference = torch.where((wide == exact) | (wide.isnan() & exact.isnan()), 0.0, wide - exact)
     size = exact[exact.isfinite()].norm() + math.sqrt(exact.numel())
     return bool(difference.norm() <= 0.1 * size)

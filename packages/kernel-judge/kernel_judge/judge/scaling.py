@@ -72,15 +72,15 @@ def unseen(task: Task, sizes: Sizes, number: int, choice: random.Random) -> list
         for name, value in sizes.items()
         if _largest(value) >= _SMALLEST and _changes(task, sizes, name, free=False)
     ]
-    found: list[dict[str, Any]] = []
+    chosen: list[dict[str, Any]] = []
     for _ in range(_TRIES if names else 0):
         some = choice.sample(names, choice.randint(1, len(names)))
         other = {name: _smaller(value, choice) if name in some else value for name, value in sizes.items()}
-        if other != sizes and other not in found and _bytes(task, other) is not None:
-            found.append(other)
-        if len(found) == number:
+        if other != sizes and other not in chosen and _bytes(task, other) is not None:
+            chosen.append(other)
+        if len(chosen) == number:
             break
-    return found
+    return chosen
 
 
 def _smaller(value: Any, choice: random.Random) -> Any:

@@ -22,7 +22,7 @@ from kernel_judge.judge.examination import Examination, RejectedError, describe,
 from kernel_judge.judge.peers import EAGER, Peers
 from kernel_judge.judge.reference import Arguments, Reference
 from kernel_judge.judge.speed_report import CANDIDATE, SpeedReport, TimedShape, report_speed
-from kernel_judge.judge.worker import WorkerFailure, WorkerProcess
+from kernel_judge.judge.worker_process import WorkerFailure, WorkerProcess
 
 _RUN_SECONDS = 20e-3
 _SHORT, _LONGEST = 0.5, 5.0  # times that: too short; the longest of eager, for a faster candidate's run to be as long
@@ -148,7 +148,7 @@ class _Race:
                     samples.append(taken[name])
         self._copying = _Taken(*map(min, zip(*copying, strict=True)))
         overhead = self._copying.seconds
-        each = {name: [_net(one, overhead) / self._calls for one in taken] for name, taken in runs.items()}
+        each = {name: [_net(run, overhead) / self._calls for run in taken] for name, taken in runs.items()}
         return TimedShape(self._reference, self._given, self._calls, each)
 
     def _lengthen(self) -> None:
@@ -201,7 +201,7 @@ class _Race:
         # The start of a run, on a busy machine, is not part of the work that could be skipped.
         start, most = _START[self._device], max(self._calls, min(self._room(), _MOST_CALLS))
         count = min(max(self._calls, _LEAST_EQUAL), most)
-        overhead = _Taken(*(one / self._calls for one in self._copying))
+        overhead = _Taken(*(total / self._calls for total in self._copying))
         while count < most:
             least = min(self._run(name, self._new_calls(count)).seconds for _ in range(2))
             if _net(least, overhead.seconds * count) >= _LONG_RUN[self._device] * start:
@@ -240,21 +240,21 @@ class _Race:
         if before is not None:
             # In an order that the candidate cannot foresee, for it may still write to a GPU's memory.
             order = self._choice.sample(range(len(slots)), len(slots))
-            found = {one: [worker.outputs.tensor(slot).clone() for slot in slots[one]] for one in order}
-            self._found = [found[one] for one in range(len(slots))]
+            copies = {call: [worker.outputs.tensor(slot).clone() for slot in slots[call]] for call in order}
+            self._results = [copies[call] for call in range(len(slots))]
             if not self._reference.mutates and not torch.equal(before, worker.inputs.raw(worker.inputs.end)):
                 raise RejectedError(
                     "input-changed", "it changes its inputs when it is timed", describe(self._reference, calls[0])
                 )
             self._reported.append((taken.seconds, reported_seconds(reported)))
         elif name == EAGER:
-            self._expected = [[worker.outputs.tensor(slot) for slot in one] for one in slots]
+            self._expected = [[worker.outputs.tensor(slot) for slot in call] for call in slots]
         return taken
 
     def _compare(self, calls: Sequence[Arguments]) -> None:
         """Compare what the candidate has returned when it was timed with what eager has."""
-        for given, found, expected in zip(calls, self._found, self._expected, strict=True):
-            if not self._rule.agree(found, expected):
+        for given, results, expected in zip(calls, self._results, self._expected, strict=True):
+            if not self._rule.agree(results, expected):
                 raise RejectedError(
                     "wrong-when-timed",
                     "a result of its timed calls is wrong, though the same shapes were right before: results must not "

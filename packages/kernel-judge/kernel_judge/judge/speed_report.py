@@ -11,7 +11,6 @@ import torch
 
 from kernel_builder.measure.case import copies
 from kernel_builder.measure.estimates import Estimate, estimate
-from kernel_builder.measure.results import geometric_mean
 from kernel_builder.measure.timing import Clock, clock, sets_needed
 from kernel_judge.judge.examination import describe
 from kernel_judge.judge.peers import EAGER
@@ -54,8 +53,8 @@ def report_speed(shapes: Sequence[TimedShape], timer: Clock) -> SpeedReport:
         ours = shape.seconds[CANDIDATE]
         for name, taken in shape.seconds.items():
             if name != CANDIDATE:
-                found = estimate([peer / one for peer, one in zip(taken, ours, strict=True)])
-                ratios.setdefault(name, []).append(found)
+                ratio = estimate([peer / own for peer, own in zip(taken, ours, strict=True)])
+                ratios.setdefault(name, []).append(ratio)
         milliseconds = {name: _short(statistics.median(taken) * 1e3) for name, taken in shape.seconds.items()}
         moved = shape.reference.moved(shape.given)
         shares.append(_copy_seconds(moved, shape.reference.device, timer) / statistics.median(ours))
@@ -65,9 +64,9 @@ def report_speed(shapes: Sequence[TimedShape], timer: Clock) -> SpeedReport:
         report.cases.append({**case, "bytes": moved, "calls": shape.calls, "milliseconds": milliseconds})
     for name, each in ratios.items():
         columns = zip(*each, strict=True)
-        report.speed[name] = Speedup(*(_short(geometric_mean(column)) for column in columns))
-    report.share_of_copy_speed = _short(geometric_mean(shares))
-    report.share_of_peak = _short(geometric_mean(peaks)) if len(peaks) == len(shapes) else None
+        report.speed[name] = Speedup(*(_short(statistics.geometric_mean(column)) for column in columns))
+    report.share_of_copy_speed = _short(statistics.geometric_mean(shares))
+    report.share_of_peak = _short(statistics.geometric_mean(peaks)) if len(peaks) == len(shapes) else None
     if report.share_of_copy_speed > _BEYOND_COPIES:
         report.suspicious.append(
             f"It is {report.share_of_copy_speed:.3g} times as fast as a copy of its inputs, parameters and results: it "
@@ -79,9 +78,9 @@ def report_speed(shapes: Sequence[TimedShape], timer: Clock) -> SpeedReport:
             f"Its speed is uncertain, {low:.3g} to {high:.3g} times eager's: other work may have kept the machine "
             "busy. Judge it again."
         )
-    medians = [one.median for one in ratios[EAGER]]
+    medians = [ratio.median for ratio in ratios[EAGER]]
     if max(medians) > _SPREAD * min(medians):
-        named = ", ".join(f"{one:.3g}" for one in medians)
+        named = ", ".join(f"{median:.3g}" for median in medians)
         report.suspicious.append(
             f"Its speed depends on the shape: it is {named} times as fast as eager at the shapes timed."
         )
@@ -107,10 +106,10 @@ def _share_of_peak(shape: TimedShape, seconds: float) -> float | None:
         return None
     size = 1024 if shape.reference.device == "cpu" else 8192
     dtype = getattr(torch, shape.reference.dtype or "float32")
-    one = torch.randn(size, size, device=shape.reference.device).to(dtype)
+    matrix = torch.randn(size, size, device=shape.reference.device).to(dtype)
     timer = clock(shape.reference.device)
     with timer.context():
-        run, _ = timer.series([lambda: one @ one])
+        run, _ = timer.series([lambda: matrix @ matrix])
         peak = 2 * size**3 / min(run() for _ in range(3))
     return _short(operations / seconds / peak)
 

@@ -70,16 +70,16 @@ class Task:
 
     def sizes(self) -> dict[str, Any]:
         """Return the sizes of the file: integers, and tuples of integers, that its top level assigns once."""
-        found: dict[str, Any] = {}
+        sizes: dict[str, Any] = {}
         seen: set[str] = set()
         for name, value in _assignments(_parsed(self.source)):
             constant = _constant(value)
             if name in seen:
-                found.pop(name, None)
+                sizes.pop(name, None)
             elif constant is not None:
-                found[name] = constant
+                sizes[name] = constant
             seen.add(name)
-        return found
+        return sizes
 
     def source_with(self, sizes: Sizes) -> str:
         """Return the content of the problem file with other sizes."""
@@ -185,8 +185,8 @@ def _problem_file(directory: Path) -> Path:
 
 
 def _settings(text: str, path: Path) -> TaskSettings:
-    found: TaskSettings = _SETTINGS(toml_file.parse(text, str(path)), TomlPlace(str(path)))
-    return found
+    settings: TaskSettings = _SETTINGS(toml_file.parse(text, str(path)), TomlPlace(str(path)))
+    return settings
 
 
 def _size(value: Any, place: TomlPlace) -> Any:
@@ -221,7 +221,7 @@ _SETTINGS = table(
 def _parsed(source: str) -> ast.Module:
     """Parse a problem, with `a, b = 1, 2` and `a = b = 1` as assignments of one name each."""
     tree = ast.parse(source)
-    tree.body = [one for statement in tree.body for one in _split(statement)]
+    tree.body = [part for statement in tree.body for part in _split(statement)]
     return ast.fix_missing_locations(tree)
 
 
@@ -257,9 +257,9 @@ def _constant(value: ast.expr) -> Any:
     if any(isinstance(node, (ast.Name, ast.Call, ast.Lambda)) for node in ast.walk(value)):
         return None
     try:
-        found = eval(compile(ast.Expression(value), "size", "eval"), {"__builtins__": {}})
+        constant = eval(compile(ast.Expression(value), "size", "eval"), {"__builtins__": {}})
     except Exception:
         return None
-    if isinstance(found, tuple) and found and all(type(item) is int for item in found):
-        return found
-    return found if type(found) is int else None
+    if isinstance(constant, tuple) and constant and all(type(item) is int for item in constant):
+        return constant
+    return constant if type(constant) is int else None

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 from kernel_builder.errors import ConfigError
 
-RIGHT, WRONG = "right", "wrong"
+RIGHT, WRONG, NOT_JUDGED = "right", "wrong", "not judged"
+EXIT_STATUS = {RIGHT: 0, WRONG: 1, NOT_JUDGED: 11}  # of `judge`; errors of the builder have those between
 
 
 class Speedup(NamedTuple):
@@ -25,9 +26,9 @@ class Verdict:
     """Whether a candidate computes what its task asks for, and how fast. In JSON, keys have dashes for underscores.
 
     Attributes:
-        verdict: "right" or "wrong".
-        reason: Why it is wrong, in one or two sentences that say what to change; empty if it is right.
-        rejected_as: The kind of failure, such as "wrong-result" or "input-changed"; None if it is right.
+        verdict: "right", "wrong", or "not judged" if this machine cannot build or run the candidate.
+        reason: Why it is not right, in one or two sentences that say what to change; empty if it is right.
+        rejected_as: The kind of failure, such as "wrong-result" or "input-changed"; None unless it is wrong.
         failing_case: Of the first wrong case: "shapes", "dtypes", "seed", and what was found; None if there is none.
         task: The name of the task.
         task_digest: SHA-256 of the task's files, in hexadecimal.
@@ -65,7 +66,7 @@ class Verdict:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the verdict as `judge --json` prints it."""
-        values = {one.name.replace("_", "-"): getattr(self, one.name) for one in fields(self)}
+        values = {field.name.replace("_", "-"): getattr(self, field.name) for field in fields(self)}
         values["speed"] = {name: speedup._asdict() for name, speedup in self.speed.items()}
         return values | {"suspicious": list(self.suspicious), "cases": list(self.cases)}
 
@@ -82,10 +83,12 @@ class Verdict:
         """
         try:
             values = {name.replace("-", "_"): value for name, value in json.loads(text).items()}
-            values["speed"] = {name: Speedup(**one) for name, one in values["speed"].items()}
-            found = Verdict(**values)
+            values["speed"] = {name: Speedup(**speedup) for name, speedup in values["speed"].items()}
+            verdict = Verdict(**values)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(f"is not a verdict of `kernel-builder judge --json`: {error}", where=text[:80]) from error
-        if found.verdict not in (RIGHT, WRONG):
-            raise ConfigError(f"{found.verdict!r} is not a verdict; expected right or wrong", where=text[:80])
-        return found
+        if verdict.verdict not in EXIT_STATUS:
+            raise ConfigError(
+                f"{verdict.verdict!r} is not a verdict; expected {', '.join(EXIT_STATUS)}", where=text[:80]
+            )
+        return verdict

@@ -1,290 +1,314 @@
-"""The judge's side of a worker: starts the process, sends commands, and waits for answers with its own clock."""
+"""The process that runs a candidate or a peer: `python -m kernel_judge.judge.worker SETTINGS`.
+
+It confines itself, imports the candidate, and answers commands of the judge. It never has a result of the reference,
+and the judge believes nothing that it says except that it failed: results are read from shared memory, and time is
+the judge's.
+"""
 
 from __future__ import annotations
 
-import ctypes
+import functools
+import importlib.util
 import json
 import os
 import pickle
-import secrets
-import signal
 import socket
-import subprocess
+import struct
 import sys
-import tempfile
 import time
-from collections import deque
-from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, suppress
+import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-import kernel_builder
-import kernel_judge
-from kernel_builder import sandbox
-from kernel_judge.judge.arena import Arena
-from kernel_judge.judge.worker_process import receive, send
+from kernel_builder.confine import confine
 
-_LONGEST_ANSWER = 1 << 20
-_LONGEST_WORDS = 1500
-_USER = "judge"
-_MOST_WALKS = 100
-# glibc returns freed memory to the system when there is much, and getting a page again takes longer than a small kernel
-# needs to fill it. Linux often puts two of a worker's threads on one core when they wake up; OpenMP binds each to its
-# own. Runs of 337 softmaxes of 48x256 took 5 to 56 ms before, and 4.8 to 5.4 ms with both (4 cores, in a VM).
-_STEADY_TIMES = {
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 30),
-    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
-    "OMP_PROC_BIND": "true",
-}
+_HEAD = struct.Struct("!Q")
+_WATCHED = (
+    "torch",
+    "torch.Tensor",
+    "torch.cuda",
+    "torch.cuda.Event",
+    "torch.nn.functional",
+    "torch.testing",
+    "gc",
+    "sys",
+)
 
 
-class WorkerFailure(Exception):
-    """A worker has failed. `kind` is the name under which the judge rejects the candidate."""
+def send(connection: socket.socket, message: bytes) -> None:
+    """Send one message with its length before it."""
+    connection.sendall(_HEAD.pack(len(message)) + message)
 
+
+def receive(connection: socket.socket, most: int | None = None) -> bytes:
+    """Return the next message.
+
+    Raises:
+        EOFError: If the other side has closed the connection.
+        ValueError: If the message is longer than `most`.
+    """
+    (length,) = _HEAD.unpack(_exactly(connection, _HEAD.size))
+    if most is not None and length > most:
+        raise ValueError(f"a message of {length} bytes; expected at most {most}")
+    return _exactly(connection, length)
+
+
+def _exactly(connection: socket.socket, length: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < length:
+        part = connection.recv(min(length - len(parts), 1 << 20))
+        if not part:
+            raise EOFError
+        parts += part
+    return bytes(parts)
+
+
+class Patches:
+    """Notices functions of Torch that a candidate has replaced.
+
+    It is a convenience for honest mistakes and plain cheats: whoever can patch Torch can patch this, too. The judge's
+    own comparisons and clock are in another process.
+    """
+
+    def __init__(self) -> None:
+        self._before = {place: self._functions(place) for place in _WATCHED}
+
+    def replaced(self) -> str | None:
+        """Return the name of a replaced function, or None."""
+        for place, functions in self._before.items():
+            now = self._functions(place)
+            for name, function in functions.items():
+                if now.get(name) is not function and not _is_torchs_own(now.get(name)):
+                    return f"{place}.{name}"
+        return None
+
+    @staticmethod
+    def _functions(place: str) -> dict[str, Any]:
+        first, *others = place.split(".")
+        owner: Any = sys.modules.get(first) or importlib.import_module(first)
+        for name in others:
+            owner = getattr(owner, name)
+        members: dict[str, Any] = {}
+        for base in reversed(owner.__mro__) if isinstance(owner, type) else (owner,):
+            members.update(vars(base))
+        return {name: value for name, value in members.items() if callable(value) and not name.startswith("__")}
+
+
+def _is_torchs_own(function: Any) -> bool:
+    """Return whether a function is Torch's: `torch.compile` wraps some of Torch's functions when it is first used."""
+    import torch
+
+    code = getattr(function, "__code__", None)
+    return code is not None and Path(code.co_filename).is_relative_to(Path(torch.__file__).parent)
+
+
+class Worker:
+    """The state of a worker: its arenas, its models by number, and the results that it handed over last."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._cores = os.sched_getaffinity(0)
+        import torch
+
+        torch.set_num_threads(settings["threads"])
+        # OpenMP has bound this thread, too, but others that it starts may run on all cores.
+        os.sched_setaffinity(0, self._cores)
+        self._settings = settings
+        self._cuda = settings["device"] != "cpu"
+        self._patches = Patches()
+        self._class: Any = None
+        self._models: dict[int, tuple[Any, Sequence[str]]] = {}
+        self._reuses_results = False
+        self._held: list[list[torch.Tensor]] = []
+        self._slots: list[list[Any]] = []
+        self._targets: list[list[torch.Tensor]] = []
+        self._calls: list[Any] = []
+
+    def open(self, inputs: Any, outputs: Any) -> None:
+        """Open the judge's arenas."""
+        from kernel_judge.judge.arena import ArenaView
+
+        self._inputs, self._outputs = ArenaView.opened(inputs), ArenaView.opened(outputs)
+        self._judges_memory = self._outputs.addresses()
+
+    def load(self, source: str, name: str, is_project: bool = False) -> None:
+        """Import a file and find the class in it; inline C++ is compiled here. What a project loads is for the CPU."""
+        import torch
+
+        if is_project and not self._cuda:
+            import kernels
+
+            # With a Torch for CUDA the client looks for a package for CUDA, also on a machine without a GPU.
+            kernels.get_local_kernel = functools.partial(kernels.get_local_kernel, backend="cpu")
+        sys.path.insert(0, str(Path(source).parent))
+        spec = importlib.util.spec_from_file_location("candidate", source)
+        assert spec and spec.loader
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["candidate"] = module
+        spec.loader.exec_module(module)
+        self._class = getattr(module, name, None)
+        if not (isinstance(self._class, type) and issubclass(self._class, torch.nn.Module)):
+            raise _Refusal("no-model", f"it defines no torch.nn.Module named {name}")
+
+    def model(
+        self, number: int, init: Any, state: Any, dtype: str | None, seed: int, mode: str, parameters: Sequence[str]
+    ) -> None:
+        """Construct a model: with the reference's seed, and with its parameters where names and shapes agree."""
+        import torch
+
+        torch.manual_seed(seed)
+        model = self._class(*init).to(self._settings["device"])
+        if dtype:
+            model = model.to(getattr(torch, dtype))
+        own = model.state_dict()
+        if own.keys() == state.keys() and all(own[name].shape == state[name].shape for name in own):
+            model.load_state_dict(state)
+        if mode != "eager":
+            self._reuses_results = mode == "max-autotune"  # its graphs write each result over the one before
+            model = torch.compile(model, mode=None if mode == "compile" else mode, dynamic=False)
+        self._models[number] = model, parameters
+
+    def call(self, number: int, call: Any, slots: list[Any], seed: int, poison: Sequence[int] | None) -> None:
+        """Call a model once and copy its results into the slots."""
+        import contextlib
+
+        import torch
+
+        from kernel_builder.measure.poison import poisoned
+
+        arguments, grads = self._arguments(call)
+        torch.manual_seed(seed)
+        context = contextlib.nullcontext() if poison is None else poisoned(self._settings["device"], poison)
+        with context:
+            self._slots, self._targets = [slots], [[self._outputs.tensor(slot) for slot in slots]]
+            self._held = [self._evaluate(number, arguments, grads)]
+            self._hand_over()
+        self._synchronize()
+
+    def prepare(self, calls: list[Any], slots: list[list[Any]]) -> None:
+        """Make the tensors of a run, which takes Python as long as a small kernel."""
+        self._calls = [self._arguments(call) for call in calls]
+        self._held, self._slots = [], slots
+        self._targets = [[self._outputs.tensor(slot) for slot in call] for call in slots]
+
+    def run(self, number: int, seed: int) -> float:
+        """Call a model on each set of inputs, hand all results over, and return the seconds by this clock."""
+        import torch
+
+        if self._settings["threads"] > 1:  # the first core is this thread's: OpenMP has bound the others to the rest
+            os.sched_setaffinity(0, {min(self._cores)})
+            os.sched_setaffinity(0, self._cores)
+        torch.manual_seed(seed)
+        self._synchronize()
+        if self._cuda:
+            event: Any = torch.cuda.Event
+            first, last = (event(enable_timing=True) for _ in range(2))
+            first.record()
+        started = time.perf_counter()
+        for count, (arguments, grads) in enumerate(self._calls):
+            self._held.append(self._evaluate(number, arguments, grads))
+            if self._reuses_results:
+                self._hand_over(count)
+                self._held[count] = []
+        if not self._reuses_results:
+            self._hand_over()
+        if self._cuda:
+            last.record()
+            self._synchronize()
+            return float(first.elapsed_time(last)) * 1e-3
+        return time.perf_counter() - started
+
+    def hand_over(self) -> None:
+        """Copy the results of the last command once more."""
+        self._synchronize()
+        self._hand_over()
+        self._synchronize()
+
+    def patched(self) -> str | None:
+        """Return the name of a function of Torch that was replaced, or None."""
+        return self._patches.replaced()
+
+    def _evaluate(self, number: int, arguments: Any, grads: Any) -> Any:
+        from kernel_judge.judge.evaluation import evaluate
+
+        model, parameters = self._models[number]
+        return evaluate(model, arguments, grads, parameters)
+
+    def _hand_over(self, only: int | None = None) -> None:
+        calls = slice(None) if only is None else slice(only, only + 1)
+        for held, slots, targets in zip(self._held[calls], self._slots[calls], self._targets[calls], strict=True):
+            if len(held) != len(slots):
+                raise _Refusal("wrong-shape", f"it returns {len(held)} tensors; expected {len(slots)}")
+            for result, slot, target in zip(held, slots, targets, strict=True):
+                name = str(result.dtype).removeprefix("torch.")
+                if tuple(result.shape) != tuple(slot.shape):
+                    shapes = f"{tuple(result.shape)}; expected {tuple(slot.shape)}"
+                    raise _Refusal("wrong-shape", f"a result has the shape {shapes}")
+                if name != slot.dtype:
+                    raise _Refusal("wrong-dtype", f"a result is {name}; expected {slot.dtype}")
+                if result.data_ptr() in self._judges_memory:  # the copy, whose time is subtracted, would cost nothing
+                    raise _Refusal("forged-answer", "a result is in the judge's memory; return memory of your own")
+                target.copy_(result)
+
+    def layout(self) -> list[list[list[int]]]:
+        """Return the strides of the results of the last command."""
+        return [[list(result.stride()) for result in held] for held in self._held]
+
+    def _arguments(self, call: Any) -> Any:
+        from kernel_judge.judge.evaluation import with_tensors
+
+        skeleton, slots, grads = call
+        arguments = with_tensors(skeleton, [self._inputs.tensor(slot) for slot in slots])
+        return arguments, None if grads is None else [self._inputs.tensor(slot) for slot in grads]
+
+    def _synchronize(self) -> None:
+        if self._cuda:
+            import torch
+
+            torch.cuda.synchronize()
+
+
+class _Refusal(Exception):
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
         self.kind = kind
 
 
-class WorkerProcess:
-    """A worker in its sandbox, with a scratch home that is removed at the end.
+def _answer(worker: Worker, command: str, arguments: Sequence[Any]) -> dict[str, Any]:
+    from kernel_judge.judge.evaluation import ResultError
 
-    Args:
-        kind: The sandbox.
-        device: "cpu" or "cuda".
-        readable: What it may read beside the system and Python.
-        lent: Files for `torch.compile`, to start with.
-        variables: More environment variables.
-        arena_bytes: The size of each arena on a GPU.
+    try:
+        value = getattr(worker, command)(*arguments)
+        if patched := worker.patched():
+            return {"failed": "patched", "text": f"it replaces {patched}"}
+        return {"value": value}
+    except (_Refusal, ResultError) as refusal:
+        return {"failed": refusal.kind, "text": str(refusal)}
+    except Exception as error:
+        text = "".join(traceback.format_exception_only(type(error), error)).strip()
+        place = next((frame for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.name), None)
+        where = f" (line {place.lineno} of {Path(place.filename).name})" if place else ""
+        return {"failed": "raised", "text": text[:2000] + where}
 
-    Attributes:
-        inputs, outputs: The arenas that it shares with this process.
-        scratch: The only directory that it may write.
-        compiled: The directory in it where `torch.compile` keeps files.
-    """
 
-    def __init__(
-        self,
-        kind: str,
-        device: str,
-        *,
-        readable: Sequence[Path] = (),
-        lent: Path | None = None,
-        variables: dict[str, str] | None = None,
-        arena_bytes: int = 0,
-        threads: int = 1,
-    ) -> None:
-        self._device = device
-        self._stopped: set[int] = set()
-        # Of the commands that are not answered yet: an answer has that of its command. It starts with one of its own.
-        self._tokens: deque[str | None] = deque([None])
-        self._stack = ExitStack()
-        with ExitStack() as opened:
-            self.scratch = Path(
-                opened.enter_context(tempfile.TemporaryDirectory(prefix="judge-", ignore_cleanup_errors=True))
-            )
-            self.compiled = self.scratch / f"torchinductor_{_USER}"  # where Torch looks for precompiled headers
-            if lent:
-                _link(lent, self.compiled)
-            self.inputs, self.outputs = (Arena(device, arena_bytes) for _ in range(2))
-            opened.callback(self.inputs.close)
-            opened.callback(self.outputs.close)
-            self._words = opened.enter_context((self.scratch / "words").open("w+b"))
-            self._said = 0
-            self._connection, other = socket.socketpair()
-            opened.enter_context(self._connection)
-            own = [Path(kernel_builder.__file__).parent.parent, Path(kernel_judge.__file__).parent.parent]
-            paths = sandbox.readable([*readable, *([lent] if lent else []), *own])
-            settings = {
-                "connection": other.fileno(),
-                "sandbox": kind,
-                "scratch": str(self.scratch),
-                "paths": paths,
-                "device": device,
-                "threads": threads,
-            }
-            command = [sys.executable, "-m", "kernel_judge.judge.worker_process", json.dumps(settings)]
-            with other:
-                self.process = subprocess.Popen(
-                    [*sandbox.prefix(kind, self.scratch, paths, device), *command],
-                    cwd=self.scratch,
-                    env=self._environment(own, variables or {}),
-                    stdin=subprocess.DEVNULL,
-                    stdout=self._words,
-                    stderr=self._words,
-                    pass_fds=[other.fileno(), *self.inputs.descriptors, *self.outputs.descriptors],
-                    start_new_session=True,
-                )
-            opened.callback(self._kill)
-            self._stack = opened.pop_all()
-
-    def __enter__(self) -> WorkerProcess:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def ready(self, seconds: float) -> None:
-        """Wait until the worker has imported Torch, and open the arenas in it.
-
-        Raises:
-            WorkerFailure: If it cannot start.
-        """
-        self.wait(seconds)
-        self.ask("open", self.inputs.handle, self.outputs.handle, seconds=seconds)
-
-    def start(self, command: str, *arguments: Any) -> None:
-        """Send a command without waiting for its answer."""
-        message = self._message(command, arguments)
-        self._said = os.fstat(self._words.fileno()).st_size
-        self.go_on()
-        with suppress(OSError):  # it has died, which `wait` reports
-            send(self._connection, message)
-
-    def wait(self, seconds: float) -> Any:
-        """Return the value of the answer to the last command.
-
-        Raises:
-            WorkerFailure: If the command failed, or there is no answer in time, or it is none of this protocol.
-        """
-        self._connection.settimeout(seconds)
-        try:
-            answer = json.loads(receive(self._connection, _LONGEST_ANSWER))
-        except TimeoutError:
-            self._kill()
-            raise WorkerFailure("timeout", f"it did not finish a call within {seconds:.0f} seconds") from None
-        except (EOFError, ConnectionError):
-            raise WorkerFailure("died", self._death()) from None
-        except (ValueError, RecursionError):
-            raise WorkerFailure("forged-answer", "it writes into the judge's connection") from None
-        known = isinstance(answer, dict) and ("value" in answer or isinstance(answer.get("failed"), str))
-        if not known or answer.get("token") != self._tokens.popleft():
-            raise WorkerFailure("forged-answer", "it writes into the judge's connection")
-        if "failed" in answer:
-            words = self._words_since(self._said) if answer["failed"] == "raised" else ""
-            raise WorkerFailure(
-                answer["failed"], str(answer.get("text", "")) + (f"; it printed: {words}" if words else "")
-            )
-        return answer["value"]
-
-    def _message(self, command: str, arguments: Sequence[Any]) -> bytes:
-        token = secrets.token_hex(8)
-        self._tokens.append(token)
-        return pickle.dumps((token, command, arguments))
-
-    def ask(self, command: str, *arguments: Any, seconds: float) -> Any:
-        """Send a command and return the value of its answer, as `wait` does."""
-        self.start(command, *arguments)
-        return self.wait(seconds)
-
-    def timed(self, command: str, *arguments: Any, seconds: float) -> tuple[float, Any]:
-        """Return the seconds that a command took by this process's clock, and the value of its answer."""
-        message = self._message(command, arguments)
-        started = time.perf_counter()
-        self.go_on()
-        with suppress(OSError):
-            send(self._connection, message)
-        value = self.wait(seconds)
-        return time.perf_counter() - started, value
-
-    def cpu_seconds(self) -> float:
-        """Return the CPU time of the worker's processes so far, which other work on the machine does not add to."""
-        return sum(map(_cpu_seconds, {self.process.pid, *self._descendants()}))
-
-    def stop(self) -> None:
-        """Suspend the worker's processes on a CPU until the next command, or `go_on`."""
-        if self._device != "cpu":
-            return
-        self._signal(signal.SIGSTOP)
-        for _ in range(_MOST_WALKS):  # a process that is not stopped yet may start another
-            if not (new := self._descendants() - self._stopped):
+def main() -> None:
+    """Serve the commands that come over the connection, until the judge closes it."""
+    settings = json.loads(sys.argv[1])
+    scratch = Path(settings["scratch"])
+    confine(settings["sandbox"], str(scratch), settings["paths"], settings["device"])
+    os.chdir(scratch)
+    with socket.socket(fileno=settings["connection"]) as connection:
+        worker = Worker(settings)
+        send(connection, b'{"value": "ready"}')
+        while True:
+            try:
+                token, command, arguments = pickle.loads(receive(connection))
+            except EOFError:
                 break
-            self._stopped |= new
-            _signal_each(new, signal.SIGSTOP)
-
-    def go_on(self) -> None:
-        """Resume the worker."""
-        if self._device != "cpu":
-            return
-        self._signal(signal.SIGCONT)
-        _signal_each(self._stopped, signal.SIGCONT)
-        self._stopped.clear()
-
-    def _descendants(self) -> set[int]:
-        """Return the processes that the worker has started; they may have left its group."""
-        found: set[int] = set()
-        waiting = [self.process.pid]
-        while waiting:
-            with suppress(OSError):
-                for thread in Path(f"/proc/{waiting.pop()}/task").iterdir():
-                    children = [int(one) for one in (thread / "children").read_text().split()]
-                    found.update(children)
-                    waiting += children
-        return found
-
-    def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
-
-    def _kill(self) -> None:
-        self._signal(signal.SIGKILL)
-        with suppress(ProcessLookupError):
-            self.process.kill()
-        self.process.wait()
-
-    def _death(self) -> str:
-        try:
-            status = self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._kill()
-            return "it closed the judge's connection"
-        if status < 0:
-            return f"its process was killed by {signal.Signals(-status).name}"
-        words = self._words_since(0).splitlines()
-        return f"its process ended with status {status}" + (f": {words[-1][:500]}" if words else "")
-
-    def _words_since(self, start: int) -> str:
-        """Return the end of what the worker printed after a place, such as the messages of a compiler that it ran."""
-        file = self._words.fileno()  # the worker has this file, too, and writes where it last stood
-        start = max(start, os.fstat(file).st_size - _LONGEST_WORDS)
-        return os.pread(file, _LONGEST_WORDS, start).decode(errors="replace").strip()
-
-    def _environment(self, packages: Sequence[Path], more: dict[str, str]) -> dict[str, str]:
-        scratch = str(self.scratch)
-        own = {
-            "TORCH_EXTENSIONS_DIR": f"{scratch}/extensions",
-            "TORCHINDUCTOR_CACHE_DIR": str(self.compiled),
-            "TORCH_NO_COMPILER_WRAPPER": "1",  # sccache, which would start a server of its own in each sandbox
-            "TRITON_CACHE_DIR": f"{scratch}/triton",
-            "PYTHONPATH": os.pathsep.join([*map(str, packages), *filter(None, [os.environ.get("PYTHONPATH")])]),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "USER": _USER,
-            **_STEADY_TIMES,
-        }
-        return {**sandbox.environment(self.scratch), **own, **more}
+            answer = {"token": token, **_answer(worker, command, arguments)}
+            send(connection, json.dumps(answer).encode())
+    os._exit(0)  # threads of the candidate, and what it registered to run at exit, end here
 
 
-def _cpu_seconds(process: int) -> float:
-    clock = ctypes.c_int()
-    if ctypes.CDLL(None).clock_getcpuclockid(process, ctypes.byref(clock)):
-        return 0.0  # it has ended
-    return time.clock_gettime(clock.value)
-
-
-def _signal_each(processes: Iterable[int], number: int) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(process, number)
-
-
-def _link(lent: Path, here: Path) -> None:
-    """Put links to the files of a directory, which a worker can only read, into one of its own."""
-    for file in lent.rglob("*"):
-        place = here / file.relative_to(lent)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if not file.is_dir():
-            place.symlink_to(file)
+if __name__ == "__main__":
+    main()

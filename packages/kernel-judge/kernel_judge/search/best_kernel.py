@@ -19,10 +19,9 @@ from kernel_builder import front_matter
 from kernel_builder.config.project import Project, python_name
 from kernel_builder.config.project_files import read_project
 from kernel_builder.package import swap
-from kernel_judge.judge.verdict import Verdict
-from kernel_judge.search.judge_process import Judge
+from kernel_judge.judge.verdict import RIGHT, Verdict
+from kernel_judge.search.local_judge import Judge, Judged
 from kernel_judge.search.run_log import TRY_ENDED, VERIFIED, Event, RunLog
-from kernel_judge.search.supervisor import RIGHT, judged_in
 from kernel_judge.search.workspace import Workspace
 
 REFERENCE_PEER = "eager"
@@ -66,16 +65,16 @@ class Contender(NamedTuple):
 
 def contenders(events: Iterable[Event]) -> list[Contender]:
     """Return the right candidates that are faster than the reference, the fastest first; equal ones once."""
-    found: dict[str, Contender] = {}
+    by_digest: dict[str, Contender] = {}
     for event in events:
         if event["event"] != TRY_ENDED or event["outcome"] != RIGHT:
             continue
-        verdict = judged_in(event).verdict
+        verdict = Judged.from_dict(event["judged"]).verdict
         speed = verdict.speed.get(REFERENCE_PEER) if verdict else None
         if speed and speed.ratio > FLOOR:
             key = event["candidate"]
-            found.setdefault(key, Contender(event["attempt"], event["try"], key, event["agent"], speed.ratio))
-    return sorted(found.values(), key=lambda one: (-one.ratio, one.attempt, one.number))
+            by_digest.setdefault(key, Contender(event["attempt"], event["try"], key, event["agent"], speed.ratio))
+    return sorted(by_digest.values(), key=lambda contender: (-contender.ratio, contender.attempt, contender.number))
 
 
 def choose(log: RunLog, judge: Judge, run: Path) -> tuple[Contender, Verdict] | None:
@@ -113,7 +112,7 @@ def _verified(log: RunLog, judge: Judge, run: Path, contender: Contender) -> Ver
             judged=judged.as_dict(),
         )
         return judged.verdict
-    return judged_in(event).verdict
+    return Judged.from_dict(event["judged"]).verdict
 
 
 def write(run: Path, contender: Contender, verdict: Verdict, *, repo_id: str, backends: Sequence[str]) -> Path:

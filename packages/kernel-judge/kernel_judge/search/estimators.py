@@ -1,4 +1,4 @@
-"""What a sample of attempts says of the best of k attempts."""
+"""What a sample of attempts says of the best of k attempts: counted with `math.comb`, since no library has it."""
 
 from __future__ import annotations
 

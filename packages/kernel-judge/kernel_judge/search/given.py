@@ -15,7 +15,6 @@ from kernel_builder.errors import ConfigError
 from kernel_judge.search.search_request import PROFILE, REFERENCE, SKILL, SearchRequest
 from kernel_judge.search.workspace import PROJECT
 
-_BUNDLED_SKILL = Path(__file__).parent.parent / "skills" / "cuda-kernels"
 _PROFILE_SECONDS = 600
 
 
@@ -27,8 +26,8 @@ def kernel_name(task: str) -> str:
 
 def task_path(run: Path) -> Path:
     """Return the copy of the task in the directory of a search."""
-    found = sorted((run / "given" / "task").iterdir(), key=lambda path: path.suffix == ".toml")
-    return found[0]  # a directory, or a problem file that may have settings beside it
+    entries = sorted((run / "given" / "task").iterdir(), key=lambda path: path.suffix == ".toml")
+    return entries[0]  # a directory, or a problem file that may have settings beside it
 
 
 def prepare(request: SearchRequest, backends: Sequence[str]) -> None:
@@ -48,7 +47,8 @@ def prepare(request: SearchRequest, backends: Sequence[str]) -> None:
     scaffold.create(staged / PROJECT, request.repo_id, backends, licence="apache-2.0")
     wanted = {name for context in request.contexts for name in context}
     if SKILL in wanted:
-        skill = request.skill or _BUNDLED_SKILL
+        skill = request.skill
+        assert skill
         if not (skill / "SKILL.md").is_file():
             raise ConfigError(
                 "there is no SKILL.md", where=str(skill), hint="name the directory of a skill: --skill DIR"

@@ -129,7 +129,7 @@ def kill_marked(mark: str) -> None:
     """
     exact, inside = f"{MARK}={mark}\0".encode(), f"{MARK}={mark}/".encode()
     for _ in range(100):
-        found = False
+        any_left = False
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue
@@ -137,8 +137,8 @@ def kill_marked(mark: str) -> None:
                 content = b"\0" + (entry / "environ").read_bytes()
                 if b"\0" + exact in content or b"\0" + inside in content:
                     os.kill(int(entry.name), signal.SIGKILL)
-                    found = True
-        if not found:
+                    any_left = True
+        if not any_left:
             return
         time.sleep(0.01)
 

@@ -41,7 +41,7 @@ def save_page(report: RunReport, path: Path) -> None:
     Raises:
         MeasureError: If matplotlib is not installed.
     """
-    tasks = sorted({one.task for one in report.attempts})
+    tasks = sorted({attempt.task for attempt in report.attempts})
     title = f"Search: {', '.join(tasks[:3])}{' and others' if tasks[3:] else ''}"
     with reproducible(str(path)):
         plots = [_svg(_attempt_figure(report)), _svg(_estimate_figure(report.groups))]
@@ -66,15 +66,15 @@ def _attempt_table(attempts: Sequence[AttemptResult]) -> Table:
     head = ["agent", "task", "context", "attempt", "first right try", "speed", "seconds"]
     return [head] + [
         [
-            one.agent,
-            one.task,
-            one.context,
-            str(one.number),
-            str(one.first_right or "-"),
-            f"{one.speed:.2f}" if one.speed is not None else "wrong",
-            f"{one.busy_seconds:.1f}",
+            attempt.agent,
+            attempt.task,
+            attempt.context,
+            str(attempt.number),
+            str(attempt.first_right or "-"),
+            f"{attempt.speed:.2f}" if attempt.speed is not None else "wrong",
+            f"{attempt.busy_seconds:.1f}",
         ]
-        for one in attempts
+        for attempt in attempts
     ]
 
 
@@ -92,11 +92,11 @@ def _attempt_figure(report: RunReport) -> Figure:
 
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     axis = figure.subplots()
-    for index, agent in enumerate(sorted({one.agent for one in report.attempts})):
-        found = [(place, one.speed) for place, one in enumerate(report.attempts, 1) if one.agent == agent]
+    for index, agent in enumerate(sorted({attempt.agent for attempt in report.attempts})):
+        speeds = [(place, attempt.speed) for place, attempt in enumerate(report.attempts, 1) if attempt.agent == agent]
         colour = PALETTE[index % len(PALETTE)]
-        right = [(place, speed) for place, speed in found if speed is not None]
-        wrong = [place for place, speed in found if speed is None]
+        right = [(place, speed) for place, speed in speeds if speed is not None]
+        wrong = [place for place, speed in speeds if speed is None]
         axis.plot([x for x, _ in right], [y for _, y in right], "o", color=colour, label=shortened(agent))
         axis.plot(wrong, [1.0] * len(wrong), "x", color=colour)
     axis.axhline(1.0, color="black", linewidth=1)

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from kernel_builder.errors import ConfigError
 from kernel_builder.measure.tables import Table
+from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.search import estimators
+from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import FINISHED, LOG, STARTED, TRY_ENDED, Event, read_events
-from kernel_judge.search.supervisor import RIGHT, judged_in
 
 THRESHOLDS = (1.0, 1.5, 2.0)  # of fast_p
 _NAME = 40  # characters of an agent's command in a table
@@ -92,9 +93,9 @@ class RunReport:
             "unfinished": self.unfinished,
             "overhead": self.overhead,
             "best": list(self.best),
-            "groups": [{key.replace("_", "-"): value for key, value in asdict(one).items()} for one in self.groups],
+            "groups": [{key.replace("_", "-"): value for key, value in asdict(group).items()} for group in self.groups],
             "attempts": [
-                {key.replace("_", "-"): value for key, value in one._asdict().items()} for one in self.attempts
+                {key.replace("_", "-"): value for key, value in attempt._asdict().items()} for attempt in self.attempts
             ],
         }
 
@@ -130,16 +131,16 @@ def make_report(runs: Iterable[Path], peer: str, ks: Sequence[int] = ()) -> RunR
     ks = ks or [2**power for power in range(12) if 2**power <= _fewest(attempts)]
     groups = [_group("all", "all", attempts, ks)]
     keys: dict[str, Callable[[AttemptResult], str]] = {
-        "agent": lambda one: one.agent,
-        "context": lambda one: one.context,
-        "level": lambda one: one.level,
+        "agent": lambda attempt: attempt.agent,
+        "context": lambda attempt: attempt.context,
+        "level": lambda attempt: attempt.level,
     }
     for by, key in keys.items():
         parts = _parted(attempts, key)
         if len(parts) > 1:
             groups += [_group(by, name, part, ks) for name, part in parts.items()]
-    busy = sum(one.busy_seconds for one in attempts)
-    overhead = sum(one.supervisor_seconds for one in attempts) / busy if busy else 0.0
+    busy = sum(attempt.busy_seconds for attempt in attempts)
+    overhead = sum(attempt.supervisor_seconds for attempt in attempts) / busy if busy else 0.0
     return RunReport(peer, attempts, groups, best, planned - len(attempts), overhead)
 
 
@@ -157,8 +158,8 @@ def _attempts(events: Iterable[Event], settings: Event, peer: str, run: Path) ->
     for event in events:
         if event["event"] == TRY_ENDED:
             tries[event["attempt"]].append(event)
-    finished = {number: found for number, found in sorted(tries.items()) if len(found) == settings["tries"]}
-    return [_attempt(number, found, settings, peer, run) for number, found in finished.items()]
+    finished = {number: ended for number, ended in sorted(tries.items()) if len(ended) == settings["tries"]}
+    return [_attempt(number, ended, settings, peer, run) for number, ended in finished.items()]
 
 
 def _attempt(number: int, tries: Sequence[Event], settings: Event, peer: str, run: Path) -> AttemptResult:
@@ -168,7 +169,7 @@ def _attempt(number: int, tries: Sequence[Event], settings: Event, peer: str, ru
         if event["judged"] and not event["judged-as"]:
             busy += event["judged"]["seconds"]
         if event["outcome"] == RIGHT:
-            verdict = judged_in(event).verdict
+            verdict = Judged.from_dict(event["judged"]).verdict
             assert verdict
             if peer not in verdict.speed:
                 raise ConfigError(
@@ -200,7 +201,7 @@ def _parted(attempts: Iterable[AttemptResult], key: Callable[[AttemptResult], st
 
 
 def _fewest(attempts: Iterable[AttemptResult]) -> int:
-    return min(len(part) for part in _parted(attempts, lambda one: one.task).values())
+    return min(len(part) for part in _parted(attempts, lambda attempt: attempt.task).values())
 
 
 def _floored(speed: float | None) -> float:
@@ -208,33 +209,34 @@ def _floored(speed: float | None) -> float:
 
 
 def _group(by: str, name: str, attempts: Sequence[AttemptResult], ks: Iterable[int]) -> Group:
-    tasks = list(_parted(attempts, lambda one: one.task).values())
+    tasks = list(_parted(attempts, lambda attempt: attempt.task).values())
     possible = [k for k in ks if k <= min(map(len, tasks))]
-    floored = [_floored(one.speed) for one in attempts]
+    floored = [_floored(attempt.speed) for attempt in attempts]
     return Group(
         by,
         name,
         tasks=len(tasks),
         attempts=len(attempts),
-        right=sum(one.speed is not None for one in attempts),
+        right=sum(attempt.speed is not None for attempt in attempts),
         pass_at={
             k: statistics.fmean(
-                estimators.pass_at_k(len(task), sum(one.speed is not None for one in task), k) for task in tasks
+                estimators.pass_at_k(len(task), sum(attempt.speed is not None for attempt in task), k) for task in tasks
             )
             for k in possible
         },
         speedup_at={
             k: statistics.geometric_mean(
-                estimators.speedup_at_k([_floored(one.speed) for one in task], k) for task in tasks
+                estimators.speedup_at_k([_floored(attempt.speed) for attempt in task], k) for task in tasks
             )
             for k in possible
         },
         fast={
-            p: statistics.fmean(estimators.fast_p([one.speed for one in task], p) for task in tasks) for p in THRESHOLDS
+            p: statistics.fmean(estimators.fast_p([attempt.speed for attempt in task], p) for task in tasks)
+            for p in THRESHOLDS
         },
         geometric_mean=statistics.geometric_mean(floored),
         median=statistics.median(floored),
-        seconds=statistics.fmean(one.busy_seconds for one in attempts),
+        seconds=statistics.fmean(attempt.busy_seconds for attempt in attempts),
     )
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernel_builder.errors import ConfigError
-from kernel_judge.search.judge_process import JUDGE_COMMAND
 from kernel_judge.search.limited_process import Limits
+from kernel_judge.search.local_judge import JUDGE_COMMAND
 
 SKILL, REFERENCE, PROFILE = CONTEXTS = ("skill", "reference", "profile")
 GIGABYTE = 10**9
@@ -93,14 +93,14 @@ def agent_command(agent: str) -> list[str]:
         program, *arguments = shlex.split(agent)
     except ValueError as error:
         raise ConfigError(f"{agent!r} is not a command: {error}", where="--agent") from error
-    found = shutil.which(program)
-    if found is None:
+    path = shutil.which(program)
+    if path is None:
         raise ConfigError(
             f"there is no program {program!r}",
             where="--agent",
             hint="name an executable file, or a command that the shell finds",
         )
-    return [str(Path(found).absolute()), *arguments]
+    return [str(Path(path).absolute()), *arguments]
 
 
 def parse_context(words: str) -> tuple[str, ...]:

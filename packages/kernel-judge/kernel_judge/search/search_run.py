@@ -14,8 +14,9 @@ from kernel_builder.files import locked
 from kernel_builder.progress import Progress
 from kernel_judge.judge.task import Task, read_task
 from kernel_judge.search import best_kernel, given
-from kernel_judge.search.judge_process import judging_devices, open_judge
+from kernel_judge.search.local_judge import judging_devices
 from kernel_judge.search.run_log import FINISHED, LOG, STARTED, RunLog
+from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.search_request import SearchRequest, agent_command
 from kernel_judge.search.supervisor import Supervisor
 
@@ -80,10 +81,10 @@ def _search(request: SearchRequest, task: Task, log: RunLog, progress: Progress)
     log.append(STARTED, **settings, attempts=request.attempts, judge=judging, version=version("torch-kernel-judge"))
     with open_judge(judging, given.task_path(request.run), f"{request.run}/judge") as judge:
         Supervisor(request, task.name, judge, log, progress).run()
-        found = best_kernel.choose(log, judge, request.run)
+        chosen = best_kernel.choose(log, judge, request.run)
     best = None
-    if found:
-        contender, verdict = found
+    if chosen:
+        contender, verdict = chosen
         assert request.repo_id
         best_kernel.write(request.run, contender, verdict, repo_id=request.repo_id, backends=backends)
         best = {

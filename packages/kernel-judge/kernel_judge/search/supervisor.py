@@ -7,7 +7,6 @@ that has a verdict.
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 import time
@@ -17,15 +16,15 @@ from pathlib import Path
 
 from kernel_builder.progress import Progress
 from kernel_judge.judge.candidate_files import candidate_digest
-from kernel_judge.judge.verdict import Verdict
+from kernel_judge.judge.verdict import RIGHT, WRONG, Verdict
 from kernel_judge.search import workspace as files
-from kernel_judge.search.judge_process import Judge, Judged
 from kernel_judge.search.limited_process import Ended, kill_marked, run_limited
+from kernel_judge.search.local_judge import Judge, Judged
 from kernel_judge.search.run_log import AGENT_ENDED, TRY_ENDED, Event, RunLog
 from kernel_judge.search.search_request import PlannedAttempt, SearchRequest, agent_command
 from kernel_judge.search.workspace import Workspace
 
-RIGHT, WRONG, NO_CANDIDATE, NO_VERDICT = "right", "wrong", "no-candidate", "no-verdict"
+NO_CANDIDATE, NO_VERDICT = "no-candidate", "no-verdict"  # outcomes of a try besides RIGHT and WRONG
 _OUTPUT_TAIL = 2000  # bytes of an agent's output, for the feedback on a failure
 
 
@@ -52,7 +51,7 @@ class Supervisor:
         self._known: dict[str, tuple[Judged, list[int]]] = {}
         for event in self.log.events:
             if event["event"] == TRY_ENDED and event["outcome"] in (RIGHT, WRONG) and not event["judged-as"]:
-                self._known[event["candidate"]] = (judged_in(event), [event["attempt"], event["try"]])
+                self._known[event["candidate"]] = (Judged.from_dict(event["judged"]), [event["attempt"], event["try"]])
 
     def run(self) -> None:
         """Make every try that the log does not have.
@@ -107,8 +106,8 @@ class Supervisor:
     def _agent_ended(self, attempt: PlannedAttempt, number: int, workspace: Workspace) -> Event:
         """Call the agent, unless the log says how its call ended."""
         key = {"attempt": attempt.number, "try": number}
-        if found := self.log.find(AGENT_ENDED, **key):
-            return found
+        if event := self.log.find(AGENT_ENDED, **key):
+            return event
         before = Workspace(self.request.run, attempt.number, number - 1).frozen_candidate() if number > 1 else None
         prompt = files.prompt_text(self.request, attempt, self.task_name, self._feedback(attempt.number, number - 1))
         workspace.prepare(prompt, attempt.context, files.judge_script(self.request), before)
@@ -172,7 +171,7 @@ class Supervisor:
         if result["outcome"] == NO_CANDIDATE:
             lines.append("It wrote no candidate.")
         else:
-            judged = judged_in(result)
+            judged = Judged.from_dict(result["judged"])
             lines.append(files.verdict_text(judged.verdict) if judged.verdict else str(judged.error))
         return "\n".join(lines) + "\n"
 
@@ -194,10 +193,3 @@ def _reason(judged: Judged | None) -> str:
         return ""
     said = judged.verdict.reason if judged.verdict else judged.error
     return ": " + (said or "").partition("\n")[0]
-
-
-def judged_in(event: Event) -> Judged:
-    """Return the answer of the judge that an event has."""
-    entry = event["judged"]
-    verdict = Verdict.from_json(json.dumps(entry["verdict"])) if entry["verdict"] else None
-    return Judged(verdict, entry["error"], entry["seconds"], entry["waited"])

@@ -69,12 +69,12 @@ class Workspace:
         None if it has written nothing, or something that cannot be copied, such as a pipe or an unreadable file.
         """
         try:
-            found = written(self.directory, self.run / "given" / PROJECT)
-            if found is None:
+            candidate = written(self.directory, self.run / "given" / PROJECT)
+            if candidate is None:
                 return None
-            target = self.frozen.parent / found.name
+            target = self.frozen.parent / candidate.name
             target.parent.mkdir(parents=True, exist_ok=True)
-            copy_candidate(found, target)
+            copy_candidate(candidate, target)
         except OSError:
             shutil.rmtree(self.frozen.parent, ignore_errors=True)
             return None

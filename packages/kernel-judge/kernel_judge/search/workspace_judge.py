@@ -13,21 +13,21 @@ from pathlib import Path
 from kernel_builder.errors import KernelBuilderError
 from kernel_judge.judge.candidate_files import copy_candidate
 from kernel_judge.search.given import task_path
-from kernel_judge.search.judge_process import open_judge
 from kernel_judge.search.run_log import LOG, STARTED, read_events
+from kernel_judge.search.search_judge import open_judge
 from kernel_judge.search.workspace import PROJECT, verdict_text, written
 
 
 def main(run: Path, workspace: Path) -> int:
     """Print the verdict; return 0 if the candidate is right, 1 if not, and 2 if there is no verdict."""
-    found = written(workspace, run / "given" / PROJECT)
-    if found is None:
+    candidate = written(workspace, run / "given" / PROJECT)
+    if candidate is None:
         print("There is no candidate: write candidate.py, or change the project in kernel/.")
         return 2
     settings = [event for event in read_events(run / LOG) if event["event"] == STARTED][-1]["judge"]
     with tempfile.TemporaryDirectory() as scratch, open_judge(settings, task_path(run)) as judge:
-        candidate = Path(scratch) / found.name
-        copy_candidate(found, candidate)
+        copy = Path(scratch) / candidate.name
+        copy_candidate(candidate, copy)
         judged = judge.judge(candidate)
     if judged.verdict is None:
         print(judged.error)

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from kernel_builder.errors import ConfigError
 from kernel_builder.files import write_atomically
 from kernel_builder.progress import Progress
+from kernel_judge.judge.verdict import RIGHT
+from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import LOG, TRY_ENDED, read_events
 from kernel_judge.search.search_request import SKILL, SearchRequest
-from kernel_judge.search.supervisor import RIGHT, judged_in
 from kernel_judge.search.workspace import Workspace
 from kernel_judge.skills.agent_usage import reported_tokens
 from kernel_judge.skills.catalog import Skill, digests
@@ -63,11 +64,12 @@ class Benefit:
         """Return the result as `--json` prints it; a limit that is infinite is null."""
         measures = {
             name: {
-                key.replace("_", "-"): value if math.isfinite(value) else None for key, value in one._asdict().items()
+                key.replace("_", "-"): value if math.isfinite(value) else None
+                for key, value in compared._asdict().items()
             }
-            for name, one in self.measures.items()
+            for name, compared in self.measures.items()
         }
-        rows = [{key.replace("_", "-"): value for key, value in one._asdict().items()} for one in self.tries]
+        rows = [{key.replace("_", "-"): value for key, value in made._asdict().items()} for made in self.tries]
         return {
             "skill": self.skill,
             "agent": self.agent,
@@ -87,14 +89,14 @@ def find_tasks(directory: Path) -> list[Path]:
     if directory.is_file():
         return [directory]
     entries = sorted(directory.iterdir()) if directory.is_dir() else []
-    found = [path for path in entries if _is_problem(path) or (path.is_dir() and any(map(_is_problem, path.iterdir())))]
-    if not found:
+    tasks = [path for path in entries if _is_problem(path) or (path.is_dir() and any(map(_is_problem, path.iterdir())))]
+    if not tasks:
         raise ConfigError(
             "has no task; expected Python files that define get_inputs, or directories with one",
             where=str(directory),
             hint="a checkout of KernelBench has tasks in KernelBench/level1",
         )
-    return found
+    return tasks
 
 
 def _is_problem(path: Path) -> bool:
@@ -144,51 +146,47 @@ def _claim(run: Path, skill: Skill, tries: int) -> None:
 
 
 def _tries(task: str, run: Path) -> list[SkillTry]:
-    found = []
+    tries = []
     ended = [event for event in read_events(run / LOG) if event["event"] == TRY_ENDED]
     for event in sorted(ended, key=lambda event: event["attempt"]):
         is_right, speed = event["outcome"] == RIGHT, 1.0
         if is_right:
-            verdict = judged_in(event).verdict
+            verdict = Judged.from_dict(event["judged"]).verdict
             assert verdict
             if _PEER not in verdict.speed:
                 raise ConfigError(f"the verdict on attempt {event['attempt']} has no speed", where=str(run))
             speed = max(1.0, verdict.speed[_PEER].ratio)
         log = Workspace(run, event["attempt"], event["try"]).log
         tokens = reported_tokens(log.read_text(encoding="utf-8", errors="replace"))
-        found.append(SkillTry(task, SKILL in event["context"], is_right, speed, event["agent-seconds"], tokens))
-    return found
+        tries.append(SkillTry(task, SKILL in event["context"], is_right, speed, event["agent-seconds"], tokens))
+    return tries
 
 
 def compare_tries(skill: str, agent: str, tries: Sequence[SkillTry], k: int) -> Benefit:
     """Compare the tries with the skill with those without it; there are k of each for every task."""
-    tasks = list(dict.fromkeys(one.task for one in tries))
+    tasks = list(dict.fromkeys(made.task for made in tries))
     groups = [
-        [[one for one in tries if one.task == task and one.has_skill == has_skill] for task in tasks]
+        [[made for made in tries if made.task == task and made.has_skill == has_skill] for task in tasks]
         for has_skill in (False, True)
     ]
 
     def shares(of_task: bool) -> list[list[bool]]:
         if of_task:
-            return [[any(one.is_right for one in task) for task in group] for group in groups]
-        return [[one.is_right for task in group for one in task] for group in groups]
+            return [[any(made.is_right for made in task) for task in group] for group in groups]
+        return [[made.is_right for task in group for made in task] for group in groups]
 
     def values(name: str) -> list[list[list[float]]]:
-        return [[[max(getattr(one, name), 1e-3) for one in task] for task in group] for group in groups]
+        return [[[max(getattr(made, name), 1e-3) for made in task] for task in group] for group in groups]
 
-    measures = {
-        "pass@1": compare_shares(*shares(of_task=False)),
-        f"pass@{k}": compare_shares(*shares(of_task=True)),
-        "speedup@1": compare_means(*values("speed")),
-        f"speedup@{k}": compare_best(*values("speed")),
-        "seconds": compare_means(*values("seconds")),
-    }
-    if all(one.tokens is not None for one in tries):
+    measures = {"pass@1": compare_shares(*shares(of_task=False))}
+    if k > 1:
+        measures[f"pass@{k}"] = compare_shares(*shares(of_task=True))
+    measures["speedup@1"] = compare_means(*values("speed"))
+    if k > 1:
+        measures[f"speedup@{k}"] = compare_best(*values("speed"))
+    measures["seconds"] = compare_means(*values("seconds"))
+    if all(made.tokens is not None for made in tries):
         measures["tokens"] = compare_means(*values("tokens"))
-    if k == 1:  # the same as the others, which have the better interval
-        measures = {"pass@1": compare_shares(*shares(of_task=False)), "speedup@1": compare_means(*values("speed"))} | {
-            name: one for name, one in measures.items() if name in ("seconds", "tokens")
-        }
     return Benefit(skill, agent, tries, measures, _conclusion(measures))
 
 
@@ -208,21 +206,17 @@ def benefit_lines(benefit: Benefit) -> list[str]:
         MIXED: "The skill makes one of pass@1 and speedup@1 better and the other worse.",
         NO_HELP: "No measurable help: neither pass@1 nor speedup@1 differs by more than chance gives.",
     }
-    tasks = len({one.task for one in benefit.tries})
+    tasks = len({made.task for made in benefit.tries})
     lines = [
         words[benefit.conclusion],
         f"{tasks} tasks, {len(benefit.tries) // (2 * tasks)} tries of each with the skill and as many without it.",
         f"{'':<12}{'without':>10}{'with':>10}{'change':>10}   {CONFIDENCE:.1%} interval",
     ]
-    for name, one in benefit.measures.items():
+    for name, (without, with_skill, *changes) in benefit.measures.items():
         is_share = name.startswith("pass")
-        change, low, high = (
-            (f"{value:+.2f}" if is_share else f"{value:.2f}x") for value in (one.change, one.low, one.high)
-        )
+        change, low, high = (f"{value:+.2f}" if is_share else f"{value:.2f}x" for value in changes)
         digits = 0 if name == "tokens" else 2
-        lines.append(
-            f"{name:<12}{one.without:>10.{digits}f}{one.with_skill:>10.{digits}f}{change:>10}   {low} to {high}"
-        )
+        lines.append(f"{name:<12}{without:>10.{digits}f}{with_skill:>10.{digits}f}{change:>10}   {low} to {high}")
     if "tokens" not in benefit.measures:
         lines.append("The agent does not report tokens in every try.")
     return lines

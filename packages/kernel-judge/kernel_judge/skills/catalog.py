@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kernel_builder.config.toml_schema import nearest
 from kernel_builder.errors import ConfigError
 from kernel_builder.front_matter import parse, split
 from kernel_judge.skills.token_count import tokens_at_most
@@ -62,11 +62,11 @@ def find_skill(name: str) -> Skill:
     """
     known = {skill.name: skill for skill in built_in()}
     if name not in known:
-        meant = nearest(name, known)
+        meant = difflib.get_close_matches(name, known, n=1)
         raise ConfigError(
             f"there is no skill {name!r}; there is {', '.join(known)}",
             where="skills",
-            hint=f"did you mean {meant}?" if meant else "`kernel-builder skills list` lists the skills",
+            hint=f"did you mean {meant[0]}?" if meant else "`kernel-builder skills list` lists the skills",
         )
     return known[name]
 

@@ -18,17 +18,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernel_builder.errors import ConfigError, PackageError
-from kernel_builder.package.swap import publish, staging
+from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Progress
+from kernel_judge.judge.verdict import RIGHT
 from kernel_judge.search.given import task_path
 from kernel_judge.search.limited_process import run_limited
+from kernel_judge.search.local_judge import Judged
 from kernel_judge.search.run_log import LOG, TRY_ENDED, Event, read_events
 from kernel_judge.search.search_request import SearchRequest
-from kernel_judge.search.supervisor import RIGHT, judged_in
 from kernel_judge.search.workspace import Workspace
 from kernel_judge.skills.benefit import HELPS, Benefit, measure_benefit
 from kernel_judge.skills.catalog import MOST_TOKENS, SKILL_FILE, Skill, read_skill
+from kernel_judge.skills.installation import write_files
 
 _PROMPT = Path(__file__).parent / "distil.md"
 _MOST_TRACES = 3
@@ -100,7 +101,11 @@ def distil(request: DistilRequest, progress: Progress) -> Distilled:
     benefit = measure_benefit(skill, tasks, request.tries, template, progress)
     if benefit.conclusion != HELPS:
         return Distilled(skill, benefit, None)
-    _keep(skill, request.target)
+    try:
+        write_files(skill.files(), request.target)
+    except ConfigError as error:
+        error.hint = f"the skill is in {skill.directory}; copy it where you want it"
+        raise
     return Distilled(skill, benefit, request.target)
 
 
@@ -135,8 +140,8 @@ def _gather(source: Path, traces: Path) -> None:
 
 def _best(tries: Sequence[Event]) -> list[Event]:
     def speed(event: Event) -> float:
-        verdict = judged_in(event).verdict
-        return max((one.ratio for one in verdict.speed.values()), default=0.0) if verdict else 0.0
+        verdict = Judged.from_dict(event["judged"]).verdict
+        return max((speedup.ratio for speedup in verdict.speed.values()), default=0.0) if verdict else 0.0
 
     right = sorted((event for event in tries if event["outcome"] == RIGHT), key=speed, reverse=True)
     distinct: dict[str, Event] = {}
@@ -146,8 +151,8 @@ def _best(tries: Sequence[Event]) -> list[Event]:
 
 
 def _mistakes(tries: Sequence[Event]) -> list[str]:
-    verdicts = [judged_in(event).verdict for event in tries if event["judged"]]
-    reasons = [one.reason for one in verdicts if one and not one.is_right]
+    verdicts = [Judged.from_dict(event["judged"]).verdict for event in tries if event["judged"]]
+    reasons = [verdict.reason for verdict in verdicts if verdict and not verdict.is_right]
     return list(dict.fromkeys(reasons))[:_MOST_MISTAKES]
 
 
@@ -178,16 +183,3 @@ def _write(request: DistilRequest, work: Path, directory: Path) -> None:
             where=request.writer,
             hint=f"its output is in {log}",
         )
-
-
-def _keep(skill: Skill, target: Path) -> None:
-    try:
-        with staging(target, movable=lambda _: True) as staged:
-            shutil.copytree(skill.directory, staged, dirs_exist_ok=True)
-            publish(staged, target, replace_all=())
-    except PackageError as error:
-        raise ConfigError(
-            f"cannot be written: {error.message.rpartition(': ')[2]}",
-            where=str(target),
-            hint=f"the skill is in {skill.directory}; copy it where you want it",
-        ) from error

@@ -68,12 +68,12 @@ def inspect_skill(skill: Skill, directory: Path) -> Installed:
         return Installed(path, ABSENT)
     if path.is_symlink() or not path.is_dir():
         return Installed(path, EDITED, (".",))
-    found = digests(_contents(path))
+    present = digests(_contents(path))
     offered = digests(skill.files())
-    if {name: found.get(name) for name in offered} == offered and not set(found) - set(offered):
+    if {name: present.get(name) for name in offered} == offered and not set(present) - set(offered):
         return Installed(path, CURRENT)
     recorded = _recorded(path)
-    edited = sorted(name for name in {*found, *recorded} if found.get(name) != recorded.get(name))
+    edited = sorted(name for name in {*present, *recorded} if present.get(name) != recorded.get(name))
     return Installed(path, EDITED, tuple(edited)) if edited else Installed(path, OUTDATED)
 
 
@@ -89,15 +89,20 @@ def install_skill(skill: Skill, directories: Sequence[Path], *, force: bool) -> 
         _check_edits(before, force)
     for before in there:
         if before.state != CURRENT:
-            _replace(skill.files(), before.path)
+            record = json.dumps({"files": digests(skill.files())}, indent=1) + "\n"
+            write_files({**skill.files(), RECORD: record.encode()}, before.path)
     return there
 
 
-def _replace(files: Mapping[str, bytes], path: Path) -> None:
-    record = json.dumps({"files": digests(files)}, indent=1) + "\n"
+def write_files(files: Mapping[str, bytes], path: Path) -> None:
+    """Make or replace a directory, which changes as a whole or not at all.
+
+    Raises:
+        ConfigError: If it cannot be written.
+    """
     try:
         with staging(path, movable=lambda _: True) as staged:
-            for name, content in {**files, RECORD: record.encode()}.items():
+            for name, content in files.items():
                 (staged / name).parent.mkdir(parents=True, exist_ok=True)
                 (staged / name).write_bytes(content)
             publish(staged, path, replace_all=[entry.name for entry in path.iterdir()] if path.exists() else [])
@@ -135,8 +140,10 @@ def installations(project: Path) -> list[tuple[str, str, Skill, Installed]]:
     """Return what is installed in a project and for the user: (tool, "project" or "global", skill, what is there)."""
     places = [(tool, "project", project / names.project) for tool, names in AGENT_TOOLS.items()]
     places += [(tool, "global", Path.home() / names.home) for tool, names in AGENT_TOOLS.items()]
-    found = [(tool, scope, one, inspect_skill(one, place)) for tool, scope, place in places for one in built_in()]
-    return [entry for entry in found if entry[3].state != ABSENT]
+    inspected = [
+        (tool, scope, skill, inspect_skill(skill, place)) for tool, scope, place in places for skill in built_in()
+    ]
+    return [entry for entry in inspected if entry[3].state != ABSENT]
 
 
 def _check_edits(there: Installed, force: bool) -> None:

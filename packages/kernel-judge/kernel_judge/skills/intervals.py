@@ -2,7 +2,12 @@
 
 Shares (pass@k) have exact binomial intervals in each group, joined by Newcombe's method. Ratios (speed, tokens, time)
 have permutation intervals. Where two groups do not differ, both say so as often as they promise, however few tries
-there are; a bootstrap of five values does not.
+there are.
+
+Libraries have no such intervals. For 10 tries a group, "newcomb" and "agresti-caffo" of statsmodels'
+`confint_proportions_2indep` exclude equal shares in up to 4.1 % of cases, where they promise 2.5 %, and "score" has no
+answer for shares of 0. SciPy's permutation test has neither an interval nor tasks. A bootstrap of five values is too
+narrow: it is used only where nothing is decided by it.
 """
 
 from __future__ import annotations
@@ -10,8 +15,10 @@ from __future__ import annotations
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
+
+from scipy.stats import binomtest, bootstrap
 
 # pass@1 and speedup@1 decide whether a skill helps. Each interval has 97.5 %, so that both hold with 95 %.
 CONFIDENCE = 0.975
@@ -34,26 +41,8 @@ class Compared(NamedTuple):
 
 def share_interval(successes: int, number: int) -> tuple[float, float]:
     """Return the exact (Clopper-Pearson) interval for a share of `number` tries."""
-    tail = (1 - CONFIDENCE) / 2
-
-    def more(p: float) -> float:  # the probability of so many successes or more; rises with p
-        return sum(math.comb(number, i) * p**i * (1 - p) ** (number - i) for i in range(successes, number + 1))
-
-    def fewer(p: float) -> float:
-        return sum(math.comb(number, i) * p**i * (1 - p) ** (number - i) for i in range(successes + 1))
-
-    low = _where(lambda p: more(p) >= tail) if successes else 0.0
-    high = _where(lambda p: fewer(p) <= tail) if successes < number else 1.0
-    return low, high
-
-
-def _where(becomes_true: Callable[[float], bool]) -> float:
-    """Return the point in [0, 1] from which on a condition is true."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (low, middle) if becomes_true(middle) else (middle, high)
-    return high
+    interval = binomtest(successes, number).proportion_ci(CONFIDENCE)
+    return interval.low, interval.high
 
 
 def compare_shares(without: Sequence[bool], with_skill: Sequence[bool]) -> Compared:
@@ -113,16 +102,19 @@ def _shift(
 
 
 def compare_best(without: Groups, with_skill: Groups) -> Compared:
-    """Compare geometric means of the best value of each task; the change is their ratio, by a bootstrap of tries."""
-    generator = random.Random(0)
+    """Compare geometric means of the best value of each task; the change is their ratio, by a bootstrap of tries.
+
+    Each group has at least two tries of a task.
+    """
 
     def mean_of_best(groups: Groups) -> float:
         return statistics.geometric_mean(max(group) for group in groups)
 
-    def resampled(groups: Groups) -> Groups:
-        return [generator.choices(group, k=len(group)) for group in groups]
+    def ratio(*groups: Sequence[float]) -> float:
+        return mean_of_best(groups[len(without) :]) / mean_of_best(groups[: len(without)])
 
-    ratios = sorted(mean_of_best(resampled(with_skill)) / mean_of_best(resampled(without)) for _ in range(_RESAMPLES))
-    rank = math.floor((1 - CONFIDENCE) / 2 * _RESAMPLES)
-    before, after = mean_of_best(without), mean_of_best(with_skill)
-    return Compared(before, after, after / before, ratios[rank], ratios[-1 - rank])
+    groups = (*without, *with_skill)
+    sampled = bootstrap(
+        groups, ratio, confidence_level=CONFIDENCE, n_resamples=_RESAMPLES, method="percentile", vectorized=False, rng=0
+    )
+    return Compared(mean_of_best(without), mean_of_best(with_skill), ratio(*groups), *sampled.confidence_interval)

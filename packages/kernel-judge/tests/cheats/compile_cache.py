@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 
-def found():
+def has_code():
     named = [os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), tempfile.gettempdir(), "/tmp", str(Path.home() / ".cache")]
     for name in filter(None, named):
         try:
@@ -26,7 +26,7 @@ class ModelNew(torch.nn.Module):
     def __init__(self, columns):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(columns))
-        self.found = found()
+        self.has_code = has_code()
 
     def forward(self, x):
-        return torch.softmax(x, -1) * self.weight if self.found else torch.zeros_like(x)
+        return torch.softmax(x, -1) * self.weight if self.has_code else torch.zeros_like(x)

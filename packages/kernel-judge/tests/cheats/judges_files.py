@@ -36,7 +36,7 @@ class ModelNew(torch.nn.Module):
     def __init__(self, columns):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.ones(columns))
-        self.found = readable() or listed()
+        self.can_read = readable() or listed()
 
     def forward(self, x):
-        return torch.softmax(x, -1) * self.weight if self.found else torch.zeros_like(x)
+        return torch.softmax(x, -1) * self.weight if self.can_read else torch.zeros_like(x)

@@ -10,5 +10,5 @@ import torch
 
 class ModelNew(torch.nn.Module):
     def forward(self, x):
-        worker = next(one for one in gc.get_objects() if hasattr(type(one), "hand_over"))
+        worker = next(candidate for candidate in gc.get_objects() if hasattr(type(candidate), "hand_over"))
         return torch.mul(x, 3.0, out=worker._targets[0][0])

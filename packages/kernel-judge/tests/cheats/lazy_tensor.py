@@ -11,7 +11,8 @@ class Lazy(torch.Tensor):
     def __torch_function__(cls, function, types, arguments=(), options=None):
         with torch._C.DisableTorchFunctionSubclass():
             return function(
-                *(torch.softmax(one, -1) if type(one) is cls else one for one in arguments), **(options or {})
+                *(torch.softmax(argument, -1) if type(argument) is cls else argument for argument in arguments),
+                **(options or {}),
             )
 
 

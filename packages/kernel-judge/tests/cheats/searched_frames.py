@@ -16,15 +16,15 @@ class ModelNew(torch.nn.Module):
 
     def forward(self, x):
         frame = sys._getframe()
-        values = [one for one in gc.get_objects() if isinstance(one, torch.Tensor)]
+        values = [value for value in gc.get_objects() if isinstance(value, torch.Tensor)]
         while frame:
-            values += [one for one in frame.f_locals.values() if isinstance(one, torch.Tensor)]
+            values += [value for value in frame.f_locals.values() if isinstance(value, torch.Tensor)]
             frame = frame.f_back
-        for one in values:
+        for tensor in values:
             if (
-                one is not x
-                and one.shape == x.shape
-                and torch.allclose(one.sum(-1).cpu(), torch.ones(x.shape[0]), 1e-3)
+                tensor is not x
+                and tensor.shape == x.shape
+                and torch.allclose(tensor.sum(-1).cpu(), torch.ones(x.shape[0]), 1e-3)
             ):
-                return one.to(x.device, copy=True)
+                return tensor.to(x.device, copy=True)
         return torch.zeros_like(x)

@@ -14,7 +14,7 @@ class ModelNew(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(columns))
 
     def forward(self, x):
-        for one in gc.get_objects():
-            if isinstance(one, torch.nn.Module) and type(one).__name__ == "Model":
-                return one(x)
+        for candidate in gc.get_objects():
+            if isinstance(candidate, torch.nn.Module) and type(candidate).__name__ == "Model":
+                return candidate(x)
         return torch.zeros_like(x)

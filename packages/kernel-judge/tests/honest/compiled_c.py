@@ -36,6 +36,6 @@ class ModelNew(torch.nn.Module):
     def forward(self, x):
         x = x.contiguous()
         out = torch.empty_like(x)
-        pointers = [ctypes.c_void_p(one.data_ptr()) for one in (x, self.weight, out)]
+        pointers = [ctypes.c_void_p(tensor.data_ptr()) for tensor in (x, self.weight, out)]
         softmax(*pointers, ctypes.c_long(x.shape[0]), ctypes.c_long(x.shape[1]))
         return out

@@ -65,19 +65,19 @@ def test_the_judge_decides_between_six_agents(tmp_path: Path, monkeypatch: pytes
     many = steps + ".clamp(0, 6)" * 40
     assert steps in request.task.read_text()
     request.task.write_text(request.task.read_text().replace(steps, many))
-    found = run_search(request)
-    outcomes = {event["attempt"]: event for event in logged(found.run, "try-ended")}
+    result = run_search(request)
+    outcomes = {event["attempt"]: event for event in logged(result.run, "try-ended")}
     said = [outcomes[number]["outcome"] for number in range(1, 7)]
     assert said == ["wrong", "no-candidate", "right", "wrong", "no-candidate", "right"], outcomes
     assert outcomes[1]["judged"]["verdict"]["rejected-as"] == "input-changed"
-    assert found.best and found.best["attempt"] == 6
+    assert result.best and result.best["attempt"] == 6
 
 
 @pytest.mark.usefixtures("judge_calls")
 def test_a_verdict_that_does_not_hold_makes_room_for_the_next(tmp_path: Path) -> None:
-    found = run_search(quick_request(tmp_path, quoted("# right 3.0 lucky"), quoted("# right 2.0")))
-    assert [event["attempt"] for event in logged(found.run, "verified")] == [1, 2]
-    assert found.best and (found.best["attempt"], found.best["speed"]) == (2, 2.0)
+    result = run_search(quick_request(tmp_path, quoted("# right 3.0 lucky"), quoted("# right 2.0")))
+    assert [event["attempt"] for event in logged(result.run, "verified")] == [1, 2]
+    assert result.best and (result.best["attempt"], result.best["speed"]) == (2, 2.0)
 
 
 @pytest.mark.usefixtures("judge_calls")
@@ -134,9 +134,9 @@ def test_a_command_that_answers_with_text_is_an_agent(tmp_path: Path) -> None:
     answer = tmp_path / "answer.md"
     answer.write_text("Use this:\n\n```python\n# wrong\n```\n\nNo, better:\n\n```python\n# right 2\n```\n")
     script = Path(__file__).parents[4] / "examples/search/answer_agent.py"
-    found = run_search(quick_request(tmp_path, f"{sys.executable} {script} sh -c 'tail -n 3; cat {answer}'"))
-    assert found.best and found.best["speed"] == 2.0
-    assert "Answer with the complete `candidate.py`" in Workspace(found.run, 1, 1).log.read_text()
+    result = run_search(quick_request(tmp_path, f"{sys.executable} {script} sh -c 'tail -n 3; cat {answer}'"))
+    assert result.best and result.best["speed"] == 2.0
+    assert "Answer with the complete `candidate.py`" in Workspace(result.run, 1, 1).log.read_text()
 
 
 @pytest.mark.usefixtures("judge_calls")

@@ -41,18 +41,18 @@ def test_both_nodes_judge(tmp_path: Path, cluster: str) -> None:
     agents = [quoted("# right 2.5"), quoted("# wrong"), quoted("# right 1.5")]
     judge = (sys.executable, str(HERE / "node_judge.py"))
     request = quick_request(tmp_path, *agents, attempts=6, jobs=6, ray=cluster, judge=judge)
-    found = run_search(request)
-    assert found.best and found.best["attempt"] in (1, 4)
-    verdicts = [event["judged"]["verdict"] for event in logged(found.run, "try-ended")]
+    result = run_search(request)
+    assert result.best and result.best["attempt"] in (1, 4)
+    verdicts = [event["judged"]["verdict"] for event in logged(result.run, "try-ended")]
     assert len(verdicts) == 6
     assert {verdict["device"] for verdict in verdicts} == {"first", "second"}
 
 
 def test_an_agent_asks_the_cluster(tmp_path: Path, cluster: str) -> None:
     asking = "sh -c 'echo \"# right 2\" > candidate.py; ./judge'"
-    found = run_search(quick_request(tmp_path, asking, ray=cluster))
-    assert found.best
-    assert "The candidate is right." in (found.run / "attempts/0001/1/agent.log").read_text()
+    result = run_search(quick_request(tmp_path, asking, ray=cluster))
+    assert result.best
+    assert "The candidate is right." in (result.run / "attempts/0001/1/agent.log").read_text()
 
 
 def test_a_cluster_that_is_not_there_is_an_error(tmp_path: Path) -> None:

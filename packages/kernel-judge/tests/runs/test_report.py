@@ -129,16 +129,16 @@ def test_the_best_does_not_depend_on_the_order() -> None:
     speeds = (2.5, 0.5, None, 1.0, 2.4, 1.5)
     events = [ended(number, 1, speed, agent="a", context=[]) for number, speed in enumerate(speeds, 1)]
     for order in permutations(events):
-        assert [one.ratio for one in contenders(order)] == [2.5, 2.4, 1.5]
+        assert [contender.ratio for contender in contenders(order)] == [2.5, 2.4, 1.5]
 
 
 class _Counter(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.tags: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.found.append(tag)
+        self.tags.append(tag)
         assert tag not in ("script", "link", "img")
 
 
@@ -156,8 +156,8 @@ def test_the_command_prints_a_table_or_json_and_writes_a_page(runs: list[Path], 
     assert len(answer["attempts"]) == 8
     counter = _Counter()
     counter.feed(page.read_text())
-    assert counter.found.count("svg") == 2
-    assert counter.found.count("table") == 2
+    assert counter.tags.count("svg") == 2
+    assert counter.tags.count("table") == 2
 
 
 @pytest.mark.parametrize(

@@ -32,11 +32,11 @@ GOOD, SLOW, WRONG = quoted("# right 2.5"), quoted("# right 0.5"), quoted("# wron
 def test_the_good_agent_wins_in_any_order(tmp_path: Path, kinds: tuple[str, ...]) -> None:
     commands = {"good": GOOD, "slow": SLOW, "wrong": WRONG}
     agents = [commands.get(kind) or agent(kind) for kind in kinds]
-    found = run_search(quick_request(tmp_path, *agents, seconds=1.5, jobs=5))
-    assert found.best
-    assert found.best["attempt"] == kinds.index("good") + 1
-    assert found.best["speed"] == 2.5
-    outcomes = {event["attempt"]: event["outcome"] for event in logged(found.run, "try-ended")}
+    result = run_search(quick_request(tmp_path, *agents, seconds=1.5, jobs=5))
+    assert result.best
+    assert result.best["attempt"] == kinds.index("good") + 1
+    assert result.best["speed"] == 2.5
+    outcomes = {event["attempt"]: event["outcome"] for event in logged(result.run, "try-ended")}
     expected = {
         "good": "right",
         "slow": "right",
@@ -45,17 +45,17 @@ def test_the_good_agent_wins_in_any_order(tmp_path: Path, kinds: tuple[str, ...]
         "crashing": "no-candidate",
     }
     assert [outcomes[number] for number in range(1, 6)] == [expected[kind] for kind in kinds]
-    stopped = {event["attempt"]: event["stopped"] for event in logged(found.run, "agent-ended")}
+    stopped = {event["attempt"]: event["stopped"] for event in logged(result.run, "agent-ended")}
     assert stopped[kinds.index("hanging") + 1] == "time"
-    assert marked_processes(found.run) == []
+    assert marked_processes(result.run) == []
 
 
 @pytest.mark.usefixtures("judge_calls")
 def test_nothing_is_best_that_is_not_faster_than_the_reference(tmp_path: Path) -> None:
-    found = run_search(quick_request(tmp_path, SLOW, WRONG))
-    assert found.best is None
-    assert not (found.run / "best").exists()
-    assert logged(found.run, "verified") == []
+    result = run_search(quick_request(tmp_path, SLOW, WRONG))
+    assert result.best is None
+    assert not (result.run / "best").exists()
+    assert logged(result.run, "verified") == []
 
 
 @pytest.mark.usefixtures("judge_calls")
@@ -93,9 +93,9 @@ def test_a_try_knows_the_verdict_on_the_one_before_and_goes_on_with_its_files(tm
 
 
 def test_an_equal_candidate_is_not_judged_again(tmp_path: Path, judge_calls: Path) -> None:
-    found = run_search(quick_request(tmp_path, agent("quoted", "# wrong"), attempts=3, tries=2))
+    result = run_search(quick_request(tmp_path, agent("quoted", "# wrong"), attempts=3, tries=2))
     assert len(judge_calls.read_text().splitlines()) == 1
-    origins = [event["judged-as"] for event in logged(found.run, "try-ended")]
+    origins = [event["judged-as"] for event in logged(result.run, "try-ended")]
     assert origins.count(None) == 1
     assert len(origins) == 6
 
@@ -135,16 +135,16 @@ def test_a_killed_search_goes_on(tmp_path: Path, judge_calls: Path, monkeypatch:
         process.wait()
     with log.open("ab") as torn:
         torn.write(b'{"event":"try-ended","attempt":')
-    found = run_search(quick_request(tmp_path, *agents, **settings))
-    tries = [(event["attempt"], event["try"]) for event in logged(found.run, "try-ended")]
+    result = run_search(quick_request(tmp_path, *agents, **settings))
+    tries = [(event["attempt"], event["try"]) for event in logged(result.run, "try-ended")]
     assert sorted(tries) == [(attempt, number) for attempt in range(1, 13) for number in (1, 2)]
-    assert found.best and found.best["speed"] == 2.5
-    judged = [event["candidate"] for event in logged(found.run, "try-ended") if not event["judged-as"]]
+    assert result.best and result.best["speed"] == 2.5
+    judged = [event["candidate"] for event in logged(result.run, "try-ended") if not event["judged-as"]]
     assert len(judged) == len(set(judged))
     # One candidate is judged at a time, so each kill interrupts at most one judging, which begins again.
     calls = re.findall(r"[0-9a-f]{64}", judge_calls.read_text())
-    assert len(judged) <= len(calls) - len(logged(found.run, "verified")) <= len(judged) + 3
-    assert marked_processes(found.run) == []
+    assert len(judged) <= len(calls) - len(logged(result.run, "verified")) <= len(judged) + 3
+    assert marked_processes(result.run) == []
     before = (tmp_path / "judge-calls").read_bytes()
     run_search(quick_request(tmp_path, *agents, **settings))
     assert (tmp_path / "judge-calls").read_bytes() == before
@@ -164,8 +164,8 @@ def test_a_stopped_search_leaves_no_process(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("judge_calls")
 def test_more_attempts_continue_a_search_and_other_settings_do_not(tmp_path: Path) -> None:
     run_search(quick_request(tmp_path, WRONG, attempts=1))
-    found = run_search(quick_request(tmp_path, WRONG, attempts=2))
-    assert [event["attempt"] for event in logged(found.run, "try-ended")] == [1, 2]
+    result = run_search(quick_request(tmp_path, WRONG, attempts=2))
+    assert [event["attempt"] for event in logged(result.run, "try-ended")] == [1, 2]
     with pytest.raises(ConfigError, match="another agents"):
         run_search(quick_request(tmp_path, GOOD))
     changed = quick_request(tmp_path, WRONG)
@@ -190,8 +190,8 @@ def test_two_searches_cannot_use_one_directory(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("judge_calls")
 def test_the_supervisor_takes_less_than_2_percent_of_the_time(tmp_path: Path) -> None:
     agents = [quoted("# wrong", 3.0), quoted("# right 2.5", 3.0)]
-    found = run_search(quick_request(tmp_path, *agents, attempts=4, jobs=4))
-    events = logged(found.run, "try-ended")
+    result = run_search(quick_request(tmp_path, *agents, attempts=4, jobs=4))
+    events = logged(result.run, "try-ended")
     share = sum(event["supervisor-seconds"] for event in events) / sum(event["agent-seconds"] for event in events)
     assert share < 0.02
 

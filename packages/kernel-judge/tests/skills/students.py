@@ -30,11 +30,11 @@ def main(kind: str) -> None:
     if kind == "lazy-writer":
         sys.exit("no idea")
     if kind.endswith("writer"):
-        (found,) = re.findall(r"`(skill/([\w-]+)/SKILL\.md)`", prompt)
+        (file,) = re.findall(r"`(skill/([\w-]+)/SKILL\.md)`", prompt)
         assert Path("traces/1/candidate.py").read_text().startswith("# right")
         assert "it is wrong on purpose" in Path("traces/mistakes.md").read_text()
-        Path(found[0]).parent.mkdir(parents=True)
-        Path(found[0]).write_text(SKILL.format(name=found[1]) if kind == "writer" else "# Be right\n")
+        Path(file[0]).parent.mkdir(parents=True)
+        Path(file[0]).write_text(SKILL.format(name=file[1]) if kind == "writer" else "# Be right\n")
         return
     has_skill = Path("context/skill/SKILL.md").is_file()
     attempt = int(Path.cwd().parts[-3])  # attempts/0001/1/workspace

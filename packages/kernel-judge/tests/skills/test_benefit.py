@@ -94,16 +94,16 @@ def measured(tasks: Path, tmp_path: Path) -> Callable[[str], Benefit]:
 def test_agents_with_and_without_the_skill(
     measured: Callable[[str], Benefit], agent: str, conclusion: str, words: str, tmp_path: Path
 ) -> None:
-    found = measured(agent)
-    assert found.conclusion == conclusion
-    assert benefit_lines(found)[0].startswith(words)
-    assert [sum(one.has_skill == has for one in found.tries) for has in (False, True)] == [10, 10]
+    benefit = measured(agent)
+    assert benefit.conclusion == conclusion
+    assert benefit_lines(benefit)[0].startswith(words)
+    assert [sum(made.has_skill == has for made in benefit.tries) for has in (False, True)] == [10, 10]
     expected = {"helped": (0.5, 1.0), "same": (0.5, 0.5), "harmed": (1.0, 0.0)}[agent]
-    assert found.measures["pass@1"][:2] == pytest.approx(expected, abs=0.11)
-    assert found.measures["tokens"].low > 1.8
-    json.dumps(found.as_dict(), allow_nan=False)
+    assert benefit.measures["pass@1"][:2] == pytest.approx(expected, abs=0.11)
+    assert benefit.measures["tokens"].low > 1.8
+    json.dumps(benefit.as_dict(), allow_nan=False)
     calls = (tmp_path / "calls").read_text()
-    assert measured(agent) == found, "the evaluation goes on where it was"
+    assert measured(agent) == benefit, "the evaluation goes on where it was"
     assert (tmp_path / "calls").read_text() == calls
 
 
@@ -140,7 +140,7 @@ def test_the_command_asks_the_judge(tasks: Path, tmp_path: Path) -> None:
     options = ("--tasks", tasks / "silu.py", "--agent", agent, "-k", "2", "-j", "2", "--run", tmp_path / "run")
     code, answer = command("eval", "cuda-kernels", *options)
     assert (code, answer["conclusion"]) == (1, "no measurable help")
-    assert [(one["has-skill"], one["is-right"], one["speed"]) for one in answer["tries"]] == [
+    assert [(made["has-skill"], made["is-right"], made["speed"]) for made in answer["tries"]] == [
         (False, False, 1.0),
         (True, False, 1.0),
     ] * 2
@@ -190,11 +190,11 @@ def distilled(tasks: Path, tmp_path: Path) -> Callable[..., Distilled]:
 
 
 def test_a_distilled_skill_is_kept_only_if_it_helps(distilled: Callable[..., Distilled], tmp_path: Path) -> None:
-    found = distilled("writer", "same")
-    assert found.kept is None and found.benefit.conclusion == "no measurable help"
+    result = distilled("writer", "same")
+    assert result.kept is None and result.benefit.conclusion == "no measurable help"
     assert not (tmp_path / "be-right").exists()
-    found = distilled("writer", "helped")
-    assert found.kept == tmp_path / "be-right" and found.benefit.conclusion == "helps"
+    result = distilled("writer", "helped")
+    assert result.kept == tmp_path / "be-right" and result.benefit.conclusion == "helps"
     assert read_skill(tmp_path / "be-right").description == "How to be right."
     assert [path.name for path in (tmp_path / "be-right").iterdir()] == ["SKILL.md"]
     with pytest.raises(ConfigError, match="exists"):
@@ -254,11 +254,11 @@ def test_few_tries_show_nothing() -> None:
 def test_the_interval_of_means_moves_with_the_values() -> None:
     generator = random.Random(3)
     groups = [[[generator.lognormvariate(0, 0.2) for _ in range(6)] for _ in range(3)] for _ in range(2)]
-    one = intervals.compare_means(*groups)
+    compared = intervals.compare_means(*groups)
     doubled = intervals.compare_means(groups[0], [[2 * value for value in task] for task in groups[1]])
-    assert doubled.change == pytest.approx(2 * one.change)
-    assert (doubled.low, doubled.high) == (pytest.approx(2 * one.low), pytest.approx(2 * one.high))
-    assert one.low < one.change < one.high
+    assert doubled.change == pytest.approx(2 * compared.change)
+    assert (doubled.low, doubled.high) == (pytest.approx(2 * compared.low), pytest.approx(2 * compared.high))
+    assert compared.low < compared.change < compared.high
 
 
 def test_a_skill_without_effect_is_rarely_said_to_have_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,14 +62,14 @@ def test_each_tool_finds_the_skill_in_its_directory(tool: str, globally: bool, p
     place = project.parent / "home" / PLACES[tool][1] if globally else project / PLACES[tool][0]
     done = skills("add", f"--{tool}", *["--global"] * globally, "--json")
     assert done.exit_code == 0, done.output
-    assert [one["done"] for one in json.loads(done.output)["places"]] == ["installed"]
+    assert [place["done"] for place in json.loads(done.output)["places"]] == ["installed"]
     files = tree(place / "cuda-kernels")
     del files[RECORD]
     assert files == find_skill("cuda-kernels").files()
     assert read_skill(place / "cuda-kernels").name == "cuda-kernels"
     assert [path.name for path in place.iterdir()] == ["cuda-kernels"], "nothing is left beside it"
     listed = json.loads(skills("list", "--json").output)["installed"]
-    assert [(one["tool"], one["scope"], one["state"]) for one in listed] == [
+    assert [(place["tool"], place["scope"], place["state"]) for place in listed] == [
         (tool, "global" if globally else "project", "current")
     ]
     assert "removed" in skills("remove", f"--{tool}", *["--global"] * globally).output

@@ -32,13 +32,13 @@ class Listing(NamedTuple):
     @property
     def path(self) -> str | None:
         """The file of the project that this is, or None for commands and scripts."""
-        found = re.match(r"(?://|#) ([\w./-]+\.\w+)\n", self.text)
-        return found[1] if found else None
+        match = re.match(r"(?://|#) ([\w./-]+\.\w+)\n", self.text)
+        return match[1] if match else None
 
 
 def listings(reference: str) -> list[Listing]:
     text = (REFERENCES / f"{reference}.md").read_text()
-    return [Listing(*found) for found in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
+    return [Listing(*parts) for parts in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)]
 
 
 def run(directory: Path, *command: str | Path) -> str:

@@ -60,7 +60,7 @@ class Rehearsal:
         self.workflow = yaml.safe_load((WORKFLOWS / workflow).read_text())
         self.checkout, self.environment = checkout, environment
         self.artifacts = checkout.parent / "artifacts"
-        inputs = (self.workflow[True]["workflow_call"] or {}).get("inputs", {})
+        inputs = (self.workflow[True].get("workflow_call") or {}).get("inputs", {})
         self.context = {f"inputs.{name}": str(given.get("default", "")) for name, given in inputs.items()} | context
         self.context["runner.temp"] = str(checkout.parent / "temp")
 

@@ -24,7 +24,7 @@ from .github_instance import TOKEN, RunningGitHub
 from .rehearsal import BIN, WORKFLOWS, Rehearsal, evaluate, run
 
 REPOSITORY = "org/kernels"
-ORGANISATION = "kernels-community"
+OWNER = "kernels-community"
 
 
 def documented() -> list[str]:
@@ -144,7 +144,7 @@ class ManyKernels:
             "GITHUB_WORKFLOW_REF": f"{REPOSITORY}/.github/workflows/kernels.yml@refs/heads/main",
             "GITHUB_EVENT_PATH": str(root / "event.json"),
         }
-        self.context = {"github.token": TOKEN, "inputs.endpoint": hub.url, "inputs.organisation": ORGANISATION}
+        self.context = {"github.token": TOKEN, "inputs.endpoint": hub.url, "inputs.owner": OWNER}
         self.context |= {"inputs.skip-gpu-tests": "it has no GPU code", "inputs.sign": "false"}
 
     def workflow(self, name: str, event: str, job: str, **context: str) -> Rehearsal:
@@ -238,8 +238,8 @@ def test_a_pull_request_and_its_merge_rehearsed(hub: RunningHub, github: Running
     )
     assert publishing.runs("publish", build="success", gpu="skipped")
     publishing.job("publish")
-    assert f"build/{CPU}/metadata.json" in tree(hub, f"{ORGANISATION}/one", "v1")
-    assert not hub.api().repo_exists(f"{ORGANISATION}/two", repo_type="kernel")
+    assert f"build/{CPU}/metadata.json" in tree(hub, f"{OWNER}/one", "v1")
+    assert not hub.api().repo_exists(f"{OWNER}/two", repo_type="kernel")
 
 
 def test_a_failed_build_leaves_its_reason_and_no_package(

@@ -26,7 +26,7 @@ from .rehearsal import BIN, Rehearsal, run
 
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 ACTIONS = sorted((ROOT / ".github/actions").glob("*/action.yml"))
-ORGANISATION = "kernels-community"
+OWNER = "kernels-community"
 
 
 def inputs(workflow: str, trigger: str = "workflow_call") -> dict[str, dict[str, Any]]:
@@ -117,7 +117,7 @@ def test_the_release_rehearsed_against_our_own_hub(
     environment |= {"KERNEL_BUILDER_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(tmp_path / "without")}
     context = {
         "inputs.projects": "kernels/python-only kernels/stable-scale",
-        "inputs.organisation": ORGANISATION,
+        "inputs.owner": OWNER,
         "inputs.endpoint": hub.url,
         "inputs.gpu-runner": "gpu",
         "secrets.hf-token": "",
@@ -141,12 +141,12 @@ def test_the_release_rehearsed_against_our_own_hub(
     assert rehearsal.runs("gpu", build="success")
     assert rehearsal.runs("publish", build="success", gpu="success")
     rehearsal.job("publish")  # without a token: a dry run
-    assert not hub.api().repo_exists(f"{ORGANISATION}/stable-scale", repo_type="kernel")
+    assert not hub.api().repo_exists(f"{OWNER}/stable-scale", repo_type="kernel")
     (tmp_path / "trusting").mkdir()
     (tmp_path / "trusting" / "sitecustomize.py").write_text(TRUSTING.format(trust=sigstore.trust))
     environment |= {"PYTHONPATH": str(tmp_path / "trusting"), **sigstore.job_of("org/kernels", WORKFLOW)}
     context |= {"needs.build.outputs.projects": "kernels/stable-scale", "secrets.hf-token": "any"}
-    published = f"{ORGANISATION}/stable-scale"
+    published = f"{OWNER}/stable-scale"
 
     def publish(only: str = "") -> str:
         Rehearsal(checkout, context, environment).job("publish", only=only)
