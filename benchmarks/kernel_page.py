@@ -181,7 +181,7 @@ def _changed_since(results: Sequence[Result]) -> str:
         for report, what in _reports(result):
             since = changes(KERNELS / result.kernel, report.variant, report.build)
             if since or since is None:
-                (unknown if since is None else changed).append(f"{result.title}{what}")
+                (unknown if since is None else changed).append(f"{result.kernel} ({result.machine.upper()}{what})")
     sentences = [
         f"Sources have changed since these were measured: {listed(changed)}."
         if changed
@@ -195,7 +195,7 @@ def _changed_since(results: Sequence[Result]) -> str:
 def _reports(result: Result) -> Iterator[tuple[BenchmarkReport, str]]:
     yield result.report, ""
     if result.host_report is not result.report:
-        yield result.host_report, " (host overhead)"
+        yield result.host_report, ", host overhead"
 
 
 def section(result: Result) -> str:

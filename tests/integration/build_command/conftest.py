@@ -259,7 +259,7 @@ def scale(
         source.write_text(source.read_text().replace(RIGHT, statement))
         (project / "benchmarks").mkdir()
         shutil.copy(ROOT / "kernels" / "kit" / "workload.py", project / "benchmarks")
-        shutil.copy(ROOT / "tests" / "measure" / "scale_benchmark.py", project / "benchmarks" / "benchmark.py")
+        shutil.copy(ROOT / "tests" / "unit" / "measure" / "scale_benchmark.py", project / "benchmarks" / "benchmark.py")
         done = kernel_builder(new_cache("cache"), "build", project, "--variant", CPU, "--no-load")
         assert done.code == 0, done.stderr
         return project
