@@ -154,7 +154,7 @@ def _plan_each(selection: Selection, toolchains: Toolchains, failures: Failures)
     project = selection.project
     unfetched: dict[tuple[str, object], FetchError] = {}
     for variant in selection.variants:
-        tools = (variant.backend, variant.cuda)
+        tools = (variant.backend, variant.release)
         if tools in unfetched:  # the index is not asked again for what it does not have
             failures.add(project.name, variant.name, unfetched[tools])
             continue
@@ -184,7 +184,7 @@ def _with_sound_ops(
         reports: dict[str, CheckReport] = {}
         for one in mine:
             variant = one.variant
-            key = type(variant.framework), variant.backend, variant.cuda
+            key = type(variant.framework), variant.backend, variant.release
             if key not in known:
                 known[key] = tuple(checks.check_op_sources(project, variant, probe))
             package = CheckedPackage(selection.destination / variant.name, variant, None, project=project)

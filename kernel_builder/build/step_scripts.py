@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from kernel_builder.backends.host_code import HEADERS_PRINTED
 from kernel_builder.build.cache import FAILED, digest_path, object_path
 from kernel_builder.build.confinement import Confinement
-from kernel_builder.build.graph import CUDA, SYSROOT, Binary, CompileStep
+from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
 from kernel_builder.toolchain.own_headers import escaped
-from kernel_builder.toolchain.sysroot import CUDA_DRIVER, Sysroot
+from kernel_builder.toolchain.sysroot import Sysroot
 
 # Lines of `run.sh` before the step's own commands.
 _BEFORE = (
@@ -37,8 +38,6 @@ _UNCONFINED = Confinement()
 
 # Lists that the compiler and the assembler make of the files that they read, and expressions for those that they may.
 _HEADERS_READ, _ASSEMBLED, _READABLE = "headers-read", "assembled", "readable"
-# clang lists the headers of the host code by `-MD`, and those of all capabilities here, one name a line.
-_PRINTED = "headers-printed"
 # Of the files that were read, those that they may not.
 FOREIGN = "foreign"
 # From the syntax of make to one file a line, without `x/../`. Relative names begin with `./` then.
@@ -57,8 +56,8 @@ def _taken(name: str) -> str:
 _CHECK_READ = (
     _taken(_HEADERS_READ),
     f"[ -s {_HEADERS_READ} ]",
-    f"[ ! -e {_INSIDE}/{_PRINTED} ] || {{ {_taken(_PRINTED)}"
-    f" && LC_ALL=C sed 's/[ #]/\\\\&/g; s/[$]/$$/g' {_PRINTED} >> {_HEADERS_READ}; }}",
+    f"[ ! -e {_INSIDE}/{HEADERS_PRINTED} ] || {{ {_taken(HEADERS_PRINTED)}"
+    f" && LC_ALL=C sed 's/[ #]/\\\\&/g; s/[$]/$$/g' {HEADERS_PRINTED} >> {_HEADERS_READ}; }}",
     f"[ ! -e {_INSIDE}/{_ASSEMBLED} ] || {{ {_taken(_ASSEMBLED)} && cat {_ASSEMBLED} >> {_HEADERS_READ}; }}",
     # Names of files are bytes, in whatever encoding.
     "LC_ALL=C "
@@ -84,7 +83,7 @@ def stage_compile(
         output: The object, which the script moves there when it is whole.
         cached: The output is in the builder's cache, which wants its digest, too.
         compiler_cache: An sccache to put before the compiler. Its server runs the compiler, outside of a sandbox.
-        threads: Threads for nvcc.
+        threads: Threads for a compiler that uses several.
         confinement: The sandbox of the compiler.
 
     Raises:
@@ -99,23 +98,23 @@ def stage_compile(
             (inside / name).chmod(0o755)
     output.parent.mkdir(parents=True, exist_ok=True)
     command = with_paths(step.argv, step.roots)
-    if step.tool == "cuda":
-        (inside / "keep").mkdir()
-        if threads > 1 and compiler_cache is None:
-            command.append(f"--threads={threads}")
+    compiler = step.compiler
+    for name in compiler.directories:
+        (inside / name).mkdir()
+    if compiler.threads and threads > 1 and compiler_cache is None:
+        command.append(compiler.threads.format(threads))
     command += ["-o", "out.o"]
     _write(directory, _COMMAND, os.fsencode(shlex.join(command)))
     _write(directory, _READABLE, "\n".join(_readable(step, directory)).encode(errors="surrogateescape"))
     command += ["-MD", "-MF", _HEADERS_READ]
-    if step.tool == "clang":
-        compiler_cache = None  # sccache does not know this clang
+    if not compiler.works_with_sccache:
+        compiler_cache = None
     if compiler_cache is None:
         # The files of .incbin and .include, which the preprocessor does not see.
-        of_assembler = f"-Wa,--MD,{_ASSEMBLED}"
-        command.append(of_assembler if step.tool != "cuda" else "-Xcompiler=" + of_assembler.replace(",", "\\,"))
-    if step.tool == "clang":
-        ptxas = step.roots[CUDA] / "bin/ptxas"
-        command = ["env", f"PTXAS={ptxas}", "CC_PRINT_HEADERS=1", f"CC_PRINT_HEADERS_FILE={_PRINTED}", *command]
+        command.append(compiler.to_assembler.format(_ASSEMBLED))
+    if compiler.environment:
+        variables = [f"{name}={value}" for name, value in compiler.environment.items()]
+        command = ["env", *with_paths(variables, step.roots), *command]
     readable = [place for root in step.roots.values() for place in _places(root)]
     compile_it = _inside(shlex.join(confinement.around(command, inside, readable)))
     if compiler_cache is not None:
@@ -174,8 +173,7 @@ def linked(directory: Path) -> Path:
 def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confinement = _UNCONFINED) -> None:
     """Write the directory of a link step. The script leaves the binary at `linked`, for a last look at it.
 
-    A binary that calls the CUDA driver is linked a second time, with libcuda.so.1: Torch does not load that library in
-    a way that others see, and a binary that only named it would not load on a machine without a driver.
+    A binary that calls a library of `linked_if_called`, such as the CUDA driver, is linked a second time, with it.
     """
     inside = directory / _INSIDE
     for name, text in binary.generated.items():
@@ -188,9 +186,11 @@ def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confin
         return f"{_inside(shlex.join(confined))} && {_taken('out.so')}"
 
     commands = [link(binary.libraries)]
-    if "libtorch_cuda.so" in binary.libraries:
-        calls_driver = "nm --dynamic --undefined-only out.so | grep -v ' cuFile' | grep -q ' cu[A-Z]'"
-        commands.append(f"! {{ {calls_driver}; }} || {{ {link((*binary.libraries, CUDA_DRIVER))}; }}")
+    libraries = binary.libraries
+    for late in binary.linked_if_called:
+        libraries = (*libraries, late.library)
+        calls = f"nm --dynamic --undefined-only out.so | grep -v '{late.but_not}' | grep -q '{late.symbols}'"
+        commands.append(f"! {{ {calls}; }} || {{ {link(libraries)}; }}")
     _write(directory, _COMMAND, os.fsencode(shlex.join(_link(binary, cache, binary.libraries))))
     _write_script(directory, commands, confinement)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from kernel_builder.config.variant import Release
+from kernel_builder.config.release import Release
 
 _PYEXT = ("py", "pyi")
 # The endings of files of `src` that are not compiled.
@@ -25,6 +25,7 @@ class Kernel:
         src: Sources and headers, relative to the project.
         include: Include directories, relative to the project.
         cuda_capabilities: The capabilities to compile for, such as `9.0a`; None for all that the compiler knows.
+        settings: The values of keys that a registered back end has added to the format.
         only_capabilities: Compile for these of them only, such as `9.0`; empty for all. Not a key of `build.toml`.
     """
 
@@ -40,6 +41,7 @@ class Kernel:
     rocm_archs: tuple[str, ...] | None = None
     hip_flags: tuple[str, ...] = ()
     sycl_flags: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     only_capabilities: tuple[str, ...] = ()
 
 

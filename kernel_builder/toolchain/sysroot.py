@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
+from kernel_builder import backends
 from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import host_compiler
@@ -62,17 +63,6 @@ OPENMP_LIBRARY = "libgomp.so.1"
 _FACET_ID = re.compile(r"_Z(?:GV)?NK?St.*2idE")
 
 COMPAT = "lib/libcompat.a"
-
-CUDA_DRIVER = "libcuda.so.1"
-# Their stand-ins are empty.
-UNVERSIONED_LIBRARIES = (
-    "libc10.so",
-    "libtorch_cpu.so",
-    "libtorch.so",
-    "libc10_cuda.so",
-    "libtorch_cuda.so",
-    CUDA_DRIVER,
-)
 
 COMPAT_MEMBERS = (
     "KB_SINGLE_THREADED",
@@ -213,8 +203,19 @@ def locate(cxx: Path, name: str) -> Path:
     return path
 
 
-def make(host: HostCompiler, directory: Path) -> None:
+def unversioned_libraries() -> set[str]:
+    """Return the libraries of Torch and of devices, whose stand-ins are empty."""
+    found = {"libc10.so", "libtorch_cpu.so", "libtorch.so"}
+    for backend in backends.every():
+        found.update(backend.linked_libraries)
+    return found
+
+
+def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> None:
     """Make the stand-in libraries of one host compiler in an empty directory.
+
+    Args:
+        libraries: Names of more empty ones.
 
     Raises:
         ToolchainError: If a runtime library is missing or the compiler fails.
@@ -228,7 +229,7 @@ def make(host: HostCompiler, directory: Path) -> None:
         present.update(symbol.name for symbol in kept)
         late.update(too_new)
         _link_stand_in(cxx, directory, soname, kept)
-    for soname in UNVERSIONED_LIBRARIES:
+    for soname in sorted({*unversioned_libraries(), *libraries}):
         _link_stand_in(cxx, directory, soname, [])
     for name in ("stand-in.s", "stand-in.map", "stand-in.o"):
         (directory / name).unlink()
