@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import capabilities
 from kernel_builder.build import buildable
 from kernel_builder.config import kernel_sources, offered
 from kernel_builder.config.notices import notices
@@ -140,20 +141,20 @@ def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:
 
 def test_capabilities_are_intersected_and_keep_their_suffixes() -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "5.0", "10.0f"))
-    assert offered.capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
-    assert offered.capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
+    assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
+    assert capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
 
 
 def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("5.0", "8.7"))
-    assert offered.capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
+    assert capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
     with pytest.raises(
         VariantError, match=r"13\.0 does not compile for 5\.0, and no x86_64-linux machine has 8\.7"
     ) as caught:
-        offered.capabilities(kernel, Release(13, 0), X86_64)
+        capabilities(kernel, Release(13, 0), X86_64)
     assert caught.value.hint == 'add a capability, or leave this CUDA release out by [general.cuda] maxver = "12.8"'
     with pytest.raises(VariantError, match=r"no x86_64-linux machine has 8\.7") as caught:
-        offered.capabilities(replace(kernel, cuda_capabilities=("8.7",)), Release(13, 0), X86_64)
+        capabilities(replace(kernel, cuda_capabilities=("8.7",)), Release(13, 0), X86_64)
     assert caught.value.hint == "add a capability"
 
 
@@ -170,24 +171,24 @@ def test_a_limit_selects_the_nearest_capabilities_with_their_suffixes(
     only: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "8.0"), only_capabilities=only)
-    assert offered.capabilities(kernel, Release(13, 0), X86_64) == expected
+    assert capabilities(kernel, Release(13, 0), X86_64) == expected
 
 
 def test_a_limit_selects_from_all_capabilities_of_a_kernel_without_a_list() -> None:
     kernel = Kernel("k", "cuda", (), (), only_capabilities=("9.0",))
-    assert offered.capabilities(kernel, Release(13, 0), X86_64) == ("9.0",)
+    assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0",)
 
 
 def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
     kernel = Kernel("k", "cuda", (), ())
-    every = offered.capabilities(kernel, Release(13, 0), X86_64)
+    every = capabilities(kernel, Release(13, 0), X86_64)
     assert every[0] == "7.5"
     assert every[-1] == "12.1+PTX"
     assert sum("PTX" in capability for capability in every) == 1
     # A CUDA release that is not in the matrix takes the capabilities of the release before it.
-    assert offered.capabilities(kernel, Release(13, 1), X86_64) == every
+    assert capabilities(kernel, Release(13, 1), X86_64) == every
     # Jetson's capabilities are compiled for aarch64 only.
-    assert set(offered.capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
+    assert set(capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
 
 
 @pytest.mark.parametrize(
@@ -224,8 +225,9 @@ def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
     assert notices([*many, tvm]) == [
         "6 projects (k0, k1, k2 and 3 more): [kernel.scale_cuda] is for cuda, which is not in [general] backends: it "
         "is not built",
-        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm",
-        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal",
+        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm: it has no HIP toolchain",
+        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal: Metal's compiler "
+        "runs on macOS only",
         "tvm: something",
         "tvm: this builder does not build [tvm-ffi] extensions",
     ]

@@ -50,5 +50,5 @@ def test_the_functions_of_each_release(release: Release) -> None:
 
 
 def test_the_functions_of_cuda() -> None:
-    known = {name for name in shims().cuda if shims().since[name] <= INSTALLED}
+    known = {name for name in shims().of_backend["cuda"] if shims().since[name] <= INSTALLED}
     assert known == exported(INSTALLED, "-DUSE_CUDA") - exported(INSTALLED)
