@@ -43,6 +43,10 @@ def with_torch(project: Project, **changes: object) -> Project:
     return replace(project, framework=replace(project.framework, **changes))  # type: ignore[arg-type]
 
 
+def with_cuda(project: Project, **settings: Release) -> Project:
+    return replace(project, backend_settings={"cuda": settings})
+
+
 def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Project) -> None:
     assert names(stable) == {"torch-stable-abi210-cpu", "torch-stable-abi210-cu126", "torch-stable-abi210-cu130"}
 
@@ -70,14 +74,14 @@ def test_both_platforms_are_offered(stable: Project) -> None:
 
 def test_ranges_narrow_the_matrix(full: Project) -> None:
     assert names(with_torch(full, maxver=Release(2, 11))) >= {"torch210-cxx11-cpu", "torch211-cxx11-cu128"}
-    only13 = replace(full, cuda_minver=Release(13, 0), cuda_maxver=Release(13, 0))
+    only13 = with_cuda(full, minver=Release(13, 0), maxver=Release(13, 0))
     assert names(only13) == {f"torch{t}-cxx11-{b}" for t in (214, 215) for b in ("cpu", "cu130")}
     needy = replace(full, kernels=tuple(replace(k, cuda_minver=Release(13, 2)) for k in full.kernels))
     assert "torch214-cxx11-cu130" not in names(needy)
 
 
 def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:
-    without = replace(full, cuda_minver=Release(14, 0))
+    without = with_cuda(full, minver=Release(14, 0))
     assert names(without) == {"torch214-cxx11-cpu", "torch215-cxx11-cpu"}
     assert list(offered.empty_backends(without)) == ["cuda"]
     assert (
@@ -121,7 +125,7 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
 
 
 def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
-    old = replace(full, backends=("cuda",), cuda_maxver=Release(12, 9))
+    old = with_cuda(replace(full, backends=("cuda",)), maxver=Release(12, 9))
     with pytest.raises(VariantError, match=r"torch214-cxx11-cu126-x86_64-linux: needs CUDA 12\.6; this builder has 13"):
         buildable.available(old, Toolchains(cuda_compiler="nvcc"))
     assert [variant.name for variant in buildable.available(old, Toolchains())[0]] == [

@@ -116,7 +116,7 @@ class CompiledBackend(Backend):
         defines: Options for all sources.
         library_headers: Headers, as `#include` names them, that need the toolkit's libraries; None if there are none.
         linked_if_called: Libraries of the device that a binary names as needed only if it calls them.
-        torch_part: Symbols of Torch's own libraries for the back end, and those libraries; None for none.
+        torch_part: Symbols of Torch's own libraries for the back end; None if it has none.
         looks_like: Names of libraries that are of its devices; None for none.
     """
 
@@ -127,7 +127,7 @@ class CompiledBackend(Backend):
     defines: tuple[str, ...] = ()
     library_headers: re.Pattern[str] | None = None
     linked_if_called: tuple[LinkedIfCalled, ...] = ()
-    torch_part: tuple[re.Pattern[str], re.Pattern[str]] | None = None
+    torch_part: SymbolFamily | None = None
     looks_like: re.Pattern[str] | None = None
 
     # The matrix.

@@ -447,8 +447,9 @@ class _Cuda(CompiledBackend):
         """Return the releases that `[general.cuda]` allows and at least one kernel can be compiled with."""
         floors = [kernel.cuda_minver for kernel in project.kernels if kernel.backend == self.name]
         needed = min((floor for floor in floors if floor), default=None) if all(floors) else None
-        low = max((floor for floor in (needed, project.cuda_minver) if floor), default=None)
-        return [release for release in releases if release and is_within(release, low, project.cuda_maxver)]
+        settings = project.backend_settings.get(self.name, {})
+        low = max((floor for floor in (needed, settings.get("minver")) if floor), default=None)
+        return [release for release in releases if release and is_within(release, low, settings.get("maxver"))]
 
     def forbids(self, release: Release | None) -> str:
         return f"[general.cuda] minver and maxver or a kernel's cuda-minver rule out CUDA {release}"
@@ -618,6 +619,12 @@ CUDA = _Cuda(
     # machine without a driver.
     linked_if_called=(LinkedIfCalled("libcuda.so.1", symbols=" cu[A-Z]", but_not=" cuFile"),),
     has_archs=True,
-    torch_part=(re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)4cuda"), re.compile(r"lib(?:torch|c10)_cuda\.so")),
+    torch_part=SymbolFamily(
+        "Torch's CUDA part",
+        re.compile(r"_Z(?:T[ISV])?N[KVrRO]*(?:2at|3c10)4cuda"),
+        re.compile(r"lib(?:torch|c10)_cuda\.so"),
+        _LINK_TORCH,
+        "cuda",
+    ),
     looks_like=re.compile(r"lib(?:cu[a-z]|nv[a-zA-Z]|nccl|torch_cuda|c10_cuda)"),
 )

@@ -133,7 +133,7 @@ def _nothing(
                 where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
                 hint="widen the range, or remove it: the Hub asks for the newest releases",
             )
-    compiled = listed(backend.name for backend in known_backends.compiled())
+    compiled = listed(backend.name for backend in known_backends.compiled_for())
     return VariantError(
         message,
         where=where,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 from kernel_builder import backends
@@ -132,8 +133,6 @@ def _of_backend(backend: CompiledBackend, framework: FullAbi | StableAbi | Noarc
     families = tuple(backend.symbol_families(framework))
     if backend.torch_part is None:
         return families
-    names, libraries = backend.torch_part
     shim_names = "|".join(sorted(shims().of_backend.get(backend.name, ())))
-    names = re.compile(rf"{names.pattern}|(?:{shim_names})$")
-    link = families[0].hint if families else _LINK_TORCH
-    return (*families, SymbolFamily(f"Torch's {backend.title} part", names, libraries, link, backend.name))
+    names = re.compile(rf"{backend.torch_part.names.pattern}|(?:{shim_names})$")
+    return (*families, replace(backend.torch_part, names=names))

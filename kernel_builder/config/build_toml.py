@@ -56,7 +56,7 @@ def _kernel(value: Any, place: TomlPlace) -> Kernel:
     """Read a `[kernel.<name>]` table, whose backend determines the keys that it may have."""
     name = _kernel_name(place.key, place.as_table())
     given = value.get("backend") if isinstance(value, dict) else None
-    every = known_backends.every([given])
+    every = known_backends.of_format([given])
     own = {backend.name: backend.kernel_keys for backend in every if backend.kernel_keys is not None}
     one_of = Key(toml_schema.one_of(own, "a backend with compiled kernels"), required=True)
     keys = {"backend": one_of, **_KERNEL, **(own.get(given, {}) if isinstance(given, str) else {})}
@@ -73,7 +73,7 @@ def _general(value: Any, place: TomlPlace) -> dict[str, Any]:
     """Read `[general]`, in which backends have tables."""
     tables: dict[str, Key] = {}
     mentioned = [name for name in value if name not in _GENERAL] if isinstance(value, dict) else []
-    for backend in known_backends.every(mentioned):
+    for backend in known_backends.of_format(mentioned):
         if backend.python_depends is not None:
             depends = {"python-depends": Key(_python_depends(backend.python_depends)), **backend.general_keys}
             more = {"kernel-depends": Key(_kernel_depends)} if backend.kernel_depends else {}
@@ -84,7 +84,7 @@ def _general(value: Any, place: TomlPlace) -> dict[str, Any]:
 
 
 def _noarch(value: Any, place: TomlPlace) -> TorchNoarch:
-    own = {name: key for backend in known_backends.every() for name, key in backend.noarch_keys.items()}
+    own = {name: key for backend in known_backends.of_format() for name, key in backend.noarch_keys.items()}
     keys = {"pyext": Key(_pyext), **own}
     framework: TorchNoarch = toml_schema.table(keys, TorchNoarch)(value, place)
     return framework
@@ -200,14 +200,14 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     general.pop("edition")
     hub = general.pop("hub", {})
     by_backend = general.pop("by_backend")
-    cuda = by_backend.get("cuda", {})
     if isinstance(framework, TorchFramework):
         _check_range(framework.minver, framework.maxver, TomlPlace(where, framework.table))
         since = framework.stable_abi
         floors = {backend: since.get(backend, since.get("")) for backend in general["backends"]}
         stable_abi = {backend: floor for backend, floor in floors.items() if floor}
         framework = replace(framework, stable_abi=stable_abi)
-    _check_range(cuda.get("minver"), cuda.get("maxver"), TomlPlace(where, "general.cuda"))
+    for backend, settings in by_backend.items():
+        _check_range(settings.get("minver"), settings.get("maxver"), TomlPlace(where, f"general.{backend}"))
     kernels = tuple(tables.get("kernel", {}).values())
     return Project(
         root=root,
@@ -216,8 +216,11 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
         warnings=(*warnings, *kernel_sources.warnings(framework, kernels, general["backends"])),
         backend_python_depends=_of_backends(by_backend, "python_depends"),
         backend_kernel_depends=_of_backends(by_backend, "kernel_depends"),
-        cuda_minver=cuda.get("minver"),
-        cuda_maxver=cuda.get("maxver"),
+        backend_settings={
+            backend: own
+            for backend, settings in by_backend.items()
+            if (own := {key: value for key, value in settings.items() if not key.endswith("_depends")})
+        },
         hub_repo_id=hub.get("repo_id"),
         hub_branch=hub.get("branch"),
         **general,

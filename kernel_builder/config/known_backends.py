@@ -149,8 +149,8 @@ def find(name: str) -> Backend | None:
     Raises:
         ToolchainError: If a registered back end cannot be imported.
     """
-    registered = None if name in COMPILED else _registered().get(name)
-    return _load(registered or _BUILT_IN[name]) if registered or name in _BUILT_IN else None
+    place = (None if name in COMPILED else _registered().get(name)) or _BUILT_IN.get(name)
+    return _load(place) if place else None
 
 
 def get(name: str) -> Backend:
@@ -166,14 +166,14 @@ def names(mentioned: Iterable[object] = ()) -> tuple[str, ...]:
     return tuple(sorted({*NAMES, *_registered()})) if has_others else NAMES
 
 
-def every(mentioned: Collection[object] = ()) -> tuple[Backend, ...]:
+def of_format(mentioned: Collection[object] = ()) -> tuple[Backend, ...]:
     """Return the back ends of these `names`. One that replaces a built-in one is among them only if it is mentioned."""
     return tuple(
         get(name) if name in mentioned or name not in _BUILT_IN else _load(_BUILT_IN[name]) for name in names(mentioned)
     )
 
 
-def compiled() -> Iterator[Backend]:
+def compiled_for() -> Iterator[Backend]:
     """Yield the back ends that the builder compiles for, registered ones last: they are looked up only if reached."""
     yield from map(get, COMPILED)
     yield from (backend for name in sorted(_registered()) if name not in COMPILED and (backend := get(name)).compiles)
@@ -189,11 +189,12 @@ def _load(place: str) -> Backend:
     module, _, value = place.partition(":")
     try:
         found = getattr(importlib.import_module(module), value)
-    except (ImportError, AttributeError) as error:
+        if not isinstance(found, Backend):
+            raise TypeError(f"{value} is {found!r}, and not a Backend")
+        return found
+    except Exception as error:  # of whatever package
         raise ToolchainError(
             f"this back end cannot be imported: {error}",
             where=f"entry point {place} of {GROUP}",
             hint="install the package that registers it again, or uninstall it",
         ) from error
-    assert isinstance(found, Backend), place
-    return found

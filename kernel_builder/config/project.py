@@ -113,6 +113,7 @@ class Project:
         python_files: The files of the Python package that `pyext` selects, sorted: (path in the package, file).
         backend_python_depends: Backend -> dependencies in addition to `python_depends`.
         backend_kernel_depends: Backend -> dependencies in addition to `kernel_depends`.
+        backend_settings: Backend -> the other values of its table in `[general]`, such as `minver` of CUDA.
         warnings: What is accepted in `build.toml` and still worth a word to its author.
     """
 
@@ -130,8 +131,7 @@ class Project:
     backend_python_depends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kernel_depends: tuple[KernelDependency, ...] = ()
     backend_kernel_depends: Mapping[str, tuple[KernelDependency, ...]] = field(default_factory=dict)
-    cuda_minver: Release | None = None
-    cuda_maxver: Release | None = None
+    backend_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hub_repo_id: str | None = None
     hub_branch: str | None = None
     warnings: tuple[str, ...] = ()

@@ -96,7 +96,7 @@ class Variant:
             name,
         )
         spelled = match["backend"] if match and match["platform"] in PLATFORMS else ""
-        backend = next((known for known in known_backends.compiled() if known.is_spelled(spelled)), None)
+        backend = next((known for known in known_backends.compiled_for() if known.is_spelled(spelled)), None)
         if not match or not backend:
             raise VariantError(
                 "is not a variant's name; expected for example torch214-cxx11-cu130-x86_64-linux, "

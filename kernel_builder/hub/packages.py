@@ -111,7 +111,7 @@ class HubPackage:
 def named_backend(variant: str) -> str:
     """Return the backend that the name of a variant says, also one that the builder does not compile for."""
     parts = variant.split("-")
-    every = known_backends.every()
+    every = known_backends.of_format()
     return next((one.name for one in every if one.name in parts or any(map(one.is_spelled, parts))), "cuda")
 
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from kernel_builder import backends
 from kernel_builder.elf import DefinedSymbol, defined_symbols, without_definitions
 from kernel_builder.errors import ToolchainError
 from kernel_builder.toolchain import host_compiler
@@ -63,6 +62,16 @@ OPENMP_LIBRARY = "libgomp.so.1"
 _FACET_ID = re.compile(r"_Z(?:GV)?NK?St.*2idE")
 
 COMPAT = "lib/libcompat.a"
+
+# Their stand-ins are empty. This is part of the recipe, so those of other back ends are in sysroots of other names.
+UNVERSIONED_LIBRARIES = (
+    "libc10.so",
+    "libtorch_cpu.so",
+    "libtorch.so",
+    "libc10_cuda.so",
+    "libtorch_cuda.so",
+    "libcuda.so.1",
+)
 
 COMPAT_MEMBERS = (
     "KB_SINGLE_THREADED",
@@ -203,14 +212,6 @@ def locate(cxx: Path, name: str) -> Path:
     return path
 
 
-def unversioned_libraries() -> set[str]:
-    """Return the libraries of Torch and of devices, whose stand-ins are empty."""
-    found = {"libc10.so", "libtorch_cpu.so", "libtorch.so"}
-    for backend in backends.every():
-        found.update(backend.linked_libraries)
-    return found
-
-
 def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> None:
     """Make the stand-in libraries of one host compiler in an empty directory.
 
@@ -229,7 +230,7 @@ def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> 
         present.update(symbol.name for symbol in kept)
         late.update(too_new)
         _link_stand_in(cxx, directory, soname, kept)
-    for soname in sorted({*unversioned_libraries(), *libraries}):
+    for soname in (*UNVERSIONED_LIBRARIES, *libraries):
         _link_stand_in(cxx, directory, soname, [])
     for name in ("stand-in.s", "stand-in.map", "stand-in.o"):
         (directory / name).unlink()

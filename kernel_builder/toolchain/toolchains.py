@@ -304,13 +304,13 @@ class Toolchains:
         """Return the libraries to link against for a platform, made once for each host compiler.
 
         Args:
-            libraries: What it must have stand-ins of, besides the libraries of Torch and of the built-in back ends.
+            libraries: What it must have empty stand-ins of, besides those of every sysroot.
 
         Raises:
             ToolchainError: If there is no usable host compiler, or a runtime library is missing.
         """
         compiler = self.host(platform)
-        more = sorted(set(libraries) - sysroot.unversioned_libraries())
+        more = sorted({*libraries} - {*sysroot.UNVERSIONED_LIBRARIES})
         of_more = f"-{hashlib.sha256(repr(more).encode()).hexdigest()[:16]}" if more else ""
         root = self.store.obtain(
             f"sysroot-{sysroot.RECIPE}-{compiler.identity[:16]}{of_more}",

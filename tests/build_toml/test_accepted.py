@@ -106,6 +106,6 @@ def test_both_accept(home: Path, text: str) -> None:
 
 def test_python_dependencies_are_those_of_the_client() -> None:
     known = json.loads((resources.files("kernels") / "python_depends.json").read_text())
-    mine = {backend.name: set(names) for backend in known_backends.every() if (names := backend.python_depends)}
+    mine = {backend.name: set(names) for backend in known_backends.of_format() if (names := backend.python_depends)}
     assert set(build_toml.PYTHON_DEPENDS) == set(known["general"])
     assert mine == {backend: set(names) for backend, names in known["backends"].items() if names}
