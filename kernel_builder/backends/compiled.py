@@ -113,6 +113,8 @@ class CompiledBackend(Backend):
     Attributes:
         table: A TOML file. `[torch."2.10"] releases` are the releases that a Torch release is published for;
             `[release."13.0"]` is what is known of a release.
+        recipe: Part of the keys of steps: change it with anything that changes bytes and is not in a command. The
+            built-in back ends have that of the builder, `build.commands.RECIPE`.
         defines: Options for all sources.
         library_headers: Headers, as `#include` names them, that need the toolkit's libraries; None if there are none.
         linked_if_called: Libraries of the device that a binary names as needed only if it calls them.
@@ -124,6 +126,7 @@ class CompiledBackend(Backend):
 
     table: Path | None = None
     preference: int = 2
+    recipe: str = ""
     defines: tuple[str, ...] = ()
     library_headers: re.Pattern[str] | None = None
     linked_if_called: tuple[LinkedIfCalled, ...] = ()

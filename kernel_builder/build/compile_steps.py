@@ -215,6 +215,8 @@ class _Outside:
 
 def _outside(project: Project, kernel: Kernel, source: str, scanned: include_scan.Scan, tools: _Tools) -> _Outside:
     found = _Outside([tools.host.identity], {}, [], tools.host.headers)
+    if tools.backend.recipe:
+        found.identities.append(tools.backend.recipe)
     if scanned.torch:
         torch = tools.torch()
         found.standard = matrix.cxx_standard(torch.release)

@@ -66,6 +66,7 @@ TOY = _Toy(
     suffixes=frozenset({".toy"}),
     kernel_keys={"toy-archs": Key(toml_schema.list_of(toml_schema.text), required=True)},
     table=TABLE,
+    recipe="toy 1",
     defines=("-DUSE_TOY",),
     linked_if_called=(LinkedIfCalled(RUNTIME, symbols=" toy_", but_not=" toy_debug"),),
     has_archs=True,
