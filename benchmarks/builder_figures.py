@@ -17,7 +17,7 @@ from figures import Figure, Measured, Row, Values, summary
 from sccache_server import sccache_server
 from torch_extension_build import compare_with_torch_extension, sources_of, torch_extension_row
 
-from kernel_builder.config import matrix
+from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Variant
 from kernel_builder.package.tree_digest import hash_tree
@@ -58,7 +58,7 @@ def measure_compile_steps(workspace: Workspace) -> Measured:
     names = [package["variant"] for package in done.result["packages"]]
     toolchains = Toolchains()
     compilers = {
-        (variant.platform, variant.backend, *(toolchains.cuda_kinds(variant.cuda) if variant.cuda else ()))
+        (variant.platform, variant.backend, *(toolchains.cuda_kinds(variant.release) if variant.release else ()))
         for variant in map(Variant.parse, names)
     }
     expected = sum(len(sources_of(project, backend)) for _, backend, *_ in compilers)
@@ -67,7 +67,7 @@ def measure_compile_steps(workspace: Workspace) -> Measured:
         "expected": expected,
         "variants": names,
         "platforms": len({platform for platform, *_ in compilers}),
-        "pairs": sum(map(len, matrix.load().torch.values())),
+        "pairs": sum(map(len, CUDA.published().values())),
         "cpu-seconds": done.cpu_seconds,
     }
     return Measured((done.command,), values)

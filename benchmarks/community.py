@@ -103,7 +103,7 @@ def _is_stable(project: Project, variant: Variant) -> bool:
 
 def _preference(variant: Variant) -> tuple[Any, ...]:
     """Return the sort key of a variant: the newest Torch, then the oldest release of CUDA 13."""
-    cuda = variant.cuda or Release(0, 0)
+    cuda = variant.release or Release(0, 0)
     release = getattr(variant.framework, "release", Release(0, 0))
     return release, cuda.major >= _CUDA, tuple(-number for number in cuda)
 
@@ -214,7 +214,7 @@ def build_variant(
     """Build one variant and return what happened."""
     arguments = ["build", str(root), "--variant", variant.name, "--out", str(out / root.name), "--no-load", "--json"]
     arguments += ["--compiler-cache", "off"]
-    if variant.backend == "cuda" and variant.cuda:
+    if variant.backend == "cuda" and variant.release:
         arguments += ["--capability", capability]
     if _imports_unchecked(root):
         arguments += ["--allow", "python-imports"]
@@ -234,7 +234,7 @@ def build_variant(
         summary = json.loads(done.stdout)
         outcome["compiles"] = summary["compiles"]
         outcome["bytes"] = sum(package["bytes"] for package in summary["packages"])
-        if variant.platform and variant.cuda:
+        if variant.release:
             outcome["capability"] = capability
     else:
         outcome["reason"] = reason(done)

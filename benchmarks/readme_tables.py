@@ -135,8 +135,8 @@ def models(report: Mapping[str, Any]) -> str:
             "",
             f"Milliseconds of one forward, {report['machine']['device']}, bfloat16. With graphs, a forward takes "
             f"{spread(with_graphs.values())} times as long as with the better mode of `torch.compile`: median and "
-            f"range of {len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, the "
-            f"first compiled one {spread(first[COMPILE], 0)} s.",
+            f"range of {len(with_graphs)} cases. The first accelerated call takes {spread(first['accelerated'], 1)} s, "
+            f"the first compiled one {spread(first[COMPILE], 0)} s.",
         ]
     )
 

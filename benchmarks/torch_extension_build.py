@@ -13,7 +13,8 @@ from builder_runs import JOBS, CompletedRun, Workspace
 from figures import Measured, Row, Values, children_cpu_seconds
 
 import kernel_builder
-from kernel_builder.config import matrix, offered
+from kernel_builder.backends.cuda import CUDA as CUDA_BACKEND
+from kernel_builder.config import matrix
 from kernel_builder.config.kernel_sources import is_header
 from kernel_builder.config.project import Project, TorchFramework
 from kernel_builder.config.project_files import read_project
@@ -125,7 +126,7 @@ def _build_torch_extensions(workspace: Workspace, root: Path) -> tuple[dict[str,
             extension = TorchExtension(
                 sources=tuple(str(root / source) for source in sources_of(project, "cuda")),
                 include=(*include, str(root), str(Path(kernel_builder.__file__).parent / "templates")),
-                cuda_flags=tuple(map(_gencode, offered.archs(kernels, CUDA, this_platform()))),
+                cuda_flags=tuple(map(_gencode, CUDA_BACKEND.archs(kernels, CUDA, this_platform()))),
                 cuda_home=toolkit,
                 directory=str(workspace.root / "torch" / label),
             )

@@ -176,7 +176,7 @@ def _plan(selection: Selection, request: BuildRequest, toolchains: Toolchains) -
     failures: list[FailedVariant] = []
     unfetched: dict[tuple[str, object], FetchError] = {}
     for variant in selection.variants:
-        tools = (variant.backend, variant.cuda)
+        tools = (variant.backend, variant.release)
         try:
             if tools in unfetched:  # the index is not asked again for what it does not have
                 raise unfetched[tools]
@@ -267,7 +267,7 @@ class _Checker:
         reports = []
         for target in targets:
             variant = target.planned.variant
-            key = type(variant.framework), variant.backend, variant.cuda
+            key = type(variant.framework), variant.backend, variant.release
             if key not in findings:
                 findings[key] = tuple(checks.check_op_sources(project, variant, self.probe))
             package = CheckedPackage(target.path, variant, None, project=project)

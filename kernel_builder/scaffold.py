@@ -16,11 +16,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import NAME, REPO_ID
 from kernel_builder.config.project import python_name
 from kernel_builder.config.project_files import in_work_tree
 from kernel_builder.config.toml_schema import nearest
-from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import ConfigError
 
 _TEMPLATES = Path(__file__).parent / "templates" / "init"
@@ -31,7 +31,7 @@ _TAKEN = ("layers", "metadata", "op", "ops", "torch")
 
 def backends() -> tuple[str, ...]:
     """Return the backends that have templates."""
-    return tuple(sorted(directory.name for directory in _TEMPLATES.iterdir() if directory.name in BACKENDS))
+    return tuple(sorted(directory.name for directory in _TEMPLATES.iterdir() if directory.name in known_backends.NAMES))
 
 
 def create(
@@ -116,11 +116,11 @@ def _check_backends(wanted: Sequence[str], on_kit: bool) -> None:
             meant = nearest(backend, known)
             raise ConfigError(
                 f"there is no template for the backend {backend!r}; there is one for {' and '.join(known)}"
-                if backend in BACKENDS
+                if backend in known_backends.NAMES
                 else f"{backend!r} is not a backend; expected {' or '.join(known)}",
                 where="--backends",
                 hint=f"did you mean {meant}?"
-                if meant and backend not in BACKENDS
+                if meant and backend not in known_backends.NAMES
                 else f"start with {known[0]}, and add the backend as docs/build-toml.md says",
             )
     if not wanted:

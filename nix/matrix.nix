@@ -1,6 +1,6 @@
 # The variants that a build.toml offers on one system. The rules are those of kernel_builder/config/offered.py; a test
 # compares the two. The result has names and versions only: steps.nix chooses the compilers.
-{ matrix, system }: build: with builtins;
+{ matrix, ofCuda, system }: build: with builtins;
 let
   torch = build.torch or { };
   range = build.general.cuda or { };
@@ -35,8 +35,8 @@ let
       releases = newest (inRange (ascending (attrNames matrix.torch))) matrix.hub.torch-releases;
       cudas = release:
         if backend == "cpu" then [ null ]
-        else if floor == null then usable matrix.torch.${release}.cuda
-        else oldestOfEachMajor (usable (attrNames matrix.cuda));
+        else if floor == null then usable (ofCuda.torch.${release}.releases or [ ])
+        else oldestOfEachMajor (usable (attrNames ofCuda.release));
     in concatMap (release: map (variant backend floor release) (cudas release))
       (if floor == null then releases else [ floor ]);
   pythonOnly = backend: { inherit backend; name = "torch-${backend}"; cuda = null; floor = null; };

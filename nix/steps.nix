@@ -4,7 +4,11 @@
 let
   lock = fromJSON (readFile ../kernel_builder/toolchain/lock.json);
   wheels = fromJSON (readFile ./python.json);
-  variantsOf = import ./matrix.nix { inherit system; matrix = fromTOML (readFile ../kernel_builder/config/matrix.toml); };
+  variantsOf = import ./matrix.nix {
+    inherit system;
+    matrix = fromTOML (readFile ../kernel_builder/config/matrix.toml);
+    ofCuda = fromTOML (readFile ../kernel_builder/backends/cuda.toml);
+  };
   # An attribute of nixpkgs, or null if this release lacks it. In some releases a removed attribute throws an error.
   optional = name: let found = tryEval (pkgs.${name} or null); in if found.success then found.value else null;
   stdenv = if optional "gcc13Stdenv" == null then pkgs.stdenv else pkgs.gcc13Stdenv; # nvcc 13.0 supports GCC up to 15
@@ -47,7 +51,7 @@ let
       ([ "cp -r ${rest} $out; chmod -R u+w $out" ] ++ map add linked); };
   # The part of the builder that determines objects; a change to the rest recompiles nothing.
   planner = subset "kernel-builder-plan" ../. (map (name: "kernel_builder/${name}") ([
-    "__init__.py" "build" "checkouts.py" "config" "confine.py" "demangle.py" "elf.py" "errors.py" "files.py" "nix.py" "plural.py" "progress.py"
+    "__init__.py" "backends" "build" "checkouts.py" "config" "confine.py" "demangle.py" "elf.py" "errors.py" "files.py" "nix.py" "plural.py" "progress.py"
     "sandbox.py" "toml_file.py"
     "templates/clang" "templates/compat.cpp" "templates/registration.h"
   ] ++ map (name: "toolchain/${name}")

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from kernel_builder.config import matrix, offered
+from kernel_builder import backends
+from kernel_builder.config import known_backends, matrix, offered
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import StableAbi, Variant, this_platform
 from kernel_builder.errors import VariantError
+from kernel_builder.plural import listed
 from kernel_builder.toolchain.tools import Obstacle
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ def obstacle(project: Project, variant: Variant, toolchains: Toolchains) -> Obst
         return missing
     if unusable := toolchains.host_obstacle(variant.platform):
         return unusable
-    return toolchains.cuda_obstacle(variant.cuda) if variant.cuda else None
+    return backends.compiled(variant.backend).obstacle(toolchains, variant.release)
 
 
 def missing_dependency(project: Project, backend: str, toolchains: Toolchains) -> Obstacle | None:
@@ -131,8 +133,9 @@ def _nothing(
                 where=f"{project.root / 'build.toml'}: [torch] minver, maxver; [general.cuda] minver, maxver",
                 hint="widen the range, or remove it: the Hub asks for the newest releases",
             )
+    compiled = listed(backend.name for backend in known_backends.compiled_for())
     return VariantError(
         message,
         where=where,
-        hint="this builder compiles [torch] extensions for cpu and cuda, and packages [torch-noarch] for all backends",
+        hint=f"this builder compiles [torch] extensions for {compiled}, and packages [torch-noarch] for all backends",
     )

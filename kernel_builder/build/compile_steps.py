@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import sysconfig
@@ -11,28 +10,32 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kernel_builder.build import clang_flags, commands, include_scan
-from kernel_builder.build.graph import CLANG, CUDA, PYTHON, TORCH, CompileStep, digest
-from kernel_builder.config import compiler_flags, kernel_sources, matrix, offered
+from kernel_builder import backends
+from kernel_builder.backends import CompiledBackend, CompileOptions, DeviceCommand, DeviceSource, Toolkit, gxx, token
+from kernel_builder.backends.host_code import CXX_SUFFIXES, GXX, system_includes, without_programs
+from kernel_builder.build import commands, include_scan
+from kernel_builder.build.graph import PYTHON, TORCH, CompileStep, digest
+from kernel_builder.config import compiler_flags, kernel_sources, matrix
 from kernel_builder.config.project import Kernel, Project, TorchFramework
 from kernel_builder.config.variant import Noarch, Release, Variant, this_platform
 from kernel_builder.errors import ConfigError, ToolchainError
 from kernel_builder.toolchain.own_headers import escaped
 
 if TYPE_CHECKING:
-    from kernel_builder.toolchain import CudaToolkit, HeaderLibrary, HostCompiler, Toolchains, TorchHeaders
+    from kernel_builder.toolchain import HeaderLibrary, HostCompiler, Toolchains, TorchHeaders
 
 
 @dataclass(frozen=True)
 class _Tools:
     """The toolchain of one variant. The functions fetch headers, so they are called only for sources that need them."""
 
+    backend: CompiledBackend
     host: HostCompiler
-    cuda: CudaToolkit | None
+    toolkit: Toolkit | None
     torch: Callable[[], TorchHeaders]
-    cuda_libraries: Callable[[], HeaderLibrary | None]
+    toolkit_libraries: Callable[[], HeaderLibrary | None]
     dependency: Callable[[str], HeaderLibrary]
 
 
@@ -40,12 +43,6 @@ class _Tools:
 _DEFAULT_INCLUDE = "csrc"
 # Where the public builder writes the header into a project. Some sources include it by this path.
 _REGISTRATION = "torch-ext/registration.h"
-
-# What nvcc's shell does not leave as it is, in names of sources and of directories with headers.
-_OF_THE_SHELL = {"src": r'[,"$`\\]', "include": r"""[,"'$`\\]"""}
-
-# Of a CUDA source, in bytes. nvcc adds `.compute_100a.cudafe1.stub.c` and the like to it.
-_LONGEST_NAME = 220
 
 # The years of C++ standards by the names that do not state them.
 _STANDARDS = {"98": "03", "0x": "11", "1y": "14", "1z": "17", "2a": "20", "2b": "23", "2c": "26"}
@@ -66,12 +63,14 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
     # A project on the stable ABI also publishes its stable binary under the names of single Torch releases.
     stable = framework.stable_abi.get(variant.backend)
     release = stable or variant.framework.release
-    cuda = toolchains.cuda(variant.cuda) if variant.cuda else None
+    backend = backends.compiled(variant.backend)
+    toolkit = backend.toolkit(toolchains, variant.release)
     tools = _Tools(
+        backend,
         toolchains.host(variant.platform),
-        cuda,
+        toolkit,
         cache(lambda: toolchains.torch(release, "stable" if stable else "full", variant.platform)),
-        cache(lambda: toolchains.cuda_libraries(cuda) if cuda else None),
+        cache(lambda: backend.toolkit_libraries(toolchains, toolkit) if toolkit else None),
         cache(toolchains.dependency),
     )
     binding = Kernel(
@@ -82,17 +81,18 @@ def drafts(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[
         include=framework.include,
         cxx_flags=framework.cxx_flags,
     )
-    defines = _defines(variant, stable)
+    defines = _defines(backend, stable)
     steps: list[CompileStep] = []
-    kernels = kernel_sources.of_backend(project, variant.backend, variant.cuda)
+    kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
     # As in the public builder, every source sees the libraries that any kernel depends on; [torch] cannot name its own.
     every = sorted({name for kernel in kernels for name in kernel.depends})
     for one in kernel_sources.disjoint([binding, *kernels]):
         part = replace(one, depends=tuple(dict.fromkeys((*one.depends, *every))))
-        compiler_flags.check(project.root, _table(part), part)
+        compiler_flags.check(project.root, _table(part), "cxx-flags", part.cxx_flags)
+        backend.check_flags(project.root, _table(part), part)
         for source in part.src:
             if not kernel_sources.is_header(source):
-                _check_source(project, part, source, variant)
+                _check_source(project, part, source, backend)
                 steps.append(_draft(project, part, source, variant, tools, defines))
     return tuple(steps)
 
@@ -105,13 +105,11 @@ def with_namespace(draft: CompileStep, module: str) -> CompileStep:
     return replace(draft, argv=argv, key=digest("namespace", draft.key, module))
 
 
-def _defines(variant: Variant, stable: Release | None) -> tuple[str, ...]:
-    defines = [f"-D{variant.backend.upper()}_KERNEL", "-DPy_LIMITED_API=0x03090000"]
+def _defines(backend: CompiledBackend, stable: Release | None) -> tuple[str, ...]:
+    defines = [f"-D{backend.name.upper()}_KERNEL", "-DPy_LIMITED_API=0x03090000"]
     if stable:
         defines.append(f"-DTORCH_TARGET_VERSION=0x{(stable.major << 56) | (stable.minor << 48):016x}")
-    if variant.backend == "cuda":
-        defines.append("-DUSE_CUDA")
-    return tuple(defines)
+    return (*defines, *backend.defines)
 
 
 def _table(kernel: Kernel) -> str:
@@ -119,34 +117,25 @@ def _table(kernel: Kernel) -> str:
     return "torch" if kernel.name == "torch" else f"kernel.{kernel.name}"
 
 
-def _check_source(project: Project, kernel: Kernel, source: str, variant: Variant) -> None:
+def _check_source(project: Project, kernel: Kernel, source: str, backend: CompiledBackend) -> None:
     where = f"{project.root / 'build.toml'}: [{_table(kernel)}] src"
     suffix = PurePosixPath(source).suffix
-    if suffix not in include_scan.CUDA_SUFFIXES | include_scan.CXX_SUFFIXES:
+    if suffix in backend.suffixes:
+        backend.check_source(project.root, _table(kernel), kernel, source)
+        return
+    if owner := next((other for other in backends.every() if suffix in other.suffixes), None):
         raise ConfigError(
-            f"{source} is neither a header nor a source that the {variant.backend} backend can compile",
+            f"{source} is a {owner.title} source, which the {backend.name} backend cannot compile",
             where=where,
-            hint="sources end in .cu, .cpp, .cc or .cxx; headers in .h, .hpp, .cuh or .inl",
+            hint=f'move it to a [kernel.*] table with backend = "{owner.name}"',
         )
-    if suffix in include_scan.CUDA_SUFFIXES and variant.cuda is None:
+    if suffix not in CXX_SUFFIXES:
+        known = sorted({suffix for other in backends.every(backend.name) for suffix in other.suffixes})
         raise ConfigError(
-            f"{source} is a CUDA source, which the {variant.backend} backend cannot compile",
+            f"{source} is neither a header nor a source that the {backend.name} backend can compile",
             where=where,
-            hint='move it to a [kernel.*] table with backend = "cuda"',
+            hint=f"sources end in {', '.join(known)}, .cpp, .cc or .cxx; headers in .h, .hpp, .cuh or .inl",
         )
-    if suffix in include_scan.CUDA_SUFFIXES and len(os.fsencode(PurePosixPath(source).name)) > _LONGEST_NAME:
-        raise ConfigError(
-            f"nvcc cannot compile {source}: names of its intermediate files would be longer than 255 bytes",
-            where=where,
-            hint=f"rename the file, to at most {_LONGEST_NAME} bytes",
-        )
-    for key, name in [("src", source), *(("include", entry) for entry in kernel.include)]:
-        if suffix in include_scan.CUDA_SUFFIXES and re.search(_OF_THE_SHELL[key], name):
-            raise ConfigError(
-                f"nvcc cannot compile {source} with {name!r}: it splits names at commas and passes the rest to a shell",
-                where=f"{project.root / 'build.toml'}: [{_table(kernel)}] {key}",
-                hint="rename the file or directory: letters, digits, dots, dashes and underscores are safe",
-            )
 
 
 def _draft(
@@ -154,21 +143,19 @@ def _draft(
 ) -> CompileStep:
     header = _registration_header()
     provided = {"registration.h": header}
-    scanned = include_scan.scan(project.root, source, (*kernel.include, _DEFAULT_INCLUDE), kernel.src, provided)
+    searched = (*kernel.include, _DEFAULT_INCLUDE)
+    library_headers = tools.backend.library_headers
+    scanned = include_scan.scan(project.root, source, searched, kernel.src, provided, library_headers)
     generated = {"builder/registration.h": header}
     if _REGISTRATION not in dict(scanned.files):
         generated[f"src/{_REGISTRATION}"] = header
     outside = _outside(project, kernel, source, scanned, tools)
     if scanned.torch:
         kernel = _without_older_standards(kernel, outside.standard)
-    cuda = tools.cuda
-    is_cuda = PurePosixPath(source).suffix in include_scan.CUDA_SUFFIXES
-    by_clang = is_cuda and cuda is not None and cuda.clang is not None
-    if by_clang:
-        assert cuda and cuda.clang
-        outside.roots[CLANG] = cuda.clang.root
-        generated[commands.PTXAS] = (resources.files("kernel_builder") / "templates/clang/ptxas").read_text()
-    options = commands.CompileOptions(
+    is_for_device = PurePosixPath(source).suffix in tools.backend.suffixes
+    if is_for_device:
+        outside.roots.update(tools.backend.device_roots(tools.toolkit))
+    options = CompileOptions(
         source=source,
         alias=_alias(project, kernel, source),
         standard=outside.standard,
@@ -177,23 +164,26 @@ def _draft(
         cxx_flags=kernel.cxx_flags,
         roots=outside.roots,
     )
-    argv = (
-        _cuda_command(project, kernel, variant, tools, options)
-        if is_cuda
-        else commands.gxx(tools.host, tools.cuda, options)
-    )
+    if is_for_device:
+        names = tuple(name for name, _ in scanned.files)
+        where = f"{project.root / 'build.toml'}: [{_table(kernel)}]"
+        device = DeviceSource(project.root, where, kernel, names, tools.host.platform)
+        command = tools.backend.device_command(device, tools.host, tools.toolkit, options)
+        generated.update(command.generated)
+    else:
+        command = DeviceCommand(gxx(tools.host, tools.toolkit, options), GXX, {})
     return CompileStep(
-        key=_key(argv, tools, outside.identities, scanned, generated),
+        key=_key(command.argv, tools, outside.identities, scanned, generated),
         project=project.root,
         source=source,
-        tool="clang" if by_clang else "cuda" if is_cuda else "cxx",
-        argv=argv,
+        compiler=command.compiler,
+        argv=command.argv,
         roots=outside.roots,
         files=scanned.files,
         generated=generated,
         headers=outside.headers,
         uses_namespace=scanned.namespace,
-        title=f"{project.name}/{source} ({variant.backend}{f' {variant.cuda}' if variant.cuda else ''})",
+        title=f"{project.name}/{source} ({variant.target})",
     )
 
 
@@ -225,27 +215,29 @@ class _Outside:
 
 def _outside(project: Project, kernel: Kernel, source: str, scanned: include_scan.Scan, tools: _Tools) -> _Outside:
     found = _Outside([tools.host.identity], {}, [], tools.host.headers)
+    if tools.backend.recipe:
+        found.identities.append(tools.backend.recipe)
     if scanned.torch:
         torch = tools.torch()
         found.standard = matrix.cxx_standard(torch.release)
         found.identities.append(torch.identity)
         found.roots[TORCH] = torch.include[0]
-        found.includes += commands.system_includes(TORCH, torch.include[0], torch.include)
-    of_cuda = tools.cuda_libraries() if scanned.cuda_libraries else None
+        found.includes += system_includes(TORCH, torch.include[0], torch.include)
+    of_toolkit = tools.toolkit_libraries() if scanned.toolkit_libraries else None
     libraries = [tools.dependency(name) for name in kernel.depends if name != "torch"]
-    for library in [*libraries, *([of_cuda] if of_cuda else [])]:
-        token = f"\0{library.name}\0"
+    for library in [*libraries, *([of_toolkit] if of_toolkit else [])]:
+        place = token(library.name)
         found.identities.append(library.identity)
-        found.roots[token] = library.root
-        found.includes += commands.system_includes(token, library.root, library.include)
+        found.roots[place] = library.root
+        found.includes += system_includes(place, library.root, library.include)
     if scanned.python:
         found.identities.append(sys.version)
         found.roots[PYTHON] = _python_include(project, source, tools.host.platform)
         found.includes += ["-isystem", PYTHON]
         found.headers = (*found.headers, _configuration(found.roots[PYTHON]))
-    if tools.cuda:
-        found.identities.append(tools.cuda.identity)
-        found.roots[CUDA] = tools.cuda.root
+    if tools.toolkit:
+        found.identities.append(tools.toolkit.identity)
+        found.roots[token(tools.toolkit.name)] = tools.toolkit.root
     return found
 
 
@@ -262,19 +254,8 @@ def _without_older_standards(kernel: Kernel, standard: int) -> Kernel:
     def without_older(flags: Sequence[str]) -> tuple[str, ...]:
         return tuple(word for option in filter(newer, kernel_sources.options(flags)) for word in option)
 
-    return replace(kernel, cxx_flags=without_older(kernel.cxx_flags), cuda_flags=without_older(kernel.cuda_flags))
-
-
-def _cuda_command(
-    project: Project, kernel: Kernel, variant: Variant, tools: _Tools, options: commands.CompileOptions
-) -> tuple[str, ...]:
-    assert tools.cuda is not None
-    platform = variant.platform or ""
-    capabilities = offered.capabilities(kernel, tools.cuda.release, platform)
-    if tools.cuda.clang is None:
-        return commands.nvcc(tools.host, tools.cuda, options, capabilities, kernel.cuda_flags)
-    flags = clang_flags.of_clang(kernel.cuda_flags, f"{project.root / 'build.toml'}: [{_table(kernel)}] cuda-flags")
-    return commands.clang(tools.host, options, capabilities, flags, platform)
+    every: dict[str, Any] = {key: without_older(getattr(kernel, key)) for key in kernel_sources.FLAGS}
+    return replace(kernel, **every)
 
 
 def _key(
@@ -284,7 +265,7 @@ def _key(
     scanned: include_scan.Scan,
     generated: dict[str, str],
 ) -> str:
-    command = commands.without_programs(argv, tools.host)
+    command = without_programs(argv, tools.host)
     return digest("compile", commands.RECIPE, command, identities, scanned.files, generated)
 
 

@@ -51,12 +51,6 @@ _MOST_FILES = 3  # that an error names
 # What nvcc and g++ print when the kernel ends a compiler because memory is short.
 _KILLED = re.compile(r"died due to signal 9|Killed signal terminated program")
 
-# For a source that nvcc accepts.
-_CLANG_HINT = {
-    "clang": "clang compiles the variants of CUDA 12: guard what it does not take with #ifndef __clang__; or compile "
-    'with an nvcc of CUDA 12 (`--cuda-home DIR`); or leave CUDA 12 out by [general.cuda] minver = "13.0"'
-}
-
 # What programs print at a resource limit.
 _TOO_LARGE = re.compile(r"File size limit exceeded|File too large|signal 25")
 _NO_MEMORY = re.compile(
@@ -123,7 +117,7 @@ def failure(
         command=command,
         output=words,
         log=str(kept) if kept else None,
-        hint=(_hint(words, stable=_on_stable_abi(step)) or _CLANG_HINT.get(step.tool))
+        hint=(_hint(words, stable=_on_stable_abi(step)) or step.compiler.hint)
         if isinstance(step, CompileStep)
         else None,
     )

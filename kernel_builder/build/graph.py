@@ -7,14 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from kernel_builder.backends import Compiler, LinkedIfCalled, token
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Variant
 
-# Commands contain these tokens instead of directories outside a step's own. `step_scripts` replaces them.
-TORCH, CUDA, CLANG = "\0torch\0", "\0cuda\0", "\0clang\0"
-PYTHON, SYSROOT = "\0python\0", "\0sysroot\0"
+TORCH, PYTHON, SYSROOT = token("torch"), token("python"), token("sysroot")
 
 # In provenance, the compiler of a binary that a machine of another platform has compiled.
 CROSS_COMPILER = "cross-compiler"
@@ -35,7 +34,6 @@ class CompileStep:
         key: Names the object in the cache.
         project: The project's root, from which `files` are copied.
         source: The source, relative to the project.
-        tool: The compiler: nvcc for `cuda`, which may use several threads, clang, or g++ for `cxx`.
         argv: The command without its output, with tokens.
         roots: Token -> the directory it stands for.
         files: Project-relative path -> SHA-256 of every file that the step can read.
@@ -49,7 +47,7 @@ class CompileStep:
     key: str
     project: Path
     source: str
-    tool: Literal["cuda", "clang", "cxx"]
+    compiler: Compiler
     argv: tuple[str, ...]
     roots: Mapping[str, Path]
     files: tuple[tuple[str, str], ...]
@@ -69,6 +67,7 @@ class Binary:
         platform: The platform that it is for.
         objects: The compile steps whose objects are linked, in order.
         argv: The link command without objects and output, with tokens.
+        linked_if_called: Libraries that it names as needed only if it calls them.
         roots: Token -> the directory it stands for.
         generated: Path in the step's directory -> content of files that the builder adds.
         title: What progress and errors call it.
@@ -81,6 +80,7 @@ class Binary:
     cxx: Path
     argv: tuple[str, ...]
     libraries: tuple[str, ...]
+    linked_if_called: tuple[LinkedIfCalled, ...]
     roots: Mapping[str, Path]
     generated: Mapping[str, str]
     title: str
@@ -92,7 +92,7 @@ class PlannedVariant:
 
     Attributes:
         module: The op namespace, a digest of the binary's inputs and the Python files.
-        archs: The capabilities that its binary has code for.
+        archs: The architectures that its binary has code for.
         python: Path inside the package -> SHA-256 of the project's Python files.
         provenance: What `metadata.json` records of builder, compiler and sources; `plan` adds the compiler only.
         sources: What `recorded_sources` keeps of the sources, to tell later whether they have changed.

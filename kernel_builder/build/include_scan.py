@@ -19,21 +19,11 @@ from pathlib import Path, PurePosixPath
 from kernel_builder.config.project_files import check_link
 from kernel_builder.errors import ConfigError
 
-CUDA_SUFFIXES = frozenset({".cu"})
-CXX_SUFFIXES = frozenset({".cc", ".cpp", ".cxx"})
-
 # The top directories of Torch's headers, in wheels of all releases.
 _TORCH_ROOTS = frozenset({"ATen", "c10", "caffe2", "torch"})
 # Headers that need Python's, and compile with its limited API. pybind11 does not, nor what includes it: with Python's
 # headers, g++ takes a minute to print 1,800 errors of pybind11; without, it stops at `#include <Python.h>`.
 _PYTHON_HEADERS = re.compile(r"Python\.h|torch/csrc/python_headers\.h")
-# Headers of CUDA's libraries, and those of Torch and CUTLASS that include one of them, directly or not. In Torch 2.15,
-# 77 of 9,572 headers do. The pattern covers them and 186 more; it leaves out the 13 that also need NCCL.
-_CUDA_LIBRARIES = re.compile(
-    r"(cublas|cudalibxt|cuda_profiler|cudaProfiler|cudnn|cufft|curand|cusolver|cusparse)\w*\.h"
-    r"|(nvblas|nvml|nvrtc)\.h|nvtx3/.*|c10/cuda/driver_api\.h|(ATen|torch)/(.*/)?(cuda|cudnn).*|cutlass/util/.*"
-)
-
 # What may contain the delimiters of others, so that one expression has to find all: comments, raw strings, characters,
 # strings. Each alternative that begins also ends, at the end of the line or file if not before. Otherwise a search for
 # the end would start at every beginning, and take a time that grows with the square of the file.
@@ -64,14 +54,14 @@ class Scan:
         torch: It includes a Torch header.
         python: It includes `Python.h`, directly or through a Torch header.
         namespace: Some of the files mention `TORCH_EXTENSION_NAME`.
-        cuda_libraries: It includes a header of one of CUDA's libraries, directly or through Torch or CUTLASS.
+        toolkit_libraries: It may include a header of `library_headers`.
     """
 
     files: tuple[tuple[str, str], ...]
     torch: bool
     python: bool
     namespace: bool
-    cuda_libraries: bool
+    toolkit_libraries: bool
 
 
 @dataclass(frozen=True)
@@ -141,6 +131,7 @@ def scan(
     include: Sequence[str] = (),
     listed: Iterable[str] = (),
     generated: Mapping[str, str] = {},
+    library_headers: re.Pattern[str] | None = None,
 ) -> Scan:
     """Find the files that a source can reach.
 
@@ -151,13 +142,14 @@ def scan(
         listed: The other files of its `src` in `build.toml`. All of them count if a file includes a macro instead of a
             name, since only a preprocessor could tell which file is meant.
         generated: Headers that the builder provides: name -> content.
+        library_headers: Headers that need libraries of the back end's toolkit.
 
     Raises:
         ConfigError: If a file includes another by an absolute path, by the assembler, or through a symbolic link
             out of the project and its git repository.
     """
     digests: dict[str, str] = {}
-    torch = python = namespace = cuda_libraries = False
+    torch = python = namespace = libraries = False
     queue = [source]
     while queue:
         name = queue.pop()
@@ -173,7 +165,7 @@ def scan(
                 hint="write the content as an array into a header, and include that",
             )
         if facts.computed:
-            torch = cuda_libraries = True
+            torch = libraries = True
             queue += listed
         for target, beside in [(t, False) for t in facts.angled] + [(t, True) for t in facts.quoted]:
             if target.startswith("/"):
@@ -191,5 +183,6 @@ def scan(
             elif target not in generated:
                 torch = torch or target.split("/", 1)[0] in _TORCH_ROOTS
                 python = python or _PYTHON_HEADERS.fullmatch(target) is not None
-                cuda_libraries = cuda_libraries or _CUDA_LIBRARIES.fullmatch(target) is not None
-    return Scan(tuple(sorted(digests.items())), torch, python, namespace, cuda_libraries)
+                if library_headers and library_headers.fullmatch(target):
+                    libraries = True
+    return Scan(tuple(sorted(digests.items())), torch, python, namespace, libraries)

@@ -218,7 +218,7 @@ class _Run:
         self.warnings.update(_warnings([step for step in compiles if step.key not in self.failures], self.work))
 
     def _threads(self, compiles: Sequence[CompileStep]) -> int:
-        device_steps = sum(step.tool == "cuda" for step in compiles)
+        device_steps = sum(step.compiler.threads is not None for step in compiles)
         return max(1, self.jobs // device_steps) if device_steps else 1
 
     def _is_staged(self, step: CompileStep, compiles: Sequence[CompileStep]) -> bool:
@@ -315,7 +315,7 @@ def _write_build_file(
         writer.build([f"{step.key}/done"], "run", list(inputs), pool=pool, variables=variables)
 
     for step in compiles:
-        add(step, step.title, pool="device" if step.tool == "cuda" else None)
+        add(step, step.title, pool="device" if step.compiler.threads else None)
     for binary in binaries:
         objects = [f"{step.key}/done" for step in binary.objects if step.key in staged]
         add(binary, f"link {binary.title}", inputs=objects)

@@ -17,9 +17,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kernel_builder import backends
 from kernel_builder.build import commands, compile_steps, recorded_sources
 from kernel_builder.build.graph import CROSS_COMPILER, SYSROOT, Binary, Graph, PlannedVariant, digest
-from kernel_builder.config import kernel_sources, offered
+from kernel_builder.config import kernel_sources, known_backends
 from kernel_builder.config.project import Project, TorchFramework, TorchNoarch
 from kernel_builder.config.variant import Noarch, Variant, this_platform
 from kernel_builder.errors import ConfigError
@@ -62,24 +63,23 @@ def plan(
 
 
 def _archs(project: Project, variant: Variant, toolchains: Toolchains) -> tuple[str, ...]:
-    if isinstance(variant.framework, Noarch):
-        declared = project.framework.cuda_capabilities if isinstance(project.framework, TorchNoarch) else None
-        return (declared or ()) if variant.backend == "cuda" else ()
-    kernels = kernel_sources.of_backend(project, variant.backend, variant.cuda)
-    if not variant.cuda:
-        return ()
-    return offered.archs(kernels, toolchains.cuda(variant.cuda).release, variant.platform or "")
+    if isinstance(project.framework, TorchNoarch):
+        return known_backends.get(variant.backend).noarch_archs(project.framework) or ()
+    backend = backends.compiled(variant.backend)
+    kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
+    toolkit = backend.toolkit(toolchains, variant.release)
+    return backend.archs(kernels, toolkit.release if toolkit else variant.release, variant.platform or "")
 
 
 def _compiler(variant: Variant, toolchains: Toolchains) -> Mapping[str, Any]:
-    """Return what provenance says of the compilers: nothing for nvcc, whose release is in the variant's name, and g++.
+    """Return what provenance says of the compilers: what the back end says of its own, and nothing of g++.
 
     Of a g++ for another platform than this machine's it does: the g++ of that platform would give other bytes.
     """
     recorded: dict[str, Any] = {}
-    toolkit = toolchains.cuda(variant.cuda) if variant.cuda else None
-    if toolkit and toolkit.clang:
-        recorded["cuda-compiler"] = f"clang {toolkit.clang.version}, CUDA {toolkit.version}"
+    if not isinstance(variant.framework, Noarch):
+        backend = backends.compiled(variant.backend)
+        recorded.update(backend.provenance(backend.toolkit(toolchains, variant.release)))
     if variant.platform not in (None, this_platform()):
         host = toolchains.host(variant.platform)
         recorded[CROSS_COMPILER] = {"name": "g++", "version": host.version, "digest": host.identity}
@@ -107,9 +107,10 @@ def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolc
         )
     assert isinstance(project.framework, TorchFramework)
     stable = variant.backend in project.framework.stable_abi
-    libraries = commands.torch_libraries(stable=stable, cuda=variant.cuda is not None)
+    backend = backends.compiled(variant.backend)
+    libraries = commands.torch_libraries(backend, stable=stable)
     host = toolchains.host(variant.platform)
-    sysroot = toolchains.sysroot(variant.platform).root
+    sysroot = toolchains.sysroot(variant.platform, tuple(backend.linked_libraries)).root
     # The store names a sysroot by its recipe and the host compiler.
     tools = [host.identity, sysroot.name, sysroot.parent.name]
     inputs = [tools, [draft.key for draft in drafts], commands.LINK_FLAGS, libraries]
@@ -123,7 +124,8 @@ def _binary(project: Project, variant: Variant, python: Mapping[str, str], toolc
         cxx=host.path,
         argv=commands.LINK_FLAGS,
         libraries=libraries,
+        linked_if_called=backend.linked_if_called,
         roots={SYSROOT: sysroot},
         generated={"exports.map": commands.EXPORTS},
-        title=f"{project.name} {variant.backend}{f' {variant.cuda}' if variant.cuda else ''}",
+        title=f"{project.name} {variant.target}",
     )

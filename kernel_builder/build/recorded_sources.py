@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder.build.graph import CompileStep, digest
-from kernel_builder.config import kernel_sources
-from kernel_builder.config.project import Project, TorchFramework, TorchNoarch
+from kernel_builder.config import kernel_sources, known_backends
+from kernel_builder.config.project import Kernel, Project, TorchFramework, TorchNoarch
 from kernel_builder.config.variant import Variant
 
 SETTINGS, FILES = "settings", "files"
@@ -70,10 +70,15 @@ def _settings(project: Project, variant: Variant) -> str:
         ],
     }
     if isinstance(framework, TorchNoarch):
-        settings["capabilities"] = framework.cuda_capabilities if backend == "cuda" else None
+        settings["capabilities"] = known_backends.get(backend).noarch_archs(framework)
     elif isinstance(framework, TorchFramework):
         settings["torch"] = [framework.src, framework.include, framework.cxx_flags, framework.stable_abi.get(backend)]
-        kernels = kernel_sources.of_backend(project, backend, variant.cuda)
+        kernels = kernel_sources.of_backend(project, backend, variant.release)
         # A build with --capability is not published at all.
-        settings["kernels"] = [{**asdict(kernel), "only_capabilities": None} for kernel in kernels]
+        settings["kernels"] = [_described(kernel) for kernel in kernels]
     return digest(settings)
+
+
+def _described(kernel: Kernel) -> dict[str, Any]:
+    described = {**asdict(kernel), "only_capabilities": None}
+    return {**described.pop("settings"), **described}

@@ -19,11 +19,11 @@ from pathlib import Path
 from kernel_builder.build import files_read
 from kernel_builder.build.cache import FAILED, digest_path, object_path
 from kernel_builder.build.confinement import Confinement
-from kernel_builder.build.files_read import ASSEMBLED, HEADERS_READ, INSIDE, PRINTED, READABLE
-from kernel_builder.build.graph import CUDA, SYSROOT, Binary, CompileStep
+from kernel_builder.build.files_read import ASSEMBLED, HEADERS_READ, INSIDE, READABLE
+from kernel_builder.build.graph import SYSROOT, Binary, CompileStep
 from kernel_builder.files import read_unchanged
 from kernel_builder.toolchain.own_headers import escaped
-from kernel_builder.toolchain.sysroot import CUDA_DRIVER, Sysroot
+from kernel_builder.toolchain.sysroot import Sysroot
 
 # Lines of `run.sh` before the step's own commands.
 _BEFORE = (
@@ -52,7 +52,7 @@ def stage_compile(
     Args:
         output: Where the script moves the object in the cache, with its digest; None to leave it at `compiled`.
         compiler_cache: An sccache to put before the compiler. Its server runs the compiler, outside of a sandbox.
-        threads: Threads for nvcc.
+        threads: Threads for a compiler that uses several.
         confinement: The sandbox of the compiler.
 
     Raises:
@@ -66,23 +66,23 @@ def stage_compile(
         if text.startswith("#!"):
             (inside / name).chmod(0o755)
     command = with_paths(step.argv, step.roots)
-    if step.tool == "cuda":
-        (inside / "keep").mkdir()
-        if threads > 1 and compiler_cache is None:
-            command.append(f"--threads={threads}")
+    compiler = step.compiler
+    for name in compiler.directories:
+        (inside / name).mkdir()
+    if compiler.threads and threads > 1 and compiler_cache is None:
+        command.append(compiler.threads.format(threads))
     command += ["-o", "out.o"]
     _write(directory, _COMMAND, os.fsencode(shlex.join(command)))
     _write(directory, READABLE, "\n".join(_readable(step, directory)).encode(errors="surrogateescape"))
     command += ["-MD", "-MF", HEADERS_READ]
-    if step.tool == "clang":
-        compiler_cache = None  # sccache does not know this clang
+    if not compiler.works_with_sccache:
+        compiler_cache = None
     if compiler_cache is None:
         # The files of .incbin and .include, which the preprocessor does not see.
-        of_assembler = f"-Wa,--MD,{ASSEMBLED}"
-        command.append(of_assembler if step.tool != "cuda" else "-Xcompiler=" + of_assembler.replace(",", "\\,"))
-    if step.tool == "clang":
-        ptxas = step.roots[CUDA] / "bin/ptxas"
-        command = ["env", f"PTXAS={ptxas}", "CC_PRINT_HEADERS=1", f"CC_PRINT_HEADERS_FILE={PRINTED}", *command]
+        command.append(compiler.to_assembler.format(ASSEMBLED))
+    if compiler.environment:
+        variables = [f"{name}={value}" for name, value in compiler.environment.items()]
+        command = ["env", *with_paths(variables, step.roots), *command]
     readable = [place for root in step.roots.values() for place in _places(root)]
     compile_it = _inside(shlex.join(confinement.around(command, inside, readable)))
     if compiler_cache is not None:
@@ -140,8 +140,7 @@ def linked(directory: Path) -> Path:
 def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confinement = _UNCONFINED) -> None:
     """Write the directory of a link step. The script leaves the binary at `linked`, for a last look at it.
 
-    A binary that calls the CUDA driver is linked a second time, with libcuda.so.1: Torch does not load that library in
-    a way that others see, and a binary that only named it would not load on a machine without a driver.
+    A binary that calls a library of `linked_if_called`, such as the CUDA driver, is linked a second time, with it.
     """
     inside = directory / INSIDE
     for name, text in binary.generated.items():
@@ -156,9 +155,11 @@ def stage_link(binary: Binary, directory: Path, cache: Path, confinement: Confin
         return f"{_inside(shlex.join(confined))} && {taken}"
 
     commands = [link(binary.libraries)]
-    if "libtorch_cuda.so" in binary.libraries:
-        calls_driver = "nm --dynamic --undefined-only out.so | grep -v ' cuFile' | grep -q ' cu[A-Z]'"
-        commands.append(f"! {{ {calls_driver}; }} || {{ {link((*binary.libraries, CUDA_DRIVER))}; }}")
+    libraries = binary.libraries
+    for late in binary.linked_if_called:
+        libraries = (*libraries, late.library)
+        calls = f"nm --dynamic --undefined-only out.so | grep -v '{late.but_not}' | grep -q '{late.symbols}'"
+        commands.append(f"! {{ {calls}; }} || {{ {link(libraries)}; }}")
     _write(directory, _COMMAND, os.fsencode(shlex.join(_link(binary, cache, binary.libraries))))
     _write_script(directory, commands, confinement)
 

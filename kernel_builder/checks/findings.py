@@ -9,9 +9,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from kernel_builder import backends
 from kernel_builder.config.variant import Release, Variant
 
 if TYPE_CHECKING:
+    from kernel_builder.backends import CompiledBackend
     from kernel_builder.checks.probe_process import ProbeProcess
     from kernel_builder.checks.python_files import Source
     from kernel_builder.config.project import Project
@@ -118,9 +120,17 @@ class CheckedPackage:
         return self.metadata
 
     @property
-    def may_use_cuda(self) -> bool:
-        """Whether the package is for CUDA, or its variant is unknown."""
-        return self.variant is None or self.variant.backend == "cuda"
+    def known_backends(self) -> tuple[CompiledBackend, ...]:
+        """The back ends whose libraries can be told: the built-in ones, and that of the package."""
+        variant = self.variant
+        return tuple(backends.every(variant.backend if variant and variant.platform else None))
+
+    @property
+    def backends(self) -> tuple[CompiledBackend, ...]:
+        """The back end of the package; if its variant is unknown, all."""
+        return tuple(
+            backend for backend in self.known_backends if self.variant is None or backend.name == self.variant.backend
+        )
 
 
 @dataclass(frozen=True)

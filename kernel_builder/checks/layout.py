@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernel_builder.checks.findings import CheckedPackage, Finding
+from kernel_builder.config import known_backends
 from kernel_builder.config.variant import Noarch, Variant
 from kernel_builder.package.metadata import PackageMetadata
 
@@ -104,7 +105,8 @@ def _metadata(package: CheckedPackage, metadata: PackageMetadata) -> Iterator[Fi
 def _agreement(variant: Variant, metadata: PackageMetadata) -> Iterator[Finding]:
     if metadata.backend != variant.backend:
         yield _finding("metadata.json", f"`backend.type` is {metadata.backend!r}, the variant is for {variant.backend}")
-    if variant.cuda and not metadata.archs:
+    backend = known_backends.get(variant.backend)
+    if variant.platform and backend.has_archs and not metadata.archs:
         yield _finding(
             "metadata.json",
             "`backend.archs` is missing or empty: the client could not refuse a device that it does not support",

@@ -12,6 +12,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
+from kernel_builder import backends
+from kernel_builder.backends.host_code import CXX_SUFFIXES
 from kernel_builder.config import kernel_sources
 from kernel_builder.config.project import Project, TorchFramework
 from kernel_builder.config.variant import Variant
@@ -28,7 +30,6 @@ _NAMESPACE = re.compile(
     r"^[ \t]*(?:STABLE_)?TORCH_LIBRARY(?:_FRAGMENT)?(?:_EXPAND)?\s*\(\s*(\w*[a-z]\w*)\s*,\s*\w+\s*\)\s*\{", re.M
 )
 _LONGEST = 500  # characters of the arguments of a call
-_SUFFIXES = (".cc", ".cpp", ".cu", ".cxx")
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,10 @@ def sources(project: Project, variant: Variant) -> Mapping[str, str]:
     """Return the sources and headers of a variant, by path, with spaces in place of comments."""
     if not isinstance(project.framework, TorchFramework):
         return {}
-    kernels = kernel_sources.of_backend(project, variant.backend, variant.cuda)
+    kernels = kernel_sources.of_backend(project, variant.backend, variant.release)
     listed = dict.fromkeys((*project.framework.src, *(path for kernel in kernels for path in kernel.src)))
-    wanted = tuple(path for path in listed if path.endswith(_SUFFIXES) or kernel_sources.is_header(path))
+    suffixes = CXX_SUFFIXES | backends.compiled(variant.backend).suffixes
+    wanted = (path for path in listed if path.endswith(tuple(suffixes)) or kernel_sources.is_header(path))
     return {path: _bare(project.root / path) for path in wanted}
 
 

@@ -27,10 +27,10 @@ TORCH_C = re.compile(r"(?:aoti_)?torch_[a-z]|aoti_record_|_?THP")
 
 @dataclass(frozen=True)
 class Shims:
-    """The C functions of the stable ABI: the release that introduced each, and those only in CUDA builds."""
+    """The C functions of the stable ABI: the release that introduced each, and those of one back end only."""
 
     since: Mapping[str, Release]
-    cuda: frozenset[str]
+    of_backend: Mapping[str, frozenset[str]]
 
 
 @cache
@@ -38,7 +38,7 @@ def shims() -> Shims:
     """Return the functions that this version of the builder knows."""
     data = toml_file.read(Path(__file__).with_name("torch_shims.toml"))
     since = {name: Release.parse(release) for release, names in data["release"].items() for name in names}
-    return Shims(since, frozenset(data["library"]["cuda"]))
+    return Shims(since, {backend: frozenset(names) for backend, names in data["library"].items()})
 
 
 def check_torch_stable_abi(package: CheckedPackage) -> Iterator[Finding]:

@@ -15,7 +15,7 @@ import click
 from kernel_builder.build.buildable import missing_dependency
 from kernel_builder.cli import print_notices, report_error
 from kernel_builder.cli.shared_options import dependency_option, json_option
-from kernel_builder.config import offered
+from kernel_builder.config import known_backends
 from kernel_builder.config.build_toml import FILE
 from kernel_builder.config.project import Project
 from kernel_builder.config.project_files import read_project, sort_projects
@@ -93,7 +93,7 @@ def _print_missing(projects: Sequence[Project], dependencies: Mapping[str, Path]
     needing: dict[Obstacle, dict[str, None]] = {}
     for project in projects:
         for backend in project.backends:
-            found = missing_dependency(project, backend, toolchains) if backend in offered.COMPILED_BACKENDS else None
+            found = missing_dependency(project, backend, toolchains) if known_backends.get(backend).compiles else None
             if found:
                 needing.setdefault(found, {})[project.name] = None
     for obstacle, names in needing.items():

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from kernel_builder.config import known_backends
 from kernel_builder.config.ownership import VARIABLE
 from kernel_builder.config.variant import Release
 
@@ -37,6 +38,18 @@ class ReleaseType(click.ParamType[Release]):
             self.fail(str(error), param, ctx)
 
 
+class BackendType(click.Choice[str]):
+    """A command line value that names a back end that the builder compiles for, built in or registered."""
+
+    def __init__(self) -> None:
+        super().__init__(known_backends.COMPILED)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in self.choices and (backend := known_backends.find(value)) and backend.compiles:
+            return backend.name
+        return super().convert(value, param, ctx)
+
+
 directory_argument = click.argument("directory", metavar="[DIR]", default=".", type=click.Path(path_type=Path))
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 quiet_option = click.option("--quiet", "-q", is_flag=True, help="Print errors only.")
@@ -53,7 +66,7 @@ variants_option = click.option(
     "--variant", "variants", multiple=True, metavar="NAME", help="Build only this variant; may be repeated."
 )
 backends_option = click.option(
-    "--backend", "backends", multiple=True, type=click.Choice(["cpu", "cuda"]), help="Build only for this backend."
+    "--backend", "backends", multiple=True, type=BackendType(), help="Build only for this backend."
 )
 whole_option = click.option(
     "--all", "whole", is_flag=True, help="Take the whole matrix, not only what the Hub asks for."

@@ -259,6 +259,7 @@ def lock(
     \b
     kernel-builder toolchain lock --output kernel_builder/toolchain/lock.json
     """
+    from kernel_builder.backends import cuda as cuda_backend
     from kernel_builder.config import matrix
     from kernel_builder.progress import shown
     from kernel_builder.toolchain import lock as locks
@@ -270,11 +271,11 @@ def lock(
         pinned = resolve(
             Index(index_url),
             torch or matrix.torch_releases(),
-            cuda or matrix.cuda_releases(),
+            cuda or cuda_backend.releases(),
             platforms or PLATFORMS,
             progress,
             known().values(),
-            matrix.load().clang,
+            cuda_backend.clang_releases(),
         )
     text = locks.dumps(pinned)
     if output is None:

@@ -7,17 +7,16 @@ This module reads the text alone; `project_files` checks the files that it names
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import editions, kernel_sources, toml_schema
+from kernel_builder.config import editions, kernel_sources, known_backends, toml_schema
 from kernel_builder.config.project import Kernel, KernelDependency, Project, TorchFramework, TorchNoarch, TvmFfi
+from kernel_builder.config.release import Release
 from kernel_builder.config.toml_schema import Key, TomlPlace
-from kernel_builder.config.variant import BACKENDS, Release
 from kernel_builder.errors import ConfigError
 
 FILE = "build.toml"
@@ -26,23 +25,19 @@ REPO_ID = r"[A-Za-z0-9][-.\w]*/[A-Za-z0-9][-.\w]*"
 # The longest build.toml on the Hub has 30 kB.
 _MOST_BYTES = 1_000_000
 
-# Packages that a kernel may import besides the standard library and Torch. The public client refuses any other at load.
-PYTHON_DEPENDS: Mapping[str, tuple[str, ...]] = {
-    "general": ("einops", "helion", "tvm-ffi"),
-    "cuda": ("nvidia-cutlass-dsl",),
-    "neuron": ("nki",),
-    "tpu": (),
-    "xpu": ("onednn",),
-}
+# Packages that kernels of all backends may import besides the standard library and Torch. The public client refuses
+# others at load.
+PYTHON_DEPENDS = ("einops", "helion", "tvm-ffi")
 _CUTLASS = ("2_10", "3_5", "3_6", "3_8", "3_9", "4_0", "4_4", "4_5")
 KERNEL_DEPENDS = ("torch", *(f"cutlass_{version}" for version in _CUTLASS), "sycl_tla", "metal-cpp")
 
 
 def _stable_abi(value: Any, place: TomlPlace) -> dict[str, Release]:
-    """Read one version for all backends, or a table of backend -> version."""
+    """Read one version for all backends, which has the key "", or a table of backend -> version."""
     if not isinstance(value, dict):
-        return dict.fromkeys(BACKENDS, toml_schema.release(value, place))
-    return dict(toml_schema.table({backend: Key(toml_schema.release) for backend in BACKENDS})(value, place))
+        return {"": toml_schema.release(value, place)}
+    names = known_backends.names(value)
+    return dict(toml_schema.table({backend: Key(toml_schema.release) for backend in names})(value, place))
 
 
 def _kernel_dependency(value: Any, place: TomlPlace) -> KernelDependency:
@@ -61,13 +56,45 @@ def _kernel(value: Any, place: TomlPlace) -> Kernel:
     """Read a `[kernel.<name>]` table, whose backend determines the keys that it may have."""
     name = _kernel_name(place.key, place.as_table())
     given = value.get("backend") if isinstance(value, dict) else None
-    keys = _KERNEL | _KERNEL_OF.get(given, {}) if isinstance(given, str) else _KERNEL
-    kernel: Kernel = toml_schema.table(keys, partial(Kernel, name))(value, place)
+    every = known_backends.of_format([given])
+    own = {backend.name: backend.kernel_keys for backend in every if backend.kernel_keys is not None}
+    one_of = Key(toml_schema.one_of(own, "a backend with compiled kernels"), required=True)
+    keys = {"backend": one_of, **_KERNEL, **(own.get(given, {}) if isinstance(given, str) else {})}
+
+    def make(**values: Any) -> Kernel:
+        settings = {key: values.pop(key) for key in values.keys() - Kernel.__dataclass_fields__.keys()}
+        return Kernel(name, **values, settings=settings)
+
+    kernel: Kernel = toml_schema.table(keys, make)(value, place)
     return kernel
 
 
-def _distinct_backends(value: Any, place: TomlPlace) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(_backends(value, place)))
+def _general(value: Any, place: TomlPlace) -> dict[str, Any]:
+    """Read `[general]`, in which backends have tables."""
+    tables: dict[str, Key] = {}
+    mentioned = [name for name in value if name not in _GENERAL] if isinstance(value, dict) else []
+    for backend in known_backends.of_format(mentioned):
+        if backend.python_depends is not None:
+            depends = {"python-depends": Key(_python_depends(backend.python_depends)), **backend.general_keys}
+            more = {"kernel-depends": Key(_kernel_depends)} if backend.kernel_depends else {}
+            tables[backend.name] = Key(toml_schema.table({**depends, **more}))
+    general: dict[str, Any] = toml_schema.table({**_GENERAL, **tables})(value, place)
+    general["by_backend"] = {name: general.pop(name) for name in tables if name in general}
+    return general
+
+
+def _noarch(value: Any, place: TomlPlace) -> TorchNoarch:
+    own = {name: key for backend in known_backends.of_format() for name, key in backend.noarch_keys.items()}
+    keys = {"pyext": Key(_pyext), **own}
+    framework: TorchNoarch = toml_schema.table(keys, TorchNoarch)(value, place)
+    return framework
+
+
+def _backends(value: Any, place: TomlPlace) -> tuple[str, ...]:
+    names = known_backends.names(value if isinstance(value, list) else ())
+    one_of = toml_schema.one_of(names, "a backend")
+    hint = 'name the backends the kernel is for: backends = ["cpu", "cuda"]'
+    return tuple(dict.fromkeys(toml_schema.list_of(one_of, least=1, hint=hint)(value, place)))
 
 
 # Names of files have at most 255 bytes, and those of binaries have thirty more than the project's.
@@ -84,29 +111,15 @@ _git_url = toml_schema.matching(
     rf"(?:(?:(?:git\+)?(?:https?|ssh)|git)://(?:[\w.-]+@)?{_host}(?::[0-9]{{1,4}})?/\S+|[\w.-]+@{_host}:[^\s:]+)",
     'the URL of a Git repository like "https://github.com/org/repo"',
 )
-_capability = toml_schema.matching(
-    r"[0-9]+\.[0-9][af]?(?:\+PTX)?",
-    'a CUDA capability like "9.0"; a suffix `a` or `f` (as in "9.0a") and `+PTX` may follow',
-)
-_capabilities = toml_schema.list_of(_capability, least=1, hint="leave the key out to compile for every capability")
 _texts = toml_schema.list_of(toml_schema.text)
 _paths = toml_schema.list_of(toml_schema.inner_path)
 _pyext = toml_schema.list_of(toml_schema.matching(r"[^\W_][\w.-]*", 'a file name\'s ending without its dot, like "py"'))
-_backends = toml_schema.list_of(
-    toml_schema.one_of(BACKENDS, "a backend"),
-    least=1,
-    hint='name the backends the kernel is for: backends = ["cpu", "cuda"]',
-)
 _kernel_depends = toml_schema.list_of(_kernel_dependency)
 
 
-def _python_depends(backend: str | None) -> toml_schema.Reader:
-    names = PYTHON_DEPENDS["general"] + (PYTHON_DEPENDS[backend] if backend else ())
-    return toml_schema.list_of(toml_schema.one_of(names, "a Python package that a kernel may depend on"))
-
-
-def _backend_table(backend: str, **keys: Key) -> Key:
-    return Key(toml_schema.table({"python-depends": Key(_python_depends(backend)), **keys}))
+def _python_depends(names: Sequence[str]) -> toml_schema.Reader:
+    known = (*PYTHON_DEPENDS, *names)
+    return toml_schema.list_of(toml_schema.one_of(known, "a Python package that a kernel may depend on"))
 
 
 _GENERAL = {
@@ -114,23 +127,12 @@ _GENERAL = {
     "version": Key(toml_schema.natural, required=True),
     "edition": Key(toml_schema.natural, required=True),
     "license": Key(toml_schema.matching(r".*\S.*", 'a licence\'s SPDX name like "apache-2.0"'), required=True),
-    "backends": Key(_distinct_backends, required=True),
+    "backends": Key(_backends, required=True),
     "upstream": Key(_git_url),
     "source": Key(_git_url),
-    "python-depends": Key(_python_depends(None)),
+    "python-depends": Key(_python_depends(())),
     "kernel-depends": Key(_kernel_depends),
     "hub": Key(toml_schema.table({"repo-id": Key(_repo_id), "branch": Key(_word)})),
-    "cuda": _backend_table(
-        "cuda",
-        **{
-            "minver": Key(toml_schema.release),
-            "maxver": Key(toml_schema.release),
-            "kernel-depends": Key(_kernel_depends),
-        },
-    ),
-    "neuron": _backend_table("neuron", **{"kernel-depends": Key(_kernel_depends)}),
-    "tpu": _backend_table("tpu"),
-    "xpu": _backend_table("xpu", **{"kernel-depends": Key(_kernel_depends)}),
 }
 _TORCH = {
     "src": Key(_paths),
@@ -141,37 +143,23 @@ _TORCH = {
     "maxver": Key(toml_schema.release),
     "stable-abi": Key(_stable_abi),
 }
-# The public parser spells two of these keys with underscores, unlike the same keys of a kernel.
-_TORCH_NOARCH = {"pyext": Key(_pyext), "cuda_capabilities": Key(_capabilities), "rocm_archs": Key(_texts)}
 _TVM_FFI = {
     "src": Key(_paths, required=True),
     "include": Key(_paths),
     "pyext": Key(_pyext),
     "cxx-flags": Key(_texts),
 }
-_KERNEL_OF: Mapping[str, dict[str, Key]] = {
-    "cpu": {},
-    "cuda": {
-        "cuda-capabilities": Key(_capabilities),
-        "cuda-flags": Key(_texts),
-        "cuda-minver": Key(toml_schema.release),
-    },
-    "metal": {},
-    "rocm": {"rocm-archs": Key(_texts), "hip-flags": Key(_texts)},
-    "xpu": {"sycl-flags": Key(_texts)},
-}
 _KERNEL = {
-    "backend": Key(toml_schema.one_of(_KERNEL_OF, "a backend with compiled kernels"), required=True),
     "depends": Key(toml_schema.list_of(toml_schema.one_of(KERNEL_DEPENDS, "a dependency")), required=True),
     "src": Key(_paths, required=True),
     "include": Key(_paths),
     "cxx-flags": Key(_texts),
 }
 _DOCUMENT = {
-    "general": Key(toml_schema.table(_GENERAL), required=True),
+    "general": Key(_general, required=True),
     "kernel": Key(toml_schema.tables(_kernel)),
     TorchFramework.table: Key(toml_schema.table(_TORCH, TorchFramework)),
-    TorchNoarch.table: Key(toml_schema.table(_TORCH_NOARCH, TorchNoarch)),
+    TorchNoarch.table: Key(_noarch),
     TvmFfi.table: Key(toml_schema.table(_TVM_FFI, TvmFfi)),
 }
 
@@ -211,15 +199,15 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
     general, framework = tables["general"], frameworks[0]
     general.pop("edition")
     hub = general.pop("hub", {})
-    by_backend = {backend: general.pop(backend) for backend in BACKENDS if backend in general}
-    cuda = by_backend.get("cuda", {})
+    by_backend = general.pop("by_backend")
     if isinstance(framework, TorchFramework):
         _check_range(framework.minver, framework.maxver, TomlPlace(where, framework.table))
-        stable_abi = {
-            backend: since for backend, since in framework.stable_abi.items() if backend in general["backends"]
-        }
+        since = framework.stable_abi
+        floors = {backend: since.get(backend, since.get("")) for backend in general["backends"]}
+        stable_abi = {backend: floor for backend, floor in floors.items() if floor}
         framework = replace(framework, stable_abi=stable_abi)
-    _check_range(cuda.get("minver"), cuda.get("maxver"), TomlPlace(where, "general.cuda"))
+    for backend, settings in by_backend.items():
+        _check_range(settings.get("minver"), settings.get("maxver"), TomlPlace(where, f"general.{backend}"))
     kernels = tuple(tables.get("kernel", {}).values())
     return Project(
         root=root,
@@ -228,8 +216,11 @@ def from_document(document: Mapping[str, Any], where: str, root: Path) -> Projec
         warnings=(*warnings, *kernel_sources.warnings(framework, kernels, general["backends"])),
         backend_python_depends=_of_backends(by_backend, "python_depends"),
         backend_kernel_depends=_of_backends(by_backend, "kernel_depends"),
-        cuda_minver=cuda.get("minver"),
-        cuda_maxver=cuda.get("maxver"),
+        backend_settings={
+            backend: own
+            for backend, settings in by_backend.items()
+            if (own := {key: value for key, value in settings.items() if not key.endswith("_depends")})
+        },
         hub_repo_id=hub.get("repo_id"),
         hub_branch=hub.get("branch"),
         **general,

@@ -12,11 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from kernel_builder.config.kernel_sources import options
-from kernel_builder.config.project import Kernel
 from kernel_builder.errors import ConfigError
 
-# Flags of g++, also of nvcc for its host compiler. Their values are no paths.
-_HOST = (
+# Flags of g++, also of other compilers for host code. Their values are no paths.
+HOST = (
     r"-[DU][A-Za-z_]\w*(\([\w, .]*\))?(=[^\x00-\x1f\x7f]*)?",
     r"-O(\d|s|g|fast)?",
     r"-g[\w-]*",
@@ -28,17 +27,6 @@ _HOST = (
     r"-m(?!relocatable|llvm)[\w=,.+-]+",
     r"-l[\w+.-]+",
     r"--param=?[\w=-]*",
-)
-# Flags of nvcc and of the programs that it runs: ptxas, fatbinary, cudafe++.
-_NVCC = (
-    *_HOST,
-    r"--?(use_fast_math|extended-lambda|expt-[\w-]+|extra-device-vectorization|restrict|lineinfo|generate-line-info)",
-    r"--?(device-debug|G|resource-usage|res-usage|source-in-ptx|Wno-[\w-]+|ewp|brief-diagnostics|time-trace|disable-warnings)",
-    r"--?(ftz|prec-div|prec-sqrt|fmad|default-stream|maxrregcount|threads|split-compile(-extended)?|dopt|Ofc|Ofast-compile)=?\w*",
-    r"--?t(=?\d+)?",
-    r"--?(diag|display)[-_][\w-]+(=[\w,-]+)?",
-    r"--?(Werror|extra-[\w-]+|ftemplate-(backtrace-limit|depth)|compress-mode|device-entity-has-hidden-visibility)=?[\w,-]*",
-    r"--?(gpu-architecture|gpu-code|generate-code|gencode|arch|code)=?[\w,=\[\]\"]*",
 )
 _INNER = r"--?[\w-]+(=[\w,.-]+)?|\d+"  # of ptxas and the like
 # What a shell changes between the double quotes that nvcc puts around a macro. nvcc doubles no backslash.
@@ -60,28 +48,34 @@ _REASONS = {
 }
 
 
-def check(root: Path, table: str, kernel: Kernel) -> None:
-    """Raise a ConfigError if a flag of a kernel is not allowed."""
-    for key, flags, forms in (("cxx-flags", kernel.cxx_flags, _HOST), ("cuda-flags", kernel.cuda_flags, _NVCC)):
-        for program, flag in _single(flags):
-            where = f"{root / 'build.toml'}: [{table}] {key}"
-            if re.search(r"-(m\w+|arch|gpu-architecture|code|gpu-code)=native\b", flag):
-                raise ConfigError(
-                    f"{flag} makes a binary for the machine that builds it, and the Hub's users have others",
-                    where=where,
-                    hint="name an instruction set that all users have, or choose at run time: "
-                    "__attribute__((target(...))) and __builtin_cpu_supports; for CUDA, list cuda-capabilities",
-                )
-            allowed = forms if program is None else _HOST if program == "compiler" else (_INNER,)
-            if not any(re.fullmatch(form, flag) for form in allowed):
-                raise _refusal(flag, where)
-            if forms is _NVCC and (_EXPANDED.search(flag) if program is None else not _PLAIN.fullmatch(flag)):
-                raise ConfigError(
-                    f"the flag {flag!r} is refused: nvcc passes it to a shell, which would change it or run commands",
-                    where=where,
-                    hint="define the macro in a header of the project; dollar signs, backquotes and backslashes are "
-                    "refused in flags of nvcc, and quotes and other signs of the shell after -Xcompiler, too",
-                )
+def check(
+    root: Path, table: str, key: str, flags: Sequence[str], forms: Sequence[str] = HOST, by_shell: str | None = None
+) -> None:
+    """Raise a ConfigError if a flag of a table of `build.toml` is not allowed.
+
+    Args:
+        forms: Regular expressions for the flags that are.
+        by_shell: The compiler, if it gives its flags to a shell.
+    """
+    for program, flag in _single(flags):
+        where = f"{root / 'build.toml'}: [{table}] {key}"
+        if re.search(r"-(m\w+|arch|gpu-architecture|code|gpu-code)=native\b", flag):
+            raise ConfigError(
+                f"{flag} makes a binary for the machine that builds it, and the Hub's users have others",
+                where=where,
+                hint="name an instruction set that all users have, or choose at run time: "
+                "__attribute__((target(...))) and __builtin_cpu_supports; for CUDA, list cuda-capabilities",
+            )
+        allowed = forms if program is None else HOST if program == "compiler" else (_INNER,)
+        if not any(re.fullmatch(form, flag) for form in allowed):
+            raise _refusal(flag, where)
+        if by_shell and (_EXPANDED.search(flag) if program is None else not _PLAIN.fullmatch(flag)):
+            raise ConfigError(
+                f"the flag {flag!r} is refused: {by_shell} passes it to a shell, which would change it or run commands",
+                where=where,
+                hint="define the macro in a header of the project; dollar signs, backquotes and backslashes are "
+                f"refused in flags of {by_shell}, and quotes and other signs of the shell after -Xcompiler, too",
+            )
 
 
 def _refusal(flag: str, where: str) -> ConfigError:

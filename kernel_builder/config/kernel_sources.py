@@ -10,10 +10,11 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import PurePosixPath
+from typing import Any
 
-from kernel_builder.config import matrix
+from kernel_builder.config import known_backends
 from kernel_builder.config.project import HEADER_SUFFIXES, Framework, Kernel, Project, TorchNoarch
-from kernel_builder.config.variant import Release
+from kernel_builder.config.release import Release
 
 # Options of compilers that take the next argument as their value.
 _WITH_VALUE = re.compile(
@@ -22,18 +23,20 @@ _WITH_VALUE = re.compile(
 )
 
 
+# The fields of a kernel with flags, and those with what it is compiled for, where None is everything.
+FLAGS = ("cxx_flags", "cuda_flags", "hip_flags", "sycl_flags")
+_ARCHS = ("cuda_capabilities", "rocm_archs")
+
+
 def is_header(path: str) -> bool:
     """Return whether a path of `src` is a header, which is not compiled."""
     return PurePosixPath(path).suffix in HEADER_SUFFIXES
 
 
-def of_backend(project: Project, backend: str, cuda: Release | None) -> tuple[Kernel, ...]:
-    """Return the kernels of a backend, without those whose `cuda-minver` is above a CUDA release."""
-    return tuple(
-        kernel
-        for kernel in project.kernels
-        if kernel.backend == backend and not (cuda and kernel.cuda_minver and cuda < kernel.cuda_minver)
-    )
+def of_backend(project: Project, backend: str, release: Release | None) -> tuple[Kernel, ...]:
+    """Return the kernels of a backend that are for a release of it."""
+    serves = known_backends.get(backend).serves
+    return tuple(kernel for kernel in project.kernels if kernel.backend == backend and serves(kernel, release))
 
 
 def disjoint(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
@@ -66,16 +69,16 @@ def _shared(lists: Iterable[Sequence[str]]) -> dict[tuple[int, ...], list[str]]:
 def _merged(kernels: Sequence[Kernel], src: Sequence[str]) -> Kernel:
     headers = (path for kernel in kernels for path in kernel.src if is_header(path))
     limited = [kernel for kernel in kernels if kernel.name != "torch"] or kernels
-    every = [kernel.cuda_capabilities for kernel in limited]
-    listed = [capabilities for capabilities in every if capabilities is not None]
+    of_all: dict[str, Any] = {key: _joined([getattr(kernel, key) for kernel in kernels]) for key in FLAGS}
+    for key in _ARCHS:
+        every = [getattr(kernel, key) for kernel in limited]
+        of_all[key] = None if None in every else _distinct(arch for archs in every for arch in archs)
     return replace(
         limited[0],
         depends=_distinct(depend for kernel in kernels for depend in kernel.depends),
         src=(*src, *_distinct(headers)),
         include=_distinct(entry for kernel in kernels for entry in kernel.include),
-        cxx_flags=_joined([kernel.cxx_flags for kernel in kernels]),
-        cuda_flags=_joined([kernel.cuda_flags for kernel in kernels]),
-        cuda_capabilities=_distinct(c for one in listed for c in one) if len(listed) == len(every) else None,
+        **of_all,
     )
 
 
@@ -98,14 +101,8 @@ def options(flags: Sequence[str]) -> Iterator[tuple[str, ...]]:
 
 def warnings(framework: Framework, kernels: Sequence[Kernel], backends: Sequence[str]) -> Iterator[str]:
     """Yield what a reader of `build.toml` should know about its kernels: what is skipped or merged."""
-    known = matrix.known_capabilities()
     for kernel in kernels:
-        unknown = [c for c in kernel.cuda_capabilities or () if re.sub(r"[af]?(\+PTX)?$", "", c) not in known]
-        if unknown:
-            yield (
-                f"[kernel.{kernel.name}] cuda-capabilities: no known CUDA release compiles for {', '.join(unknown)}; "
-                f"{'it is' if len(unknown) == 1 else 'they are'} skipped"
-            )
+        yield from known_backends.get(kernel.backend).notes(kernel)
     tables = [(f"[kernel.{kernel.name}]", kernel.backend, kernel.src) for kernel in kernels]
     if not isinstance(framework, TorchNoarch):
         tables += [(f"[{framework.table}]", backend, framework.src) for backend in backends]

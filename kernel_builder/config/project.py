@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from kernel_builder.config.variant import Release
+from kernel_builder.config.release import Release
 
 _PYEXT = ("py", "pyi")
 # The endings of files of `src` that are not compiled.
@@ -25,6 +25,7 @@ class Kernel:
         src: Sources and headers, relative to the project.
         include: Include directories, relative to the project.
         cuda_capabilities: The capabilities to compile for, such as `9.0a`; None for all that the compiler knows.
+        settings: The values of keys that a registered back end has added to the format.
         only_capabilities: Compile for these of them only, such as `9.0`; empty for all. Not a key of `build.toml`.
     """
 
@@ -40,6 +41,7 @@ class Kernel:
     rocm_archs: tuple[str, ...] | None = None
     hip_flags: tuple[str, ...] = ()
     sycl_flags: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     only_capabilities: tuple[str, ...] = ()
 
 
@@ -113,6 +115,7 @@ class Project:
         backend_kernel_depends: Backend -> dependencies in addition to `kernel_depends`.
         renamed: Repositories that have another name than in `build.toml`, since another owner publishes them: that name
             -> their name; see `ownership`.
+        backend_settings: Backend -> the other values of its table in `[general]`, such as `minver` of CUDA.
         warnings: What is accepted in `build.toml` and still worth a word to its author.
     """
 
@@ -130,8 +133,7 @@ class Project:
     backend_python_depends: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     kernel_depends: tuple[KernelDependency, ...] = ()
     backend_kernel_depends: Mapping[str, tuple[KernelDependency, ...]] = field(default_factory=dict)
-    cuda_minver: Release | None = None
-    cuda_maxver: Release | None = None
+    backend_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     hub_repo_id: str | None = None
     hub_branch: str | None = None
     renamed: Mapping[str, str] = field(default_factory=dict)

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_builder import toml_file
-from kernel_builder.config import build_toml, editions
+from kernel_builder.config import build_toml, editions, known_backends
 from kernel_builder.config.toml_schema import TomlPlace
-from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     Body = list[tuple[Key | None, Item]]
 
 # What `universal = true` meant. Edition 3 and older had no backend tpu.
-_UNIVERSAL = [backend for backend in BACKENDS if backend != "tpu"]
+_UNIVERSAL = [backend for backend in known_backends.NAMES if backend != "tpu"]
 
 
 def rewritten(path: Path) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from kernel_builder.config.variant import Release
+from kernel_builder.config.release import Release
 from kernel_builder.errors import ConfigError
 
 _TYPES = {

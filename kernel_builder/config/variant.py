@@ -12,44 +12,14 @@ from __future__ import annotations
 import platform as _platform
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
 
+from kernel_builder.config import known_backends
+from kernel_builder.config.release import Release
 from kernel_builder.errors import VariantError
 
-BACKENDS = ("cann", "cpu", "cuda", "metal", "neuron", "rocm", "tpu", "xpu")
+__all__ = ["PLATFORMS", "FullAbi", "Noarch", "Release", "StableAbi", "Variant", "this_platform"]
+
 PLATFORMS = ("x86_64-linux", "aarch64-linux")
-
-
-class Release(NamedTuple):
-    """A `major.minor` version of Torch or CUDA, ordered as numbers."""
-
-    major: int
-    minor: int
-
-    def __str__(self) -> str:
-        return f"{self.major}.{self.minor}"
-
-    @property
-    def digits(self) -> str:
-        """The release as variant names write it: `2.10` is `210`."""
-        return f"{self.major}{self.minor}"
-
-    @staticmethod
-    def parse(text: str) -> Release:
-        """Read `2.10` or `2.10.0`.
-
-        Raises:
-            ValueError: If `text` is not dotted digits with at least a major and a minor part.
-        """
-        match = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)*", text)
-        if not match:
-            raise ValueError(f"{text!r} is not a version like 2.10")
-        return Release(int(match[1]), int(match[2]))
-
-    @staticmethod
-    def from_digits(digits: str) -> Release:
-        """Read the one-digit major and the minor of a Torch name (`210`)."""
-        return Release(int(digits[0]), int(digits[1:]))
 
 
 @dataclass(frozen=True)
@@ -85,13 +55,13 @@ class Variant:
     """Framework x backend x platform.
 
     Attributes:
-        cuda: The CUDA release, set if and only if a compiled variant's backend is `cuda`.
+        release: The release of the backend, such as that of CUDA; None if it has none, or for a Python-only variant.
         platform: For example `x86_64-linux`; None for a Python-only variant.
     """
 
     framework: FullAbi | StableAbi | Noarch
     backend: str
-    cuda: Release | None = None
+    release: Release | None = None
     platform: str | None = None
 
     @property
@@ -99,8 +69,12 @@ class Variant:
         """The directory name under `build/`."""
         if self.platform is None:
             return f"{self.framework}-{self.backend}"
-        backend = f"cu{self.cuda.digits}" if self.cuda else self.backend
-        return f"{self.framework}-{backend}-{self.platform}"
+        return f"{self.framework}-{known_backends.get(self.backend).spelled(self.release)}-{self.platform}"
+
+    @property
+    def target(self) -> str:
+        """The backend with its release, as progress reports say it: `cuda 13.0`."""
+        return f"{self.backend} {self.release}" if self.release else self.backend
 
     def __str__(self) -> str:
         return self.name
@@ -114,14 +88,16 @@ class Variant:
                 builder does not build.
         """
         noarch = re.fullmatch(r"torch-([a-z]+)", name)
-        if noarch and noarch[1] in BACKENDS:
+        if noarch and known_backends.find(noarch[1]):
             return Variant(Noarch(), noarch[1])
         match = re.fullmatch(
             r"(?:torch(?P<torch>\d\d+)-cxx11|torch-stable-abi(?P<stable>\d\d+))"
-            r"-(?:cu(?P<cuda>\d\d+)|(?P<cpu>cpu))-(?P<platform>[a-z0-9_]+-[a-z]+)",
+            r"-(?P<backend>[a-z0-9]+)-(?P<platform>[a-z0-9_]+-[a-z]+)",
             name,
         )
-        if not match or match["platform"] not in PLATFORMS:
+        spelled = match["backend"] if match and match["platform"] in PLATFORMS else ""
+        backend = next((known for known in known_backends.compiled_for() if known.is_spelled(spelled)), None)
+        if not match or not backend:
             raise VariantError(
                 "is not a variant's name; expected for example torch214-cxx11-cu130-x86_64-linux, "
                 "torch-stable-abi210-cpu-x86_64-linux or torch-cuda",
@@ -133,10 +109,7 @@ class Variant:
             if match["torch"]
             else StableAbi(Release.from_digits(match["stable"]))
         )
-        if match["cpu"]:
-            return Variant(framework, "cpu", None, match["platform"])
-        cuda = Release(int(match["cuda"][:-1]), int(match["cuda"][-1]))
-        return Variant(framework, "cuda", cuda, match["platform"])
+        return Variant(framework, backend.name, backend.release_of(spelled), match["platform"])
 
 
 def this_platform() -> str:

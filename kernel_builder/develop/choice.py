@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
 from kernel_builder.build import buildable
 from kernel_builder.checks.load import rejections
+from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, Release, Variant, this_platform
 from kernel_builder.errors import PackageError, VariantError
@@ -74,9 +74,8 @@ def built(project: Project, name: str | None) -> Variant:
             where=str(build),
             hint=f"build one first: kernel-builder build {project.root}",
         )
-    has_gpu = shutil.which("nvidia-smi") is not None
-    without_gpu = [variant for variant in variants if has_gpu or variant.backend == "cpu"]
-    return _newest(loadable(variants) or without_gpu or variants)
+    at_hand = [variant for variant in variants if known_backends.get(variant.backend).is_present()]
+    return _newest(loadable(variants) or at_hand or variants)
 
 
 def loadable(variants: Sequence[Variant], python: str = sys.executable) -> list[Variant]:
@@ -86,8 +85,8 @@ def loadable(variants: Sequence[Variant], python: str = sys.executable) -> list[
 
 
 def _newest(variants: Sequence[Variant]) -> Variant:
-    def rank(variant: Variant) -> tuple[bool, bool, Release, Release]:
-        release = _NONE if isinstance(variant.framework, Noarch) else variant.framework.release
-        return variant.backend == "cuda", variant.backend == "cpu", variant.cuda or _NONE, release
+    def rank(variant: Variant) -> tuple[int, Release, Release]:
+        torch = _NONE if isinstance(variant.framework, Noarch) else variant.framework.release
+        return known_backends.get(variant.backend).preference, variant.release or _NONE, torch
 
     return max(variants, key=rank)

@@ -1,40 +1,33 @@
 """A build plan -> `compile_commands.json`, from which clangd and other editors' tools know how each file is compiled.
 
-Commands of g++ keep their options. Tools for editors use clang, which compiles CUDA itself and knows few options of
-nvcc, so an nvcc command becomes the command of clang with the same headers, definitions and standard. So does a command
-of the builder's clang: the editor's own may be an older one.
+Commands of g++ keep their options. Tools for editors use clang, so a back end says what the command of its own compiler
+is for clang.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from kernel_builder import files
-from kernel_builder.build.graph import CUDA, CompileStep
+from kernel_builder.build.graph import CompileStep
 from kernel_builder.build.plan import plan
 from kernel_builder.build.step_scripts import with_paths
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, Variant
 from kernel_builder.errors import ConfigError
 from kernel_builder.toolchain import Toolchains
-from kernel_builder.toolchain.system_cuda import include_directories
 
 NAME = "compile_commands.json"
 
 _TEMPLATES = str(resources.files("kernel_builder") / "templates")
 
-# What decides the meaning of a source: its headers, definitions and standard.
-_KEPT = re.compile(r"-D|-U|-I|-isystem|-include|-?-std=")
 # Options of a step that serve the reproducibility of its output, and would make an editor's tool name other files.
 _DROPPED = re.compile(r"-c$|-frandom-seed=|-fmacro-prefix-map=")
-
-# As nvcc and clang have it.
-_CAPABILITY = re.compile(r"(?:arch=compute_|--offload-arch=sm_)(\w+)")
 
 
 def write(project: Project, variants: Sequence[Variant], toolchains: Toolchains, output: Path) -> int:
@@ -64,7 +57,8 @@ def entry(step: CompileStep) -> dict[str, Any]:
     """Return the entry of a step, with absolute paths."""
     argv = [_located(argument, step.project) for argument in with_paths(step.argv, step.roots)]
     source = str(step.project / step.source)
-    command = _gxx(argv) if step.tool == "cxx" else _clang(argv, step.roots[CUDA], source)
+    for_editors = step.compiler.for_editors
+    command = for_editors(argv, step.roots, source) if for_editors else _gxx(argv)
     return {"directory": str(step.project), "file": source, "arguments": command}
 
 
@@ -76,32 +70,3 @@ def _located(argument: str, project: Path) -> str:
 
 def _gxx(argv: Sequence[str]) -> list[str]:
     return [argument for argument in argv if not _DROPPED.match(argument)]
-
-
-def _clang(argv: Sequence[str], cuda: Path, source: str) -> list[str]:
-    capabilities = [found[1] for argument in argv if (found := _CAPABILITY.search(argument))]
-    cccl = [part for path in include_directories(cuda)[1:] for part in ("-isystem", str(path))]
-    return [
-        "clang++",
-        "-x",
-        "cuda",
-        f"--cuda-path={cuda}",
-        f"--cuda-gpu-arch=sm_{capabilities[-1]}",
-        "-Wno-unknown-cuda-version",
-        *_kept(argv),
-        *cccl,
-        "-idirafter",
-        f"{_TEMPLATES}/clang",
-        source,
-    ]
-
-
-def _kept(argv: Iterable[str]) -> Iterator[str]:
-    """Yield nvcc's options for headers, definitions and the standard, as clang spells them."""
-    rest = iter(argv)
-    for argument in rest:
-        option = argument.removeprefix("-Xcompiler=")
-        if _KEPT.match(option):
-            yield option
-            if option in {"-D", "-U", "-I", "-isystem", "-include"}:
-                yield next(rest)

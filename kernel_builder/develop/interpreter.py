@@ -14,7 +14,7 @@ from pathlib import Path
 
 from kernel_builder import files
 from kernel_builder.build.graph import digest
-from kernel_builder.config import matrix
+from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project, distribution_name
 from kernel_builder.config.variant import FullAbi, Release, Variant
 from kernel_builder.develop.choice import loadable
@@ -79,27 +79,22 @@ def torch_build(variant: Variant) -> tuple[Release, str]:
     Raises:
         ToolchainError: If no release of the matrix has one.
     """
-    published = matrix.load().torch
+    backend = known_backends.get(variant.backend)
     if isinstance(variant.framework, FullAbi):
-        return variant.framework.release, f"cu{variant.cuda.digits}" if variant.cuda else "cpu"
-    if variant.backend == "cpu":
-        return max(published), "cpu"
-    # A binary on the stable ABI works with every later CUDA release of its major.
-    fitting = [
-        (release, cuda)
-        for release, releases in published.items()
-        for cuda in releases
-        if variant.backend == "cuda"
-        and (variant.cuda is None or (cuda.major == variant.cuda.major and cuda >= variant.cuda))
-    ]
+        return variant.framework.release, backend.spelled(variant.release)
+    fitting = {
+        torch: builds
+        for torch, releases in backend.published().items()
+        if (builds := [release for release in releases if backend.can_load(variant.release, release)])
+    }
     if not fitting:
         raise ToolchainError(
-            f"the matrix has no Torch for {f'CUDA {variant.cuda}' if variant.cuda else variant.backend}",
+            f"the matrix has no Torch for {f'{backend.title} {variant.release}' if variant.release else backend.name}",
             where=variant.name,
             hint="install a Torch that loads it beside kernel-builder",
         )
-    release = max(release for release, _ in fitting)
-    return release, f"cu{min(cuda for of, cuda in fitting if of == release).digits}"
+    torch = max(fitting)
+    return torch, backend.spelled(fitting[torch][0])
 
 
 def _run(command: list[str], hint: str) -> None:

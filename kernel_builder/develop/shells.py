@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import NoReturn
 
+from kernel_builder import backends
 from kernel_builder.config.project import Project, TorchFramework
 from kernel_builder.config.variant import Noarch, Variant
 from kernel_builder.errors import ConfigError
@@ -31,16 +32,15 @@ def development(project: Project, variant: Variant, toolchains: Toolchains) -> d
     stable = project.framework.stable_abi.get(variant.backend)
     torch = toolchains.torch(stable or variant.framework.release, "stable" if stable else "full")
     include = [resources.files("kernel_builder") / "templates", *torch.include]
-    path = []
-    if variant.cuda:
-        cuda = toolchains.cuda(variant.cuda)
-        include += cuda.include
-        if libraries := toolchains.cuda_libraries(cuda):
+    path: list[Path] = []
+    backend = backends.compiled(variant.backend)
+    if toolkit := backend.toolkit(toolchains, variant.release):
+        include += toolkit.include
+        if libraries := backend.toolkit_libraries(toolchains, toolkit):
             include += libraries.include
-        path += [cuda.root / "bin", *([cuda.clang.root] if cuda.clang else [])]
-        changed["CUDA_PATH"] = str(cuda.root)
-        if cuda.nvcc:  # the builder expects one in CUDA_HOME
-            changed |= {"CUDA_HOME": str(cuda.root), "NVCC_CCBIN": str(host.path)}
+        programs, variables = backend.shell(toolkit, host)
+        path += programs
+        changed |= variables
     kernels = [kernel for kernel in project.kernels if kernel.backend == variant.backend]
     for name in dict.fromkeys(name for kernel in kernels for name in kernel.depends if name != "torch"):
         include += toolchains.dependency(name).include

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kernel_builder import front_matter
+from kernel_builder.config import known_backends
 from kernel_builder.config.ownership import in_text
 from kernel_builder.config.project import Project
 from kernel_builder.config.variant import Noarch, StableAbi, Variant
@@ -21,7 +22,7 @@ from kernel_builder.hub.packages import HubPackage
 
 # Separates the author's text from the generated sections, so that a published card can be published again.
 _MARK = "<!-- What follows is written by kernel-builder. -->"
-_NONE = "none"
+_NONE, _TORCH = "none", "Torch"
 
 
 def render(
@@ -110,29 +111,35 @@ def _changes(project: Project, changes: Sequence[AllowedApiChange]) -> Iterator[
 
 
 def _variants(packages: Mapping[str, HubPackage]) -> str:
-    rows = [["variant", "Torch", "CUDA", "capabilities", "size"]]
+    titles = sorted({title for name in packages for title in _needs(name)} - {_TORCH})
+    rows = [["variant", _TORCH, *titles, "capabilities", "size"]]
     for name, package in sorted(packages.items()):
         archs = ", ".join(package.metadata.archs) or _NONE
-        rows.append([f"`{name}`", *_needs(name), archs, f"{package.size / 1024:.0f} KiB"])
-    # A kernel without CUDA variants has no columns for CUDA.
+        needs = _needs(name)
+        releases = [needs.get(title, _NONE if needs else "not known") for title in (_TORCH, *titles)]
+        rows.append([f"`{name}`", *releases, archs, f"{package.size / 1024:.0f} KiB"])
+    # Of packages without capabilities, there is no column for them.
     columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {_NONE}]
     table = [" | ".join(row) for row in zip(*columns, strict=True)]
     table.insert(1, " | ".join("---" for _ in columns))
     return "## Variants\n\n" + "\n".join(f"| {row} |" for row in table)
 
 
-def _needs(name: str) -> tuple[str, str]:
-    """Describe the Torch and CUDA versions that a variant needs."""
+def _needs(name: str) -> dict[str, str]:
+    """Return the versions that a variant needs of Torch and of its backend; nothing for one that is not known."""
     try:
         variant = Variant.parse(name)
     except VariantError:
-        return "not known", "not known"
-    if isinstance(variant.framework, Noarch):
-        return "any", "any" if variant.backend == "cuda" else _NONE
-    torch = str(variant.framework.release)
-    if isinstance(variant.framework, StableAbi):
-        torch += " and later"
-    return torch, f"{variant.cuda} and later {variant.cuda.major}.x" if variant.cuda else _NONE
+        return {}
+    backend = known_backends.get(variant.backend)
+    needs = {_TORCH: "any"}
+    if not isinstance(variant.framework, Noarch):
+        needs[_TORCH] = str(variant.framework.release)
+        if isinstance(variant.framework, StableAbi):
+            needs[_TORCH] += " and later"
+    if backend.compiles and backend.prefix:
+        needs[backend.title] = backend.runs_with(variant.release) if variant.release else "any"
+    return needs
 
 
 def _speed(runs: Sequence[Measurement]) -> Iterator[str]:

@@ -11,8 +11,9 @@ from pathlib import Path
 from kernel_builder import checks, elf
 from kernel_builder.build import recorded_sources
 from kernel_builder.checks import summary
+from kernel_builder.config import known_backends
 from kernel_builder.config.project import Project
-from kernel_builder.config.variant import BACKENDS, Variant
+from kernel_builder.config.variant import Variant
 from kernel_builder.errors import CheckError, PackageError
 from kernel_builder.hub import package_api
 from kernel_builder.package.metadata import PackageMetadata
@@ -108,8 +109,10 @@ class HubPackage:
 
 
 def named_backend(variant: str) -> str:
-    """Return the backend that the name of a variant says, also one that is not in the matrix."""
-    return next((part for part in variant.split("-") if part in BACKENDS), "cuda")
+    """Return the backend that the name of a variant says, also one that the builder does not compile for."""
+    parts = variant.split("-")
+    every = known_backends.of_format()
+    return next((one.name for one in every if one.name in parts or any(map(one.is_spelled, parts))), "cuda")
 
 
 def documented_api(packages: Mapping[str, HubPackage]) -> package_api.Api:

@@ -67,7 +67,7 @@ def assemble(planned: PlannedVariant, binary: Path | None, directory: Path) -> N
 def _metadata(planned: PlannedVariant) -> PackageMetadata:
     """Return the metadata of a package, without the digest of its files."""
     project, backend = planned.project, planned.variant.backend
-    limited = sorted({only for kernel in project.kernels for only in kernel.only_capabilities if planned.variant.cuda})
+    limited = sorted({only for kernel in project.kernels for only in kernel.only_capabilities if planned.archs})
     kernel_depends = [*project.kernel_depends, *project.backend_kernel_depends.get(backend, ())]
     return PackageMetadata(
         id=planned.module,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from kernel_builder.config.variant import BACKENDS
+from kernel_builder.config import known_backends
 from kernel_builder.errors import PackageError
 from kernel_builder.package.metadata import NAME, PackageMetadata
 from kernel_builder.package.tree_digest import SIGNATURE
@@ -15,7 +15,7 @@ from kernel_builder.package.tree_digest import SIGNATURE
 # Also variants that other builders make: `torch28-cxx11-rocm63-x86_64-linux`, `torch-universal`.
 _VARIANT = re.compile(
     r"(torch\d+(-cxx\d+)?|torch-stable-abi\d+|tvm-ffi\d+)(-[a-z]+\d*)+-[a-z0-9_]+-[a-z]+"
-    rf"|torch-({'|'.join(BACKENDS)}|universal)"
+    rf"|torch-({'|'.join(known_backends.NAMES)}|universal)"
 )
 # What Python and desktops leave in any directory.
 _LEFTOVERS = {"__pycache__", ".DS_Store"}

@@ -1,9 +1,9 @@
 """Compilers, headers and libraries for a variant, from pinned wheels or from the user's system."""
 
+from kernel_builder.backends.cuda import CudaToolkit
 from kernel_builder.toolchain.toolchains import Toolchains
 from kernel_builder.toolchain.tools import (
     Clang,
-    CudaToolkit,
     HeaderLibrary,
     HostCompiler,
     Obstacle,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from kernel_builder.backends.cuda import CudaToolkit
 from kernel_builder.config.variant import PLATFORMS, Release, this_platform
 from kernel_builder.plural import listed
 from kernel_builder.toolchain.lock import ClangPin, Lock
-from kernel_builder.toolchain.tools import CudaCompiler, CudaToolkit, Obstacle
+from kernel_builder.toolchain.tools import CudaCompiler, Obstacle
 
 
 def clang_for(

@@ -20,7 +20,7 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from kernel_builder.config.matrix import ClangReleases
+from kernel_builder.backends.cuda import ClangReleases
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
 from kernel_builder.progress import Progress

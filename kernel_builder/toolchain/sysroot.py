@@ -63,15 +63,14 @@ _FACET_ID = re.compile(r"_Z(?:GV)?NK?St.*2idE")
 
 COMPAT = "lib/libcompat.a"
 
-CUDA_DRIVER = "libcuda.so.1"
-# Their stand-ins are empty.
+# Their stand-ins are empty. This is part of the recipe, so those of other back ends are in sysroots of other names.
 UNVERSIONED_LIBRARIES = (
     "libc10.so",
     "libtorch_cpu.so",
     "libtorch.so",
     "libc10_cuda.so",
     "libtorch_cuda.so",
-    CUDA_DRIVER,
+    "libcuda.so.1",
 )
 
 COMPAT_MEMBERS = (
@@ -213,8 +212,11 @@ def locate(cxx: Path, name: str) -> Path:
     return path
 
 
-def make(host: HostCompiler, directory: Path) -> None:
+def make(host: HostCompiler, directory: Path, libraries: Iterable[str] = ()) -> None:
     """Make the stand-in libraries of one host compiler in an empty directory.
+
+    Args:
+        libraries: Names of more empty ones.
 
     Raises:
         ToolchainError: If a runtime library is missing or the compiler fails.
@@ -228,7 +230,7 @@ def make(host: HostCompiler, directory: Path) -> None:
         present.update(symbol.name for symbol in kept)
         late.update(too_new)
         _link_stand_in(cxx, directory, soname, kept)
-    for soname in UNVERSIONED_LIBRARIES:
+    for soname in (*UNVERSIONED_LIBRARIES, *libraries):
         _link_stand_in(cxx, directory, soname, [])
     for name in ("stand-in.s", "stand-in.map", "stand-in.o"):
         (directory / name).unlink()

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from kernel_builder.backends.cuda import CudaToolkit, include_directories
 from kernel_builder.config.variant import Release
 from kernel_builder.errors import ToolchainError
 from kernel_builder.files import digest_files
 from kernel_builder.toolchain.probe_cache import ProbeCache, output_of
-from kernel_builder.toolchain.tools import CudaToolkit
 
 # The programs that nvcc runs, and the files that it reads in each compilation.
 _PROGRAMS = ("bin/nvcc", "bin/cudafe++", "bin/ptxas", "bin/fatbinary", "bin/nvlink", "nvvm/bin/cicc")
@@ -46,11 +46,6 @@ def find(probes: ProbeCache, cuda_home: Path | None = None) -> CudaToolkit | Non
         origin="system",
         capabilities=capabilities,
     )
-
-
-def include_directories(root: Path) -> tuple[Path, ...]:
-    """Return the include directories of a toolkit. CUDA 13 has CCCL in a directory of its own."""
-    return tuple(path for path in (root / "include", root / "include/cccl") if path.is_dir())
 
 
 def probe(probes: ProbeCache, nvcc: Path) -> tuple[str, tuple[str, ...]]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kernel_builder.backends.cuda import CudaToolkit, include_directories, known_capabilities
 from kernel_builder.cache_directory import default_cache
-from kernel_builder.config import matrix
 from kernel_builder.config.variant import Release, this_platform
 from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Progress, Silent
@@ -22,7 +22,6 @@ from kernel_builder.toolchain.store import Store
 from kernel_builder.toolchain.tools import (
     Clang,
     CudaCompiler,
-    CudaToolkit,
     HeaderLibrary,
     HostCompiler,
     Obstacle,
@@ -151,7 +150,7 @@ class Toolchains:
             release=release,
             version=version,
             nvcc=nvcc,
-            include=system_cuda.include_directories(root),
+            include=include_directories(root),
             lib=root / "lib",
             identity=tree.identity,
             origin="index",
@@ -189,11 +188,11 @@ class Toolchains:
             release=pinned.cuda.release,
             version=pinned.cuda.version,
             nvcc=None,
-            include=system_cuda.include_directories(root),
+            include=include_directories(root),
             lib=root / "lib",
             identity=hashlib.sha256(f"{clang.identity} {tree.identity}".encode()).hexdigest(),
             origin="index",
-            capabilities=matrix.load().capabilities[pinned.cuda.release],
+            capabilities=known_capabilities()[pinned.cuda.release],
             clang=clang,
         )
 
@@ -277,18 +276,23 @@ class Toolchains:
             "copy the headers into the project, and name their directory in `include`",
         )
 
-    def sysroot(self, platform: str | None = None) -> sysroot.Sysroot:
+    def sysroot(self, platform: str | None = None, libraries: Sequence[str] = ()) -> sysroot.Sysroot:
         """Return the libraries to link against for a platform, made once for each host compiler.
+
+        Args:
+            libraries: What it must have empty stand-ins of, besides those of every sysroot.
 
         Raises:
             ToolchainError: If there is no usable host compiler, or a runtime library is missing.
         """
         compiler = self.host(platform)
+        more = sorted({*libraries} - {*sysroot.UNVERSIONED_LIBRARIES})
+        of_more = f"-{hashlib.sha256(repr(more).encode()).hexdigest()[:16]}" if more else ""
         root = self.store.obtain(
-            f"sysroot-{sysroot.RECIPE}-{compiler.identity[:16]}",
+            f"sysroot-{sysroot.RECIPE}-{compiler.identity[:16]}{of_more}",
             f"stand-in libraries of g++ {compiler.version} for {compiler.platform}",
             0,
-            lambda _, directory: sysroot.make(compiler, directory),
+            lambda _, directory: sysroot.make(compiler, directory, more),
         )
         return sysroot.Sysroot(root, compiler.platform)
 

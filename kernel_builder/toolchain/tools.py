@@ -56,34 +56,6 @@ class Clang:
 
 
 @dataclass(frozen=True)
-class CudaToolkit:
-    """A CUDA compiler with its headers and libraries.
-
-    Attributes:
-        root: The directory with `bin/`, `nvvm/` and `include/`.
-        release: For example 13.0. clang compiles with a newer one than that of the variants that it makes.
-        version: The version of nvcc, for example `13.0.88`, or of the toolkit that clang compiles with.
-        nvcc: None if clang compiles.
-        include: Include directories for a host compiler; nvcc and clang know them themselves.
-        lib: The directory of the CUDA runtime libraries. Wheels for clang have none.
-        origin: `index` for pinned wheels, `system` for an installed toolkit.
-        capabilities: The capabilities that it compiles for, ascending, such as `9.0`; no suffixed ones.
-        clang: The compiler of a toolkit without nvcc.
-    """
-
-    root: Path
-    release: Release
-    version: str
-    nvcc: Path | None
-    include: tuple[Path, ...]
-    lib: Path
-    identity: str
-    origin: Literal["index", "system"]
-    capabilities: tuple[str, ...]
-    clang: Clang | None = None
-
-
-@dataclass(frozen=True)
 class TorchHeaders:
     """The C++ headers of one Torch release.
 

@@ -32,15 +32,15 @@ def array(names: Iterable[str]) -> str:
     return "[\n" + "".join(f'    "{name}",\n' for name in names) + "]"
 
 
-def with_torch(matrix: str, newest: Release, release: Release, entry: Iterable[str]) -> str:
-    """Return the matrix with a Torch release after its newest one."""
-    return after_block(matrix, f'[torch."{newest}"]', f'\n[torch."{release}"]\n' + "".join(f"{x}\n" for x in entry))
+def with_torch(table: str, newest: Release, release: Release, entry: Iterable[str]) -> str:
+    """Return a table with a Torch release after its newest one."""
+    return after_block(table, f'[torch."{newest}"]', f'\n[torch."{release}"]\n' + "".join(f"{x}\n" for x in entry))
 
 
-def with_cuda(matrix: str, before: Release, release: Release, capabilities: Iterable[str]) -> str:
-    """Return the matrix with a CUDA release after another."""
-    addition = f'\n[cuda."{release}"]\ncapabilities = {quoted(capabilities)}\n'
-    return after_block(matrix, f'[cuda."{before}"]', addition)
+def with_cuda(table: str, before: Release, release: Release, capabilities: Iterable[str]) -> str:
+    """Return CUDA's table with a release after another."""
+    addition = f'\n[release."{release}"]\ncapabilities = {quoted(capabilities)}\n'
+    return after_block(table, f'[release."{before}"]', addition)
 
 
 def with_shims(shims: str, newest: str, release: Release, names: Iterable[str], of_cuda: Iterable[str]) -> str:
@@ -50,17 +50,17 @@ def with_shims(shims: str, newest: str, release: Release, names: Iterable[str], 
     return re.sub(r"(?ms)^cuda = \[.*?^\]", lambda _: f"cuda = {array(sorted({*known, *of_cuda}))}", shims)
 
 
-def with_libraries(
-    libraries: str, last: Release, before: frozenset[str], release: Release, needed: frozenset[str]
-) -> str:
-    """Return the table of CUDA's libraries with what changes from one Torch release to the next.
+def with_libraries(table: str, last: Release, before: frozenset[str], release: Release, needed: frozenset[str]) -> str:
+    """Return CUDA's table with what changes in its libraries from one Torch release to the next.
 
     Args:
         last: The release before, which needs `before`.
         release: The release, which needs `needed`.
     """
-    table = toml_file.parse(libraries, "torch_libraries.toml")
+    known = toml_file.parse(table, "cuda.toml")["library"]
     for name in sorted(before - needed):
-        if name in table and table[name].get("loaded", True) and "until" not in table[name]:
-            libraries = after_block(libraries, f"[{name}]", f'until = "{last}"\n')
-    return libraries + "".join(f'\n[{name}]\nsince = "{release}"\n' for name in sorted(needed - before - set(table)))
+        if name in known and known[name].get("loaded", True) and "until" not in known[name]:
+            table = after_block(table, f"[library.{name}]", f'until = "{last}"\n')
+    return table + "".join(
+        f'\n[library.{name}]\nsince = "{release}"\n' for name in sorted(needed - before - set(known))
+    )

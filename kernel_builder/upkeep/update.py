@@ -1,4 +1,4 @@
-"""Brings a checkout's tables up to date with the package index: the matrix, the lock, what Torch exports and loads.
+"""Brings a checkout's tables up to date with the package index: the matrix, CUDA's table, the lock, what Torch exports.
 
 A new Torch release changes four files, which `FILES` lists. Nothing is written unless all of them can be.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kernel_builder import toml_file
-from kernel_builder.config.matrix import ClangReleases
+from kernel_builder.backends.cuda import ClangReleases
 from kernel_builder.config.variant import PLATFORMS, Release
 from kernel_builder.errors import ConfigError
 from kernel_builder.progress import Progress
@@ -25,8 +25,8 @@ from kernel_builder.upkeep import shim_headers, table_text, torch_releases
 from kernel_builder.upkeep.torch_releases import TorchRelease
 
 MATRIX, LOCK = "kernel_builder/config/matrix.toml", "kernel_builder/toolchain/lock.json"
-SHIMS, LIBRARIES = "kernel_builder/checks/torch_shims.toml", "kernel_builder/checks/torch_libraries.toml"
-FILES = (MATRIX, LOCK, SHIMS, LIBRARIES)
+CUDA, SHIMS = "kernel_builder/backends/cuda.toml", "kernel_builder/checks/torch_shims.toml"
+FILES = (MATRIX, CUDA, LOCK, SHIMS)
 # The platform whose wheels are read; those of the others have the same libraries and headers.
 _READ = "x86_64-linux"
 
@@ -73,9 +73,9 @@ def find(
         ToolchainError: If a wheel is not laid out as expected.
     """
     texts = {name: _text(root / name) for name in FILES}
-    matrix = toml_file.parse(texts[MATRIX], MATRIX)
-    known = sorted(map(Release.parse, matrix["torch"]))
-    known_cuda = sorted(map(Release.parse, matrix["cuda"]))
+    cuda = toml_file.parse(texts[CUDA], CUDA)
+    known = sorted(map(Release.parse, toml_file.parse(texts[MATRIX], MATRIX)["torch"]))
+    known_cuda = sorted(map(Release.parse, cuda["release"]))
     index = Index(index_url)
     found = list(torch_releases.released_after(known[-1], index, Index(torch_index), _READ))
     wanted_cuda = sorted({*known_cuda, *(release for torch in found for release in torch.cuda)})
@@ -86,33 +86,35 @@ def find(
         PLATFORMS,
         progress,
         libraries,
-        _clang(matrix),
+        _clang(cuda),
     )
     toolchains = Toolchains(cache=cache, index_url=index_url, pinned=pinned, progress=progress)
     updated = dict(texts)
     before, notes = known_cuda[-1], []
     for release in (release for release in wanted_cuda if release not in known_cuda):
         if release not in pinned.cuda:
-            notes.append(f"CUDA {release}: the index has no complete compiler of it, so it is not in the matrix")
+            notes.append(f"CUDA {release}: the index has no complete compiler of it, so its table does not have it")
             continue
         capabilities = toolchains.cuda(release).capabilities
-        updated[MATRIX] = table_text.with_cuda(updated[MATRIX], before, release, capabilities)
+        updated[CUDA] = table_text.with_cuda(updated[CUDA], before, release, capabilities)
         known_cuda.append(release)
         before = release
         notes.append(f"CUDA {release}, for {', '.join(capabilities)}")
     last = known[-1]
     for torch in found:
-        updated[MATRIX] = table_text.with_torch(updated[MATRIX], last, torch.release, _entry(torch, known_cuda))
+        needs_cxx = [] if torch.cxx == 17 else [f"cxx = {torch.cxx}"]
+        updated[MATRIX] = table_text.with_torch(updated[MATRIX], last, torch.release, needs_cxx)
+        updated[CUDA] = table_text.with_torch(updated[CUDA], last, torch.release, _entry(torch, known_cuda))
         updated[SHIMS] = _with_shims(updated[SHIMS], torch.release, toolchains)
         progress.say(f"Torch {torch.release}: reading what libtorch_cuda.so needs")
         needs = [torch_releases.needed_libraries(index, release, _READ) for release in (last, torch.release)]
-        updated[LIBRARIES] = table_text.with_libraries(updated[LIBRARIES], last, needs[0], torch.release, needs[1])
+        updated[CUDA] = table_text.with_libraries(updated[CUDA], last, needs[0], torch.release, needs[1])
         last = torch.release
         notes.append(f"Torch {torch.release} for CUDA {', '.join(map(str, torch.cuda))}, with C++{torch.cxx}")
     updated[LOCK] = lock.dumps(pinned)
     notes += _newer(lock.loads(texts[LOCK], LOCK), pinned)
     changed = {name: text for name, text in updated.items() if text != texts[name]}
-    for name in (SHIMS, LIBRARIES):
+    for name in (SHIMS, CUDA):
         if name in changed:
             notes += (f"`{name}`: `{line}`" for line in _added(texts[name], changed[name]))
     if LOCK in changed and not notes:
@@ -129,17 +131,15 @@ def _text(file: Path) -> str:
         ) from error
 
 
-def _clang(matrix: Mapping[str, Any]) -> ClangReleases | None:
-    releases = {name: Release.parse(release) for name, release in matrix.get("clang", {}).items()}
+def _clang(cuda: Mapping[str, Any]) -> ClangReleases | None:
+    releases = {name: Release.parse(release) for name, release in cuda.get("clang", {}).items()}
     return ClangReleases(**releases) if releases else None
 
 
 def _entry(torch: TorchRelease, known_cuda: list[Release]) -> Iterator[str]:
-    """Yield the lines of a Torch release in the matrix."""
-    yield f"cuda = {table_text.quoted(release for release in torch.cuda if release in known_cuda)}"
+    """Yield the lines of a Torch release in CUDA's table."""
+    yield f"releases = {table_text.quoted(release for release in torch.cuda if release in known_cuda)}"
     yield f'pypi = "{torch.pypi}"'
-    if torch.cxx != 17:
-        yield f"cxx = {torch.cxx}"
 
 
 def _with_shims(table: str, release: Release, toolchains: Toolchains) -> str:

@@ -227,6 +227,6 @@ def test_a_directory_is_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_there_is_a_template_for_each_backend_that_is_built() -> None:
-    from kernel_builder.config.offered import COMPILED_BACKENDS
+    from kernel_builder.config.known_backends import COMPILED
 
-    assert set(scaffold.backends()) == set(COMPILED_BACKENDS)
+    assert set(scaffold.backends()) == set(COMPILED)

@@ -84,7 +84,7 @@ def assemble(
     """Write the package of `variant` under `build`; `files` and `metadata` override those of a valid package."""
     directory = build / variant
     parsed = Variant.parse(variant)
-    archs = {"archs": ["9.0"]} if parsed.cuda else {}
+    archs = {"archs": ["9.0"]} if parsed.release else {}
     contents = {
         "__init__.py": INIT if module else "import torch\n",
         "_ops.py": OPS.format(id=identity(variant)),

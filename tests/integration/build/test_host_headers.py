@@ -28,7 +28,7 @@ std::string twice(const std::string& text) { return text + text; }
 def clang_step(directory: Path, toolchains: Toolchains) -> CompileStep:
     variant = Variant.parse(CUDA.replace("cu130", "cu126"))
     steps = compile_steps.drafts(read_project(directory), variant, toolchains)
-    return next(step for step in steps if step.tool == "clang")
+    return next(step for step in steps if step.compiler.name == "clang")
 
 
 def compiled(step: CompileStep, work: Path) -> tuple[bytes, list[Path]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder import elf
+from kernel_builder import backends, elf
 from kernel_builder.build import commands
 from kernel_builder.build.cache import object_path
 from kernel_builder.build.step_scripts import linked, stage_link
@@ -24,8 +24,10 @@ def link(copy_project: Copy, tmp_path: Path) -> Link:
 
     def make(source: str, *, cuda: bool) -> elf.SharedObject:
         planned = binary(copy_project("stable-scale"))
-        libraries = commands.torch_libraries(stable=True, cuda=cuda)
+        backend = backends.compiled("cuda" if cuda else "cpu")
+        libraries = commands.torch_libraries(backend, stable=True)
         changed = replace(planned, objects=planned.objects[:1], libraries=libraries)
+        changed = replace(changed, linked_if_called=backend.linked_if_called)
         output = object_path(tmp_path, changed.objects[0])
         output.parent.mkdir(parents=True)
         compiler = ["g++", "-c", "-fPIC", "-O2", "-x", "c++", "-", "-o", str(output)]

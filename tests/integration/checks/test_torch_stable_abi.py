@@ -32,6 +32,6 @@ def test_the_functions_of_each_release(release: Release) -> None:
 
 
 def test_the_functions_of_cuda() -> None:
-    known = {name for name in shims().cuda if shims().since[name] <= INSTALLED}
+    known = {name for name in shims().of_backend["cuda"] if shims().since[name] <= INSTALLED}
     include = TORCH / "include"
     assert known == exported(include, INSTALLED, cuda=True) - exported(include, INSTALLED, cuda=False)

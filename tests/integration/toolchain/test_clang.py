@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config import matrix
+from kernel_builder.backends.cuda import clang_releases
 from kernel_builder.config.variant import PLATFORMS, Release, this_platform
 from kernel_builder.errors import FetchError, ToolchainError
 from kernel_builder.progress import Silent
@@ -85,7 +85,7 @@ def server(files: dict[str, bytes]) -> Iterator[IndexServer]:
 
 @pytest.fixture
 def pinned(server: IndexServer) -> lock.Lock:
-    found = resolve(Index(server.url), [], [], PLATFORMS, Silent(), clang=matrix.load().clang)
+    found = resolve(Index(server.url), [], [], PLATFORMS, Silent(), clang=clang_releases())
     server.requests.clear()
     return found
 
@@ -151,7 +151,7 @@ def test_a_lock_without_clang(pinned: lock.Lock, cache: Path) -> None:
 
 
 def test_the_shipped_lock_has_clang_within_its_budget() -> None:
-    clang, wanted = lock.shipped().clang, matrix.load().clang
+    clang, wanted = lock.shipped().clang, clang_releases()
     assert clang and clang.cuda.release == wanted.cuda
     assert Release.parse(clang.version) == wanted.headers
     for platform in PLATFORMS:

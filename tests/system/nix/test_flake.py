@@ -12,6 +12,7 @@ import tomli
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
+from kernel_builder.backends.cuda import CUDA as CUDA_BACKEND
 from kernel_builder.build import include_scan
 from kernel_builder.config import build_toml, offered
 from kernel_builder.config.kernel_sources import is_header
@@ -66,7 +67,8 @@ def test_nix_and_python_offer_the_same_variants(nix: Nix, tmp_path: Path, system
         f"""
         let
           matrix = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/config/matrix.toml);
-          variants = import {ROOT}/nix/matrix.nix {{ inherit matrix; system = "{system}"; }};
+          ofCuda = builtins.fromTOML (builtins.readFile {ROOT}/kernel_builder/backends/cuda.toml);
+          variants = import {ROOT}/nix/matrix.nix {{ inherit matrix ofCuda; system = "{system}"; }};
           names = text: map (variant: variant.name) (variants (builtins.fromTOML text));
         in map (text: builtins.sort builtins.lessThan (names text))
           (builtins.fromJSON (builtins.readFile {texts}))
@@ -95,11 +97,13 @@ def test_nix_and_python_find_the_same_includes(nix: Nix, directory: Path) -> Non
     )
     assert isinstance(got, list)
     for (source, include, listed), reached in zip(sources, got, strict=True):
-        scanned = include_scan.scan(directory, source, include, listed, {"registration.h": ""})
+        scanned = include_scan.scan(
+            directory, source, include, listed, {"registration.h": ""}, CUDA_BACKEND.library_headers
+        )
         assert {name for name, _ in scanned.files} == set(reached["files"])
         assert scanned.torch == reached["torch"]
         assert scanned.namespace == reached["namespace"]
-        assert scanned.cuda_libraries == reached["cudaLibraries"]
+        assert scanned.toolkit_libraries == reached["cudaLibraries"]
 
 
 def test_includes_that_are_hard_to_find(nix: Nix, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_builder.build.clang_flags import of_clang
+from kernel_builder.backends.clang_flags import of_clang
 from kernel_builder.errors import ConfigError
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import CUDA
 from kernel_builder.build.include_scan import Scan, scan
 from kernel_builder.errors import ConfigError
 
@@ -187,10 +188,10 @@ def test_content_is_named_by_its_hash(project: Path) -> None:
 )
 def test_headers_that_need_the_cuda_libraries(tmp_path: Path, header: str, expected: bool) -> None:
     (tmp_path / "a.cu").write_text(f"#include <{header}>\n")
-    assert scan(tmp_path, "a.cu").cuda_libraries is expected
+    assert scan(tmp_path, "a.cu", library_headers=CUDA.library_headers).toolkit_libraries is expected
 
 
 def test_a_header_of_the_project_is_not_one_of_the_cuda_libraries(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_text('#include "curand.h"\n')
     (tmp_path / "curand.h").write_text("")
-    assert not scan(tmp_path, "a.cu").cuda_libraries
+    assert not scan(tmp_path, "a.cu", library_headers=CUDA.library_headers).toolkit_libraries

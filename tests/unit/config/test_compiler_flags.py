@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import CUDA
 from kernel_builder.config import compiler_flags
 from kernel_builder.config.project import Kernel
 from kernel_builder.errors import ConfigError
@@ -15,7 +16,8 @@ def check(*, cxx: tuple[str, ...] = (), cuda: tuple[str, ...] = ()) -> None:
     kernel = Kernel(
         name="scale", backend="cuda", depends=("torch",), src=("a.cu",), include=(), cxx_flags=cxx, cuda_flags=cuda
     )
-    compiler_flags.check(Path("project"), "kernel.scale", kernel)
+    compiler_flags.check(Path("project"), "kernel.scale", "cxx-flags", kernel.cxx_flags)
+    CUDA.check_flags(Path("project"), "kernel.scale", kernel)
 
 
 def test_flags_of_public_projects_are_allowed() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kernel_builder.backends.cuda import capabilities
 from kernel_builder.build import buildable
 from kernel_builder.config import kernel_sources, matrix, offered
 from kernel_builder.config.notices import notices
@@ -15,7 +16,7 @@ from kernel_builder.config.project_files import read_project
 from kernel_builder.config.variant import Release, Variant
 from kernel_builder.errors import VariantError
 from kernel_builder.toolchain import Toolchains
-from tests.support.newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi
+from tests.support.newest import BEFORE, CUDA_13, LAST_FOR_CUDA_12, NEWEST, cuda_backends, full_abi, releases_for
 from tests.support.places import PROJECTS
 
 X86_64 = "x86_64-linux"
@@ -46,6 +47,10 @@ def with_torch(project: Project, **changes: object) -> Project:
     return replace(project, framework=replace(project.framework, **changes))  # type: ignore[arg-type]
 
 
+def with_cuda(project: Project, **settings: Release) -> Project:
+    return replace(project, backend_settings={"cuda": settings})
+
+
 def test_a_stable_abi_project_offers_one_variant_for_each_cuda_major(stable: Project) -> None:
     assert names(stable) == {"torch-stable-abi210-cpu", "torch-stable-abi210-cu126", "torch-stable-abi210-cu130"}
 
@@ -74,8 +79,8 @@ def test_both_platforms_are_offered(stable: Project) -> None:
 
 def test_ranges_narrow_the_matrix(full: Project) -> None:
     assert names(with_torch(full, maxver=Release(2, 11))) >= {"torch210-cxx11-cpu", "torch211-cxx11-cu128"}
-    cuda = next(cuda for cuda in matrix.load().torch[NEWEST] if f"cu{cuda.major}{cuda.minor}" == CUDA_13)
-    only13 = replace(full, cuda_minver=cuda, cuda_maxver=cuda)
+    cuda = next(cuda for cuda in releases_for(NEWEST) if f"cu{cuda.major}{cuda.minor}" == CUDA_13)
+    only13 = with_cuda(full, minver=cuda, maxver=cuda)
     assert names(only13) == {short(release, b) for release in (BEFORE, NEWEST) for b in ("cpu", CUDA_13)}
     later = Release(cuda.major, cuda.minor + 1)
     needy = replace(full, kernels=tuple(replace(k, cuda_minver=later) for k in full.kernels))
@@ -83,7 +88,7 @@ def test_ranges_narrow_the_matrix(full: Project) -> None:
 
 
 def test_a_range_with_nothing_left_does_not_refuse_the_other_backends(full: Project) -> None:
-    without = replace(full, cuda_minver=Release(14, 0))
+    without = with_cuda(full, minver=Release(14, 0))
     assert names(without) == {short(BEFORE, "cpu"), short(NEWEST, "cpu")}
     assert list(offered.empty_backends(without)) == ["cuda"]
     assert (
@@ -128,7 +133,7 @@ def test_a_source_of_several_kernels_is_compiled_once_with_the_flags_of_all() ->
 
 def test_the_nearest_reason_is_that_of_this_platform(full: Project) -> None:
     last = with_torch(full, minver=LAST_FOR_CUDA_12, maxver=LAST_FOR_CUDA_12)
-    old = replace(last, backends=("cuda",), cuda_maxver=Release(12, 9))
+    old = with_cuda(replace(last, backends=("cuda",)), maxver=Release(12, 9))
     variant = full_abi(LAST_FOR_CUDA_12, "cu126")
     with pytest.raises(VariantError, match=rf"{variant}: needs CUDA 12\.6; this builder has 13"):
         buildable.available(old, Toolchains(cuda_compiler="nvcc"))
@@ -147,20 +152,20 @@ def test_a_stable_abi_without_headers_is_refused(stable: Project) -> None:
 
 def test_capabilities_are_intersected_and_keep_their_suffixes() -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "5.0", "10.0f"))
-    assert offered.capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
-    assert offered.capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
+    assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0a", "10.0f", "12.0+PTX")
+    assert capabilities(kernel, Release(12, 6), X86_64) == ("5.0", "9.0a")
 
 
 def test_a_kernel_needs_a_capability_that_the_compiler_and_the_platform_have() -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("5.0", "8.7"))
-    assert offered.capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
+    assert capabilities(kernel, Release(13, 0), "aarch64-linux") == ("8.7",)
     with pytest.raises(
         VariantError, match=r"13\.0 does not compile for 5\.0, and no x86_64-linux machine has 8\.7"
     ) as caught:
-        offered.capabilities(kernel, Release(13, 0), X86_64)
+        capabilities(kernel, Release(13, 0), X86_64)
     assert caught.value.hint == 'add a capability, or leave this CUDA release out by [general.cuda] maxver = "12.8"'
     with pytest.raises(VariantError, match=r"no x86_64-linux machine has 8\.7") as caught:
-        offered.capabilities(replace(kernel, cuda_capabilities=("8.7",)), Release(13, 0), X86_64)
+        capabilities(replace(kernel, cuda_capabilities=("8.7",)), Release(13, 0), X86_64)
     assert caught.value.hint == "add a capability"
 
 
@@ -177,24 +182,24 @@ def test_a_limit_selects_the_nearest_capabilities_with_their_suffixes(
     only: tuple[str, ...], expected: tuple[str, ...]
 ) -> None:
     kernel = Kernel("k", "cuda", (), (), cuda_capabilities=("12.0+PTX", "9.0a", "8.0"), only_capabilities=only)
-    assert offered.capabilities(kernel, Release(13, 0), X86_64) == expected
+    assert capabilities(kernel, Release(13, 0), X86_64) == expected
 
 
 def test_a_limit_selects_from_all_capabilities_of_a_kernel_without_a_list() -> None:
     kernel = Kernel("k", "cuda", (), (), only_capabilities=("9.0",))
-    assert offered.capabilities(kernel, Release(13, 0), X86_64) == ("9.0",)
+    assert capabilities(kernel, Release(13, 0), X86_64) == ("9.0",)
 
 
 def test_without_capabilities_a_kernel_gets_all_and_ptx_of_the_newest() -> None:
     kernel = Kernel("k", "cuda", (), ())
-    every = offered.capabilities(kernel, Release(13, 0), X86_64)
+    every = capabilities(kernel, Release(13, 0), X86_64)
     assert every[0] == "7.5"
     assert every[-1] == "12.1+PTX"
     assert sum("PTX" in capability for capability in every) == 1
     # A CUDA release that is not in the matrix takes the capabilities of the release before it.
-    assert offered.capabilities(kernel, Release(13, 1), X86_64) == every
+    assert capabilities(kernel, Release(13, 1), X86_64) == every
     # Jetson's capabilities are compiled for aarch64 only.
-    assert set(offered.capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
+    assert set(capabilities(kernel, Release(13, 0), "aarch64-linux")) - set(every) == {"8.7", "11.0"}
 
 
 @pytest.mark.parametrize(
@@ -231,8 +236,9 @@ def test_each_notice_is_one_line_with_its_projects(stable: Project) -> None:
     assert notices([*many, tvm]) == [
         "6 projects (k0, k1, k2 and 3 more): [kernel.scale_cuda] is for cuda, which is not in [general] backends: it "
         "is not built",
-        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm",
-        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal",
+        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for rocm: it has no HIP toolchain",
+        "6 projects (k0, k1, k2 and 3 more): this builder does not compile for metal: Metal's compiler "
+        "runs on macOS only",
         "tvm: something",
         "tvm: this builder does not build [tvm-ffi] extensions",
     ]

@@ -41,8 +41,7 @@ def test_every_value_is_read(home: Path) -> None:
         backend_python_depends={"cuda": ("nvidia-cutlass-dsl",)},
         kernel_depends=(KernelDependency("o/base", version=2),),
         backend_kernel_depends={"cuda": (KernelDependency("o/more", revision="main"),)},
-        cuda_minver=Release(12, 8),
-        cuda_maxver=Release(13, 2),
+        backend_settings={"cuda": {"minver": Release(12, 8), "maxver": Release(13, 2)}},
         hub_repo_id="o/my-relu",
         hub_branch="v3",
         framework=TorchFramework(
@@ -88,7 +87,8 @@ def test_defaults(home: Path) -> None:
     read = read_project(home)
     assert read.framework == TorchFramework(src=("torch-ext/binding.cpp",), pyext=("py", "pyi"), stable_abi={})
     assert read.kernels == (Kernel(name="relu", backend="cpu", depends=("torch",), src=("relu.cpp",)),)
-    assert (read.upstream, read.hub_repo_id, read.cuda_minver, read.kernels[0].cuda_capabilities) == (None,) * 4
+    assert (read.upstream, read.hub_repo_id, read.kernels[0].cuda_capabilities) == (None,) * 3
+    assert read.backend_settings == {}
 
 
 def test_other_frameworks(home: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from kernels.variants import parse_variant
 
+from kernel_builder.backends import cuda as cuda_backend
 from kernel_builder.config import matrix
 from kernel_builder.config.variant import FullAbi, Noarch, Release, StableAbi, Variant
 from kernel_builder.errors import VariantError
@@ -52,7 +53,7 @@ def test_other_names_are_refused_with_an_example(name: str) -> None:
 
 def test_the_client_reads_every_name_of_the_matrix_the_same_way() -> None:
     for torch in matrix.torch_releases():
-        for cuda in matrix.cuda_releases():
+        for cuda in cuda_backend.releases():
             for framework in (FullAbi(torch), StableAbi(torch)):
                 name = Variant(framework, "cuda", cuda, "x86_64-linux").name
                 theirs = parse_variant(name)

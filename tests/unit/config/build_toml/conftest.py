@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 from kernels._rust import Backend, Build, KernelVersion
 
-from kernel_builder.config import build_toml, project
+from kernel_builder.config import build_toml, known_backends, project
 from kernel_builder.config.project_files import read_project
-from kernel_builder.config.variant import BACKENDS
 from kernel_builder.errors import ConfigError
 
 GENERAL = {
@@ -97,7 +96,7 @@ def assert_same_values(home: Path) -> None:
     assert build is not None
     assert isinstance(mine, project.Project), str(mine)
     assert list(mine.backends) == list(dict.fromkeys(str(backend) for backend in build.general.backends))
-    for backend in BACKENDS:
+    for backend in known_backends.NAMES:
         expected = [
             (
                 dependency.repo_id,

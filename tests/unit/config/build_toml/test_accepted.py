@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_builder.config import build_toml
-from kernel_builder.config.variant import BACKENDS
+from kernel_builder.config import build_toml, known_backends
 from tests.unit.config.build_toml.conftest import (
     CPU,
     CUDA,
@@ -28,7 +27,7 @@ ACCEPTED = [
     *(general(name=f'"{name}"') for name in NAMES[1:]),
     *(general(version=version) for version in ("0", "0x10", "1_0", "9223372036854775807")),
     *(general(license=text) for text in ('"Apache-2.0"', '"proprietary"', '"""mit"""', "'mit'")),
-    *(general(backends=f'["{backend}"]') for backend in BACKENDS),
+    *(general(backends=f'["{backend}"]') for backend in known_backends.NAMES),
     general(backends='["cuda", "cuda", "cpu"]'),
     general(backends='["cpu"]'),  # [kernel.g] is for another backend
     *(
@@ -107,6 +106,6 @@ def test_both_accept(home: Path, text: str) -> None:
 
 def test_python_dependencies_are_those_of_the_client() -> None:
     known = json.loads((resources.files("kernels") / "python_depends.json").read_text())
-    mine = {key: set(names) for key, names in build_toml.PYTHON_DEPENDS.items() if names}
-    assert mine.pop("general") == set(known["general"])
+    mine = {backend.name: set(names) for backend in known_backends.of_format() if (names := backend.python_depends)}
+    assert set(build_toml.PYTHON_DEPENDS) == set(known["general"])
     assert mine == {backend: set(names) for backend, names in known["backends"].items() if names}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from kernel_builder.config import editions, project
+from kernel_builder.config.release import Release
 from kernel_builder.config.rewrite import rewritten
 from kernel_builder.errors import ConfigError
 from tests.unit.config.build_toml.conftest import (
@@ -114,7 +115,8 @@ def test_what_older_editions_mean(home: Path) -> None:
         return found
 
     both = read(EDITION_2[0])
-    assert (both.backends, str(both.cuda_minver), str(both.cuda_maxver)) == (("cpu", "cuda"), "12.6", "13.0")
+    assert both.backends == ("cpu", "cuda")
+    assert both.backend_settings == {"cuda": {"minver": Release(12, 6), "maxver": Release(13, 0)}}
     hipified = read(EDITION_1[2])
     assert hipified.backends == ("cuda", "rocm")
     assert [(kernel.name, kernel.backend) for kernel in hipified.kernels] == [("g", "cuda"), ("g_rocm", "rocm")]

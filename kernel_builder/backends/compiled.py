@@ -1,0 +1,242 @@
+"""The protocol of back ends that the builder compiles for, and the values that it speaks in.
+
+Methods are given values of later stages, such as the host compiler and the toolchains of a build. They only read them,
+so this room imports their types and none of their modules.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from kernel_builder import toml_file
+from kernel_builder.backends.host_code import CompileOptions, Compiler
+from kernel_builder.config import known_backends, matrix
+from kernel_builder.config.known_backends import Backend
+from kernel_builder.config.release import Release
+
+if TYPE_CHECKING:
+    from kernel_builder.config.project import Kernel
+    from kernel_builder.config.variant import FullAbi, Noarch, StableAbi
+    from kernel_builder.toolchain import HeaderLibrary, HostCompiler, Obstacle, Toolchains
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toolkit:
+    """The compiler of a back end with its headers.
+
+    Attributes:
+        name: What commands call its directory: that of the back end.
+        root: The directory that commands and steps may read.
+        release: The release that it compiles with. It may be newer than that of the variants that it makes.
+        include: Include directories below `root` for a host compiler.
+        identity: Digest of its content, equal on every machine.
+    """
+
+    name: str
+    root: Path
+    release: Release | None
+    include: tuple[Path, ...]
+    identity: str
+
+
+@dataclass(frozen=True)
+class DeviceSource:
+    """A source for the back end's own compiler.
+
+    Attributes:
+        project: The directory of the project.
+        where: The table of `build.toml` that lists it, for errors.
+        kernel: That table.
+        files: Of the project, relative to it: the source and what it includes.
+        platform: The platform that host code is compiled for.
+    """
+
+    project: Path
+    where: str
+    kernel: Kernel
+    files: tuple[str, ...]
+    platform: str
+
+
+@dataclass(frozen=True)
+class DeviceCommand:
+    """How a source is compiled.
+
+    Attributes:
+        argv: The command without its output, with tokens.
+        generated: Path in the step's directory -> content of files that the command needs.
+    """
+
+    argv: tuple[str, ...]
+    compiler: Compiler
+    generated: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LinkedIfCalled:
+    """A library that is linked only if a binary leaves symbols undefined that match `symbols` and not `but_not`.
+
+    Both are expressions of grep for the lines of `nm`.
+    """
+
+    library: str
+    symbols: str
+    but_not: str
+
+
+@dataclass(frozen=True)
+class SymbolFamily:
+    """Symbols that match `names` and are defined by libraries (`DT_NEEDED` entries) that match `libraries`.
+
+    Attributes:
+        what: What messages call the library that they are of.
+        backend: The name of the back end whose variants alone may have them; None for all.
+        hint: What to do where no needed library defines them.
+    """
+
+    what: str
+    names: re.Pattern[str]
+    libraries: re.Pattern[str]
+    hint: str
+    backend: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class CompiledBackend(Backend):
+    """A back end that the builder compiles for. By default it has no releases, and g++ compiles all of its sources.
+
+    Attributes:
+        table: A TOML file. `[torch."2.10"] releases` are the releases that a Torch release is published for;
+            `[release."13.0"]` is what is known of a release.
+        recipe: Part of the keys of steps: change it with anything that changes bytes and is not in a command. The
+            built-in back ends have that of the builder, `build.commands.RECIPE`.
+        defines: Options for all sources.
+        library_headers: Headers, as `#include` names them, that need the toolkit's libraries; None if there are none.
+        linked_if_called: Libraries of the device that a binary names as needed only if it calls them.
+        torch_part: Symbols of Torch's own libraries for the back end; None if it has none.
+        looks_like: Names of libraries that are of its devices; None for none.
+    """
+
+    compiles: ClassVar[bool] = True
+
+    table: Path | None = None
+    preference: int = 2
+    recipe: str = ""
+    defines: tuple[str, ...] = ()
+    library_headers: re.Pattern[str] | None = None
+    linked_if_called: tuple[LinkedIfCalled, ...] = ()
+    torch_part: SymbolFamily | None = None
+    looks_like: re.Pattern[str] | None = None
+
+    # The matrix.
+
+    @cached_property
+    def data(self) -> Mapping[str, Any]:
+        """The content of `table`."""
+        return toml_file.read(self.table) if self.table else {}
+
+    def published(self) -> Mapping[Release, Sequence[Release | None]]:
+        if not self.table:
+            return dict.fromkeys(matrix.torch_releases(), (None,))
+        rows = ((Release.parse(torch), entry["releases"]) for torch, entry in self.data["torch"].items())
+        return dict(sorted((torch, sorted(map(Release.parse, releases))) for torch, releases in rows))
+
+    def releases(self) -> Sequence[Release | None]:
+        return sorted(map(Release.parse, self.data["release"])) if self.table else (None,)
+
+    def archs(self, kernels: Sequence[Kernel], release: Release | None, platform: str) -> tuple[str, ...]:
+        """Return the architectures that a binary of these kernels has code for, as its metadata lists them.
+
+        Raises:
+            VariantError: If there is none.
+        """
+        return ()
+
+    # Toolchains.
+
+    def obstacle(self, toolchains: Toolchains, release: Release | None) -> Obstacle | None:
+        """Return why a release cannot be compiled for on this machine, or None if it can. No network."""
+        return None
+
+    def toolkit(self, toolchains: Toolchains, release: Release | None) -> Toolkit | None:
+        """Return what compiles for a release, fetched if need be; None if g++ is enough.
+
+        Raises:
+            KernelBuilderError: If it cannot be had.
+        """
+        return None
+
+    def toolkit_libraries(self, toolchains: Toolchains, toolkit: Toolkit) -> HeaderLibrary | None:
+        """Return the headers of the toolkit's libraries, for sources that include `library_headers`; None for none."""
+        return None
+
+    def provenance(self, toolkit: Toolkit | None) -> Mapping[str, str]:
+        """Return what metadata says of the compiler, besides what the variant's name says."""
+        return {}
+
+    def shell(self, toolkit: Toolkit, host: HostCompiler) -> tuple[Sequence[Path], Mapping[str, str]]:
+        """Return the directories of programs and the variables to compile by hand in a shell."""
+        return (), {}
+
+    # Steps.
+
+    def check_flags(self, project: Path, table: str, kernel: Kernel) -> None:
+        """Raise a ConfigError if a flag for the back end's own compiler is not allowed."""
+
+    def check_source(self, project: Path, table: str, kernel: Kernel, source: str) -> None:
+        """Raise a ConfigError if its own compiler cannot compile a source by the look of it."""
+
+    def device_roots(self, toolkit: Toolkit | None) -> Mapping[str, Path]:
+        """Return token -> directory, for what only sources for its own compiler need besides the toolkit's root."""
+        return {}
+
+    def device_command(
+        self, source: DeviceSource, host: HostCompiler, toolkit: Toolkit | None, options: CompileOptions
+    ) -> DeviceCommand:
+        """Return how its own compiler compiles a source whose ending is in `suffixes`."""
+        raise NotImplementedError(self.name)
+
+    @property
+    def linked_libraries(self) -> frozenset[str]:
+        """The libraries that links of the back end may name, besides those of all back ends."""
+        torch = (name for stable in (False, True) for name in self.torch_libraries(stable=stable))
+        return frozenset([*torch, *(linked.library for linked in self.linked_if_called)])
+
+    def torch_libraries(self, *, stable: bool) -> tuple[str, ...]:
+        """Return the libraries of Torch that a binary names as needed, besides those of all back ends."""
+        return ()
+
+    # Checks.
+
+    def needed_libraries(self, release: Release | None) -> frozenset[str]:
+        """Return the libraries of the device that a binary for a release, or for any, may need."""
+        return frozenset()
+
+    def library_hint(self, library: str) -> str | None:
+        """Return what to do about a library that a binary must not need, or None."""
+        return None
+
+    def symbol_families(self, framework: FullAbi | StableAbi | Noarch | None) -> Sequence[SymbolFamily]:
+        """Return the symbols that a binary may leave undefined, because Torch has loaded the libraries."""
+        return ()
+
+    def lacking(self, symbol: str, release: Release) -> str | None:
+        """Return what is wrong with a symbol that not every client has that loads a variant of a release, or None."""
+        return None
+
+
+def compiled(name: str) -> CompiledBackend:
+    """Return the back end of a compiled variant."""
+    backend = known_backends.get(name)
+    assert isinstance(backend, CompiledBackend), name
+    return backend
+
+
+def every(other: str | None = None) -> Iterator[CompiledBackend]:
+    """Yield the built-in back ends that are compiled for, and another one of these."""
+    yield from map(compiled, dict.fromkeys([*known_backends.COMPILED, *([other] if other else [])]))

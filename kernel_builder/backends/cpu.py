@@ -1,0 +1,5 @@
+"""The CPU: g++ compiles all sources, and Torch's C++ libraries are all that a binary needs."""
+
+from kernel_builder.backends.compiled import CompiledBackend
+
+CPU = CompiledBackend(name="cpu", title="CPU", kernel_keys={}, preference=1)

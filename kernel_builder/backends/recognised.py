@@ -1,0 +1,33 @@
+"""Back ends that `build.toml` may name and the builder does not compile for: Python-only packages for them are made.
+
+To compile for one, replace its value by a `CompiledBackend` in a file of its own.
+"""
+
+from kernel_builder.config import toml_schema
+from kernel_builder.config.known_backends import Backend
+from kernel_builder.config.toml_schema import Key
+
+_NOT_COMPILED = "build.toml has no compiled kernels for it"
+_texts = Key(toml_schema.list_of(toml_schema.text))
+
+CANN = Backend(name="cann", title="CANN", prefix="cann", why_not=_NOT_COMPILED)
+METAL = Backend(name="metal", title="Metal", kernel_keys={}, why_not="Metal's compiler runs on macOS only")
+NEURON = Backend(name="neuron", title="Neuron", python_depends=("nki",), kernel_depends=True, why_not=_NOT_COMPILED)
+ROCM = Backend(
+    name="rocm",
+    title="ROCm",
+    prefix="rocm",
+    kernel_keys={"rocm-archs": _texts, "hip-flags": _texts},
+    noarch_keys={"rocm_archs": _texts},
+    why_not="it has no HIP toolchain",
+)
+TPU = Backend(name="tpu", title="TPU", python_depends=(), why_not=_NOT_COMPILED)
+XPU = Backend(
+    name="xpu",
+    title="XPU",
+    prefix="xpu",
+    kernel_keys={"sycl-flags": _texts},
+    python_depends=("onednn",),
+    kernel_depends=True,
+    why_not="the package index has no SYCL compiler",
+)
