@@ -22,6 +22,13 @@
 namespace kit {
 
 constexpr int kVectorBytes = 16;
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+template <typename T>
+constexpr Type kTypeOf = std::is_same_v<T, float>    ? Type::float32
+                         : std::is_same_v<T, __half> ? Type::float16
+                                                     : Type::bfloat16;
 
 // The type of one load or store.
 template <size_t kBytes>
