@@ -15,7 +15,7 @@ from kernel_builder.progress import Silent
 from kernel_builder.toolchain import lock
 from kernel_builder.toolchain.index import Index
 from kernel_builder.toolchain.resolve import resolve
-from kernel_builder.upkeep.update import FILES, LIBRARIES, LOCK, MATRIX, SHIMS, Update, find
+from kernel_builder.upkeep.update import CUDA, FILES, LOCK, MATRIX, SHIMS, Update, find
 
 from .conftest import COMMAND
 from .conftest import LIBRARIES as HEADER_LIBRARIES
@@ -27,26 +27,40 @@ _MATRIX = """\
 [hub]
 torch-releases = 2
 
-# The first release.
-[torch."2.9"]
-cuda = ["12.6"]
+# This comment is of 2.10.
+[torch."2.10"]
+"""
+_CUDA = """\
+# What is known of CUDA.
 
 # This comment is of 2.10.
 [torch."2.10"]
-cuda = ["12.6", "13.0"]
+releases = ["12.6", "13.0"]
 pypi = "13.0"
 
 # And this one is of the modules.
 [tegra]
 capabilities = ["5.3"]
 
-[cuda."12.6"]
+[release."12.6"]
 capabilities = [
     "5.0",
 ]
 
-[cuda."13.0"]
+[release."13.0"]
 capabilities = ["7.5", "8.0"]
+
+# The libraries.
+
+[library.cublas]
+title = "cuBLAS"
+
+[library.curand]
+title = "cuRAND"
+
+# Only something else needs it.
+[library.cusolver]
+loaded = false
 """
 _SHIMS = """\
 # The functions.
@@ -65,19 +79,6 @@ _SHIMS = """\
 cuda = [
     "torch_cuda_first",
 ]
-"""
-_LIBRARIES = """\
-# The libraries.
-
-[cublas]
-title = "cuBLAS"
-
-[curand]
-title = "cuRAND"
-
-# Only something else needs it.
-[cusolver]
-loaded = false
 """
 _SHIM = """\
 #define EXPORT __attribute__((__visibility__("default")))
@@ -162,11 +163,9 @@ def checkout(tmp_path: Path, index: IndexServer) -> Path:
     """The tables of a builder that knows what is on the index."""
     root = tmp_path / "checkout"
     pinned = resolve(Index(index.url), [Release(2, 10)], [Release(13, 0)], PLATFORMS, Silent(), HEADER_LIBRARIES)
-    for name, text in {MATRIX: _MATRIX, LOCK: lock.dumps(pinned), SHIMS: _SHIMS, LIBRARIES: _LIBRARIES}.items():
+    for name, text in {MATRIX: _MATRIX, CUDA: _CUDA, LOCK: lock.dumps(pinned), SHIMS: _SHIMS}.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)
-    # The synthetic index has no Torch 2.9.
-    (root / MATRIX).write_text(_MATRIX.replace('[torch."2.9"]\ncuda = ["12.6"]\n\n# This', "# This"))
     return root
 
 
@@ -202,26 +201,29 @@ def test_a_new_torch_release(
     assert before == {name: (checkout / name).read_text() for name in FILES}, "nothing is written yet"
     update.write(checkout)
     assert set(update.files) == set(FILES)
-    matrix = before[MATRIX].replace(
-        'pypi = "13.0"\n',
-        'pypi = "13.0"\n\n[torch."2.16"]\ncuda = ["13.0", "13.4"]\npypi = "13.4"\ncxx = 20\n',
+    assert (checkout / MATRIX).read_text() == before[MATRIX] + '\n[torch."2.16"]\ncxx = 20\n'
+    cuda = before[CUDA].replace(
+        'pypi = "13.0"\n', 'pypi = "13.0"\n\n[torch."2.16"]\nreleases = ["13.0", "13.4"]\npypi = "13.4"\n'
     )
-    assert (checkout / MATRIX).read_text() == matrix + '\n[cuda."13.4"]\ncapabilities = ["8.0", "9.0", "10.0"]\n'
+    cuda = cuda.replace(
+        'capabilities = ["7.5", "8.0"]\n',
+        'capabilities = ["7.5", "8.0"]\n\n[release."13.4"]\ncapabilities = ["8.0", "9.0", "10.0"]\n',
+    )
+    cuda = cuda.replace('title = "cuRAND"\n', 'title = "cuRAND"\nuntil = "2.10"\n')
+    assert (checkout / CUDA).read_text() == cuda + '\n[library.nvnew]\nsince = "2.16"\n'
     new = '\n"2.16" = [\n    "torch_cuda_second",\n    "torch_second",\n]\n'
     shims = before[SHIMS].replace("\n[library]", f"{new}\n[library]").removesuffix("]\n")
     shims += '    "torch_cuda_second",\n]\n'
     assert (checkout / SHIMS).read_text() == shims
-    libraries = before[LIBRARIES].replace('title = "cuRAND"\n', 'title = "cuRAND"\nuntil = "2.10"\n')
-    assert (checkout / LIBRARIES).read_text() == libraries + '\n[nvnew]\nsince = "2.16"\n'
     pinned = lock.read(checkout / LOCK)
     assert [str(torch) for torch in pinned.torch] == ["2.10", "2.16"]
     assert [str(cuda) for cuda in pinned.cuda] == ["13.0", "13.4"]
     for line in (
-        "CUDA 12.9: the index has no complete compiler of it, so it is not in the matrix",
+        "CUDA 12.9: the index has no complete compiler of it, so its table does not have it",
         "CUDA 13.4, for 8.0, 9.0, 10.0",
         "Torch 2.16 for CUDA 12.9, 13.0, 13.4, with C++20",
         "Torch 2.16: 2.16.0 is pinned",
-        f'`{LIBRARIES}`: `until = "2.10"`',
+        f'`{CUDA}`: `until = "2.10"`',
         f'`{SHIMS}`: `"torch_second",`',
     ):
         assert line in update.changes

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from kernel_builder import elf
+from tests.support.places import ROOT
+from tests.support.running_hub import RunningHub
 
-from ...conftest import ROOT
-from ..conftest import RunningHub
 from .conftest import BUILDER
 
 REPO = "kernels-community/stable-scale"

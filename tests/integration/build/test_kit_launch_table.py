@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from kernel_builder.toolchain import Toolchains
-from tests.conftest import ROOT
+from tests.support.places import ROOT
 
 SOURCE = """
 #include "kit/launch_table.h"

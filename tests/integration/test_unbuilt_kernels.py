@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.conftest import ROOT
+from tests.support.places import ROOT
 
 
 def test_tests_of_unbuilt_kernels_name_the_command_that_builds_them(tmp_path: Path) -> None:
