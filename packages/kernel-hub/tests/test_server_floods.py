@@ -120,7 +120,7 @@ def test_a_body_of_many_small_values_costs_little(shared: RunningHub) -> None:
             f"{shared.url}/api/validate-yaml", data=body, headers={"Content-Type": "application/json"}
         )
         assert answer.status_code == 400
-    assert cpu() - before < 0.6
+    assert cpu() - before < 1
 
 
 def test_a_head_that_is_too_long_is_named(shared: RunningHub) -> None:
