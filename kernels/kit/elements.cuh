@@ -23,6 +23,11 @@ namespace kit {
 
 constexpr int kVectorBytes = 16;
 
+template <typename T>
+constexpr Type kTypeOf = std::is_same_v<T, float>    ? Type::float32
+                         : std::is_same_v<T, __half> ? Type::float16
+                                                     : Type::bfloat16;
+
 // The type of one load or store.
 template <size_t kBytes>
 struct Word;

@@ -115,10 +115,13 @@ __device__ __forceinline__ void trigger_next_grid() {
 #endif
 }
 
+// A kernel to ask the runtime about. All kernels of a library are compiled for the same capabilities.
+template <typename = void>
+__global__ void empty_kernel() {}
+
 // Returns the capability that the code running on the current device was compiled for, e.g. 90; for JIT-compiled PTX
-// that of the PTX. 0 if unknown. All kernels of a library are compiled for the same capabilities, so the answer for one
-// kernel is cached per device and used for all.
-inline int compiled_capability(const void* kernel) {
+// that of the PTX. 0 if unknown. The answer is cached per device.
+inline int compiled_capability() {
   constexpr int kDevices = 64;
   static std::atomic<int> known[kDevices];  // 0: not yet known
   int device;
@@ -126,7 +129,7 @@ inline int compiled_capability(const void* kernel) {
   int capability = known[device].load(std::memory_order_relaxed);
   if (capability == 0) {
     cudaFuncAttributes attributes;
-    if (cudaFuncGetAttributes(&attributes, kernel) != cudaSuccess) return 0;
+    if (cudaFuncGetAttributes(&attributes, empty_kernel<>) != cudaSuccess) return 0;
     capability = attributes.ptxVersion;
     known[device].store(capability, std::memory_order_relaxed);
   }
@@ -147,7 +150,7 @@ cudaError_t launch_with_pdl(void (*kernel)(Parameters...), dim3 blocks, dim3 thr
   config.stream = stream;
   config.attrs = &pdl;
   // Code for less than 9.0 has no grid wait, so it must not start early.
-  config.numAttrs = compiled_capability(reinterpret_cast<const void*>(kernel)) >= 90 ? 1 : 0;
+  config.numAttrs = compiled_capability() >= 90 ? 1 : 0;
   void* arguments[] = {&parameters...};
   return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(kernel), arguments);
 }

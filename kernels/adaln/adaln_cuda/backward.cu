@@ -174,7 +174,7 @@ int partial_sums(const Backward& problem, int64_t* parts) {
     rows_at_once = short_layout(problem).rows;
     if (rows_at_once <= 0) {
       Source sources[kOperands];
-      const BackwardGeneralConfig& config = kBackwardGeneralTable[general_row()];
+      const BackwardGeneralConfig& config = kBackwardGeneralTable[general_row(problem.type)];
       rows_at_once = general_layout(problem, config, problem.hidden % kDynamicWidth != 0, sources).rows;
     }
   }

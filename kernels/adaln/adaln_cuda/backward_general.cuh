@@ -605,10 +605,7 @@ inline GeneralLayout general_layout(const Backward& problem, const BackwardGener
 }
 
 // The row of the launch table for the current device.
-inline int general_row() {
-  const int capability = compiled_capability(reinterpret_cast<const void*>(backward_general_kernel<0>));
-  return find_row(kBackwardGeneralTable, capability);
-}
+inline int general_row(Type type) { return find_row(kBackwardGeneralTable, {compiled_capability(), type}); }
 
 inline cudaError_t launch_general(const Backward& problem, cudaStream_t stream) {
   GeneralBackward general{{},
@@ -639,10 +636,10 @@ inline cudaError_t launch_general(const Backward& problem, cudaStream_t stream) 
     general.unaligned =
         general.unaligned || !aligned(general.results[k]) || !aligned(source.rows, source.type.element_bytes());
   }
-  const int row = general_row();
+  const int row = general_row(problem.type);
   general.layout = general_layout(problem, kBackwardGeneralTable[row], general.unaligned, general.sources);
-  return with_row(kBackwardGeneralTable, row, [&](auto index) {
-    const auto kernel = backward_general_kernel<decltype(index)::value>;
+  return launch_row<kBackwardGeneralTable>(row, [&](auto index) {
+    const auto kernel = backward_general_kernel<index()>;
     const cudaError_t error = allow_shared_bytes(kernel, general.layout.bytes, kGeneralStaticBytes);
     if (error != cudaSuccess) return error;
     return launch_with_pdl(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),

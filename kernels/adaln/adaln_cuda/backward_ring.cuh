@@ -58,7 +58,7 @@ constexpr int ring_tensors(Branch branch) { return branch == Branch::none ? 2 : 
 template <typename T, int kRow, Branch kBranch>
 struct RingTypes {
   static constexpr RingKernelConfig kConfig = kRingKernelTable[kRow];
-  static constexpr bool kUnaligned = kConfig.start == RowStart::unaligned;
+  static constexpr bool kUnaligned = kConfig.is(RowStart::unaligned);
   static constexpr int kWidth = kConfig.vector_bytes / static_cast<int>(sizeof(T)), kVectors = kConfig.vectors;
   static constexpr int kLast = kVectors - 1, kQuads = kVectors * kWidth / 4;
   static constexpr int kTensors = ring_tensors(kBranch), kSums = kBranch == Branch::gated ? 3 : 2;

@@ -70,7 +70,7 @@ struct ShortRows {
   }
 
   __device__ __forceinline__ DynamicType type_of(int stream) const {
-    return kConfig.bfloat16_only ? DynamicType{false, false} : problem.stream_types[stream];
+    return kConfig.is(Inputs::bfloat16) ? DynamicType{false, false} : problem.stream_types[stream];
   }
   __device__ __forceinline__ bool has(int stream) const {
     return stream < kStreamScale || problem.streams[stream].data != nullptr;
@@ -347,10 +347,8 @@ inline bool reads_bfloat16_only(const Backward& problem) {
 }
 
 inline ShortLayout short_layout(const Backward& problem) {
-  const int capability = compiled_capability(reinterpret_cast<const void*>(backward_short_kernel<0>));
-  const bool bfloat16_only = reads_bfloat16_only(problem);
-  const int row =
-      find_row(kShortTable, capability, [&](const ShortConfig& one) { return one.bfloat16_only == bfloat16_only; });
+  const Inputs inputs = reads_bfloat16_only(problem) ? Inputs::bfloat16 : Inputs::mixed;
+  const int row = find_row(kShortTable, {compiled_capability(), problem.type, inputs});
   if (row < 0) return {};
   const ShortConfig& config = kShortTable[row];
   const int64_t vectors = problem.hidden / kDynamicWidth;
@@ -381,8 +379,8 @@ inline cudaError_t launch_short(const Backward& problem, ShortBackward& rows, co
   rows.stages = rows.rows <= rows.parts * layout.rows ? 1 : kShortTable[layout.row].stages;
   constexpr int kSumBytes = 3 * kDynamicWidth * static_cast<int>(sizeof(float));
   const int bytes = layout.group * layout.rows * std::max(rows.words * rows.stages * kVectorBytes, kSumBytes);
-  return with_row(kShortTable, layout.row, [&](auto row) {
-    const auto kernel = backward_short_kernel<decltype(row)::value>;
+  return launch_row<kShortTable>(layout.row, [&](auto row) {
+    const auto kernel = backward_short_kernel<row()>;
     const cudaError_t error = allow_shared_bytes(kernel, bytes, kShortStaticBytes);
     if (error != cudaSuccess) return error;
     return launch_with_pdl(kernel, dim3(static_cast<unsigned>(problem.sums.groups * problem.sums.parts)),

@@ -6,8 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
-#include <utility>
 
 #include "adaln_cuda/launch_table.h"
 #include "kit/launch.cuh"
@@ -53,16 +51,12 @@ inline bool prefetch_pays(int64_t bytes_moved) {
   return bytes_moved > l2_bytes / kPrefetchL2Divisor;
 }
 
-// Calls `launch` with std::integral_constant of `row`, which makes a table's row a template argument.
-template <typename Launch, int... kRows>
-cudaError_t with_row(int row, Launch&& launch, std::integer_sequence<int, kRows...>) {
+// Calls `launch` with a row of a table as a template argument, and returns its error.
+template <const auto& kTable, unsigned kDtypes = kit::kEveryDtype, typename Launch>
+cudaError_t launch_row(int row, const Launch& launch) {
   cudaError_t error = cudaErrorInvalidConfiguration;
-  ((row == kRows ? void(error = launch(std::integral_constant<int, kRows>{})) : void()), ...);
+  kit::with_row<kTable, kDtypes>(row, [&](auto index) { error = launch(index); });
   return error;
-}
-template <typename Row, int kCount, typename Launch>
-cudaError_t with_row(const Row (&)[kCount], int row, Launch&& launch) {
-  return with_row(row, launch, std::make_integer_sequence<int, kCount>{});
 }
 
 }  // namespace adaln

@@ -33,7 +33,7 @@ uint32_t prefetch_distance(const TiledForward& problem, const ForwardConfig& con
   const auto contiguous = [&](const StridedRows& strided) {
     return strided.row_stride == problem.hidden && strided.span_stride == int64_t{problem.span} * problem.hidden;
   };
-  const bool branch = config.branch != Branch::none;
+  const bool branch = !config.is(Branch::none);
   const int64_t row_bytes = problem.hidden * element * (branch ? 2 : 1);  // that are read
   if (layout.tiles > 1 || problem.span % config.rows != 0 || !contiguous(problem.x) ||
       (branch && !contiguous(problem.branch)) || !prefetch_pays(2 * rows * row_bytes)) {
@@ -44,7 +44,7 @@ uint32_t prefetch_distance(const TiledForward& problem, const ForwardConfig& con
 
 template <typename T, int kRow>
 constexpr auto kernel_of() {
-  if constexpr (kForwardTable[kRow].one_factor) {
+  if constexpr (kForwardTable[kRow].is(FactorCount::one)) {
     return forward_factor_kernel<T, kRow>;
   } else {
     return forward_kernel<T, kRow>;
@@ -154,46 +154,37 @@ void add_shared(const Forward& problem, const Factors& factors, bool one_factor,
 }
 
 // Returns the row of the launch table for a problem, or -1.
-int select_row(const Forward& problem, const Factors& factors, int capability) {
+int select_row(const Forward& problem, const Factors& factors) {
   const Branch branch = problem.branch.data == nullptr      ? Branch::none
                         : problem.gate.rows.data == nullptr ? Branch::plain
                                                             : Branch::gated;
-  const auto find = [&](bool one_factor) {
-    return find_row(kForwardTable, capability, [&](const ForwardConfig& one) {
-      return one.branch == branch && one.one_factor == one_factor && (one.dtypes & dtype_bit(problem.type)) != 0;
-    });
+  const auto find = [&](FactorCount count) {
+    return find_row(kForwardTable, {compiled_capability(), problem.type, {branch, count}});
   };
-  const int general = factors.fast ? find(false) : -1;
+  const int general = factors.fast ? find(FactorCount::any) : -1;
   if (!factors.one_factor || (factors.simple && general >= 0)) return general;
-  const int row = find(true);
+  const int row = find(FactorCount::one);
   return row < 0 ? general : row;
 }
 
 template <typename T>
 cudaError_t launch(const Forward& problem, cudaStream_t stream) {
-  const int capability = compiled_capability(reinterpret_cast<const void*>(forward_kernel<T, 0>));
   const Factors factors = factors_of(problem);
-  const int row = select_row(problem, factors, capability);
+  const int row = select_row(problem, factors);
   const int64_t vectors = problem.hidden / kVectorWidth<T>;
   TiledForward tiled(problem.hidden);
   if (row < 0 || vectors > kForwardTable[row].max_threads * kForwardTable[row].vectors || !as_tiled(problem, &tiled)) {
-    return launch_general<T>(problem, capability, stream);
+    return launch_general<T>(problem, stream);
   }
-  add_shared(problem, factors, kForwardTable[row].one_factor, &tiled);
+  add_shared(problem, factors, kForwardTable[row].is(FactorCount::one), &tiled);
   const int staged_words = tiled.staged * (tiled.float32_shared ? 2 : 1);
   const TileLayout layout = tile_layout(kForwardTable[row], static_cast<int>(vectors), staged_words);
   const size_t shared_bytes = layout.shared_bytes + kStaticSharedBytes;
   if (shared_bytes > kDefaultSharedBytes && shared_bytes > max_shared_bytes_per_block()) {
-    return launch_general<T>(problem, capability, stream);
+    return launch_general<T>(problem, stream);
   }
-  return with_row(kForwardTable, row, [&](auto index) {
-    constexpr int kRow = decltype(index)::value;
-    if constexpr ((kForwardTable[kRow].dtypes & dtype_bit(kTypeOf<T>)) == 0) {
-      return cudaErrorInvalidConfiguration;
-    } else {
-      return launch_tiles<T, kRow>(tiled, problem.rows, layout, stream);
-    }
-  });
+  return launch_row<kForwardTable, dtype_bit(kTypeOf<T>)>(
+      row, [&](auto index) { return launch_tiles<T, index()>(tiled, problem.rows, layout, stream); });
 }
 
 }  // namespace

@@ -111,7 +111,7 @@ __device__ __forceinline__ void add_branch(const TiledForward& problem, const Ti
 #pragma unroll
     for (int r = 0; r < kConfig.rows; ++r) {
       change_pairs<T>(words[r][i], [&](int pair, float2 x) {
-        if constexpr (kForwardTable[kRow].branch == Branch::plain) {
+        if constexpr (kForwardTable[kRow].is(Branch::plain)) {
           return add(x, pair_of<T>(branch[r][i], pair));
         } else if constexpr (kGate == Arithmetic::stepwise) {
           return add(
@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(kForwardTable[kRow].max_threads, kForwardTable
   if constexpr (!kInThisCode<kForwardTable, kRow>) return;
   using Types = ForwardTypes<T, kRow>;
   constexpr int kRows = Types::kRows;
-  constexpr bool kTwoByte = Types::kTwoByte, kBranch = Types::kConfig.branch != Branch::none;
-  constexpr bool kGated = Types::kConfig.branch == Branch::gated;
+  constexpr bool kTwoByte = Types::kTwoByte, kBranch = !Types::kConfig.is(Branch::none);
+  constexpr bool kGated = Types::kConfig.is(Branch::gated);
   extern __shared__ uint4 memory[];
   __shared__ alignas(16) typename Types::Scratch scratch[2];
   const int hidden = problem.hidden, group = blockDim.x;

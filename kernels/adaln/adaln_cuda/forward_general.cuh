@@ -461,9 +461,9 @@ cudaError_t launch_general_row(const Forward& problem, cudaStream_t stream) {
 }
 
 template <typename T>
-cudaError_t launch_general(const Forward& problem, int capability, cudaStream_t stream) {
-  return with_row(kForwardGeneralTable, find_row(kForwardGeneralTable, capability),
-                  [&](auto row) { return launch_general_row<T, decltype(row)::value>(problem, stream); });
+cudaError_t launch_general(const Forward& problem, cudaStream_t stream) {
+  return launch_row<kForwardGeneralTable>(find_row(kForwardGeneralTable, {compiled_capability(), problem.type}),
+                                          [&](auto row) { return launch_general_row<T, row()>(problem, stream); });
 }
 
 }  // namespace

@@ -105,7 +105,7 @@ __device__ __forceinline__ void prefetch_tile(const TiledForward& problem, int h
   if (threadIdx.x != 0 || tile >= problem.tiles) return;
   const int64_t index = static_cast<int64_t>(tile) * (kConfig.rows * hidden);
   prefetch_row_to_l2(static_cast<const T*>(problem.x.data) + index, kConfig.rows * hidden);
-  if (kConfig.branch != Branch::none) {
+  if (!kConfig.is(Branch::none)) {
     prefetch_row_to_l2(static_cast<const T*>(problem.branch.data) + index, kConfig.rows * hidden);
   }
 }
@@ -380,11 +380,12 @@ __device__ __forceinline__ void find_moments(const TiledForward& problem, const 
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       pivots[r] = decode(first.x[r]);
-      if constexpr (kForwardTable[kRow].branch == Branch::gated) {
-        const bool float32_gate = kForwardTable[kRow].one_factor ? problem.float32_gate : problem.float32_shared;
+      if constexpr (kForwardTable[kRow].is(Branch::gated)) {
+        const bool float32_gate =
+            kForwardTable[kRow].is(FactorCount::one) ? problem.float32_gate : problem.float32_shared;
         const float factor = kTwoByte && float32_gate ? first.float32_gate : decode(first.gate);
         pivots[r] += decode(first.branch[r]) * factor;
-      } else if constexpr (kForwardTable[kRow].branch == Branch::plain) {
+      } else if constexpr (kForwardTable[kRow].is(Branch::plain)) {
         pivots[r] += decode(first.branch[r]);
       }
     }
@@ -495,7 +496,7 @@ __global__ void __launch_bounds__(kForwardTable[kRow].max_threads, kForwardTable
   if (threadIdx.x == 0 && blockIdx.x < Types::kConfig.prefetch_spans &&
       static_cast<uint64_t>(blockIdx.x) * problem.tiles_per_span < problem.tiles) {
     const int64_t bytes = Types::kTwoByte && !problem.float32_shared ? sizeof(T) : sizeof(float);
-    if (Types::kConfig.branch == Branch::gated) prefetch_shared<T>(problem.gate, hidden, bytes);
+    if (Types::kConfig.is(Branch::gated)) prefetch_shared<T>(problem.gate, hidden, bytes);
 #pragma unroll 1
     for (int k = 0; k < problem.staged; ++k) prefetch_shared<T>(problem.shared[k], hidden, bytes);
   }
@@ -507,7 +508,7 @@ __global__ void __launch_bounds__(kForwardTable[kRow].max_threads, kForwardTable
   if (problem.centered) position.load_first(problem.x, first.x);
   trigger_next_grid();  // after the first loads, so that the next kernel's do not delay them
   const StagedRows<T, kRow> staged(problem, position, memory);
-  if constexpr (Types::kConfig.branch == Branch::gated) {
+  if constexpr (Types::kConfig.is(Branch::gated)) {
     load_and_add_branch(problem, position, staged, first, words);
   } else {
     staged.stage_all();

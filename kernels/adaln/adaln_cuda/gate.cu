@@ -14,11 +14,7 @@
 namespace adaln {
 namespace {
 
-// The row of the launch table for the current device.
-int gate_row() {
-  const int capability = compiled_capability(reinterpret_cast<const void*>(gate_kernel<float, 0>));
-  return find_row(kGateTable, capability);
-}
+int gate_row(Type type) { return find_row(kGateTable, {compiled_capability(), type}); }
 
 template <typename T, int kRow>
 cudaError_t launch_rows(const Gate& problem, cudaStream_t stream) {
@@ -92,9 +88,9 @@ template <typename Problem>
 cudaError_t launch(const Problem& problem, cudaStream_t stream) {
   cudaError_t error = cudaSuccess;
   dispatch_dtype(problem.type, [&](auto tag) {
-    error = with_row(kGateTable, gate_row(), [&](auto row) {
-      return launch_rows<typename decltype(tag)::Element, decltype(row)::value>(problem, stream);
-    });
+    using T = typename decltype(tag)::Element;
+    error = launch_row<kGateTable>(gate_row(problem.type),
+                                   [&](auto row) { return launch_rows<T, row()>(problem, stream); });
   });
   return error;
 }
@@ -107,7 +103,7 @@ int partial_sums(const GateBackward& problem, int64_t* parts) {
   int sms;
   const cudaError_t error = sm_count(&sms);
   if (error != cudaSuccess) return error;
-  const GateConfig& config = kGateTable[gate_row()];
+  const GateConfig& config = kGateTable[gate_row(problem.type)];
   const GateLayout layout = gate_layout(config, problem.hidden, kVectorBytes / static_cast<int>(bytes_of(problem.type)),
                                         config.backward_threads);
   const int64_t rows_at_once = static_cast<int64_t>(layout.rows) * config.backward_rows, groups = problem.sums.groups;

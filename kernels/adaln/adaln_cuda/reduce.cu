@@ -259,7 +259,9 @@ template <int kRow>
 cudaError_t launch(const Reduction& reduction, cudaStream_t stream) {
   using Types = ReduceTypes<kRow>;
   const int64_t groups = reduction.sums.groups;
-  const int rows = groups > Types::kConfig.few_rows ? Types::kConfig.many_rows : Types::kConfig.few_rows;
+  constexpr ReduceConfig kConfig = Types::kConfig;
+  int rows = groups > kConfig.few_rows ? kConfig.many_rows : kConfig.few_rows;
+  while (rows < kConfig.many_rows && reduction.sums.parts > rows * kConfig.batch) rows *= 2;
   Families problem{reduction, static_cast<unsigned>((reduction.hidden + Types::kColumns - 1) / Types::kColumns), {}};
   const unsigned families = find_families(reduction, rows, &problem);
   const auto rounds = static_cast<unsigned>((groups + rows - 1) / rows);
@@ -271,9 +273,9 @@ cudaError_t launch(const Reduction& reduction, cudaStream_t stream) {
 
 cudaError_t reduce(const Reduction& reduction, cudaStream_t stream) {
   if (reduction.count == 0) return cudaSuccess;
-  const int capability = compiled_capability(reinterpret_cast<const void*>(reduce_kernel<0>));
-  return with_row(kReduceTable, find_row(kReduceTable, capability),
-                  [&](auto row) { return launch<decltype(row)::value>(reduction, stream); });
+  // One row for all dtypes: the sums are float32.
+  return launch_row<kReduceTable>(find_row(kReduceTable, {compiled_capability(), Type::float32}),
+                                  [&](auto row) { return launch<row()>(reduction, stream); });
 }
 
 }  // namespace adaln

@@ -32,7 +32,7 @@ int64_t alignment_period(const Backward& problem) { return kit::alignment_period
 int ring_threads(const RingKernelConfig& config, int64_t hidden, int64_t element) {
   const int64_t width = config.vector_bytes / element;
   // The length of an unaligned row includes the rest of its first and last vectors, at most.
-  const int64_t columns = config.start == RowStart::unaligned ? hidden + kSectorWidth + width - 2 : hidden;
+  const int64_t columns = config.is(RowStart::unaligned) ? hidden + kSectorWidth + width - 2 : hidden;
   const int64_t warp_vectors = config.vectors * kWarp;
   const auto threads = static_cast<int>((columns / width + warp_vectors - 1) / warp_vectors * kWarp);
   const bool fits = columns <= config.vectors * width * config.max_threads;
@@ -50,19 +50,15 @@ Branch kernel_branch(const Backward& problem) {
 
 // Selects a kernel and the threads of a row. Returns false when no kernel takes the problem.
 bool select_ring_kernel(const Backward& problem, RingLayout* layout) {
-  const int capability =
-      compiled_capability(reinterpret_cast<const void*>(backward_ring_kernel<__nv_bfloat16, 0, Branch::gated>));
   const int64_t element = bytes_of(problem.type);
   layout->unaligned = problem.hidden % (kVectorBytes / element) != 0;
   const bool plain = kernel_branch(problem) == Branch::plain;
   const RowStart start = layout->unaligned ? RowStart::unaligned : RowStart::aligned;
   int first_threads = 0;
+  const LaunchCall call{compiled_capability(), problem.type, start};
   for (int row = 0; row < static_cast<int>(std::size(kRingKernelTable)); ++row) {
     const RingKernelConfig& config = kRingKernelTable[row];
-    if (!config.capabilities.has(capability) || (config.dtypes & dtype_bit(problem.type)) == 0 ||
-        config.start != start || (plain && config.vector_bytes != kVectorBytes)) {
-      continue;
-    }
+    if (!config.serves(call) || (plain && config.vector_bytes != kVectorBytes)) continue;
     const int threads = ring_threads(config, problem.hidden, element);
     if (first_threads == 0) {
       first_threads = threads;
@@ -112,12 +108,10 @@ RingLayout ring_layout(const Backward& problem) {
   if (!select_ring_kernel(problem, &layout)) return layout;
   const RingKernelConfig& kernel = kRingKernelTable[layout.row];
   const Branch branch = kernel_branch(problem);
-  const int capability =
-      compiled_capability(reinterpret_cast<const void*>(backward_ring_kernel<__nv_bfloat16, 0, Branch::gated>));
-  const int schedule_row = find_row(kRingScheduleTable, capability, [&](const RingScheduleConfig& one) {
-    return (one.dtypes & dtype_bit(problem.type)) != 0 && one.start == kernel.start &&
-           one.vector_bytes == kernel.vector_bytes && one.branch == branch;
-  });
+  const RowStart start = layout.unaligned ? RowStart::unaligned : RowStart::aligned;
+  const int schedule_row = find_row(
+      kRingScheduleTable, {compiled_capability(), problem.type, {start, branch}},
+      [&](const RingScheduleConfig& row) { return row.vector_bytes == 0 || row.vector_bytes == kernel.vector_bytes; });
   int sms;
   if (schedule_row < 0 || sm_count(&sms) != cudaSuccess) return layout;
   const RingScheduleConfig& schedule = kRingScheduleTable[schedule_row];
@@ -157,19 +151,16 @@ cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, i
 template <typename T>
 cudaError_t launch_ring(const RingBackward& problem, const RingLayout& layout, Branch branch, int64_t blocks,
                         cudaStream_t stream) {
-  return with_row(kRingKernelTable, layout.row, [&](auto index) {
-    constexpr int kRow = decltype(index)::value;
-    if constexpr ((kRingKernelTable[kRow].dtypes & dtype_bit(kTypeOf<T>)) == 0) {
-      return cudaErrorInvalidConfiguration;
-    } else {
-      if constexpr (kRingKernelTable[kRow].start == RowStart::aligned) {
-        if (branch == Branch::none) return launch_ring<T, kRow, Branch::none>(problem, layout, blocks, stream);
-        if constexpr (has_plain_ring(kRingKernelTable[kRow], dtype_bit(kTypeOf<T>))) {
-          if (branch == Branch::plain) return launch_ring<T, kRow, Branch::plain>(problem, layout, blocks, stream);
-        }
-      }
-      return launch_ring<T, kRow, Branch::gated>(problem, layout, blocks, stream);
+  constexpr unsigned kDtype = dtype_bit(kTypeOf<T>);
+  return launch_row<kRingKernelTable, kDtype>(layout.row, [&](auto row) {
+    constexpr RingKernelConfig kConfig = kRingKernelTable[row()];
+    if constexpr (kConfig.is(RowStart::aligned)) {
+      if (branch == Branch::none) return launch_ring<T, row(), Branch::none>(problem, layout, blocks, stream);
     }
+    if constexpr (has_plain_ring(kConfig, kDtype)) {
+      if (branch == Branch::plain) return launch_ring<T, row(), Branch::plain>(problem, layout, blocks, stream);
+    }
+    return launch_ring<T, row(), Branch::gated>(problem, layout, blocks, stream);
   });
 }
 

@@ -23,11 +23,6 @@ template <typename T>
 constexpr int kVectorWidth = kVectorBytes / static_cast<int>(sizeof(T));
 
 template <typename T>
-constexpr Type kTypeOf = std::is_same_v<T, float>    ? Type::float32
-                         : std::is_same_v<T, __half> ? Type::float16
-                                                     : Type::bfloat16;
-
-template <typename T>
 using VectorOf = Vector<T, kVectorWidth<T>>;
 
 template <typename T>

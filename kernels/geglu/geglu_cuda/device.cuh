@@ -120,30 +120,34 @@ template <typename T, int kRow>
 struct KernelConfig {
   static constexpr LaunchConfig kConfig = kLaunchTable[kRow];
   static constexpr int kThreads = kConfig.threads, kLoads = kConfig.loads;
-  static constexpr Access kAccess = kConfig.access;
-  static constexpr bool kStrided = kAccess != Access::vectors_nd && kAccess != Access::elements_nd;
-  static constexpr bool kVectors = kAccess == Access::vectors || kAccess == Access::vectors_nd;
+  static constexpr bool kStrided = !kConfig.is({Access::vectors_nd, Access::elements_nd});
+  static constexpr bool kVectors = kConfig.is({Access::vectors, Access::vectors_nd});
   static constexpr int kWidth = kVectors ? kVectorBytes / sizeof(T) : 1;  // elements per load
 
   using OutputRows = StridedRows<T, kWidth>;
   using InputRows = std::conditional_t<kStrided, OutputRows, NdRows<T, kWidth>>;
 };
 
-// Calls `launch(row)` with the row of the launch table for a call, as a std::integral_constant.
-template <Pass kPass, typename T, typename Capability, typename Launch>
-void dispatch_access(bool vectors, bool strided, int64_t rows, int64_t hidden, const Capability& capability,
-                     const Launch& launch) {
-  const auto dispatch = [&](auto access) {
-    dispatch_launch_config<kPass, access(), sizeof(T)>(rows, hidden, capability, launch);
-  };
+// Calls `launch(row)` with the row of the launch table for a call, as a std::integral_constant, and returns whether
+// there is one.
+template <Pass kPass, Access kAccess, typename T, typename Launch>
+bool dispatch_row(int64_t rows, int64_t hidden, const Launch& launch) {
+  constexpr Variants kVariants{kPass, kAccess};
+  const int row = find_row(kLaunchTable, {compiled_capability(), kTypeOf<T>, kVariants, hidden},
+                           [&](const LaunchConfig& config) { return rows * hidden >= config.min_elements; });
+  return with_row<kLaunchTable, dtype_bit(kTypeOf<T>), kVariants.bits>(row, launch);
+}
+
+template <Pass kPass, typename T, typename Launch>
+void dispatch_access(bool vectors, bool strided, int64_t rows, int64_t hidden, const Launch& launch) {
   if (vectors && strided) {
-    dispatch(std::integral_constant<Access, Access::vectors>{});
+    dispatch_row<kPass, Access::vectors, T>(rows, hidden, launch);
   } else if (vectors) {
-    dispatch(std::integral_constant<Access, Access::vectors_nd>{});
+    dispatch_row<kPass, Access::vectors_nd, T>(rows, hidden, launch);
   } else if (strided) {
-    dispatch(std::integral_constant<Access, Access::elements>{});
+    dispatch_row<kPass, Access::elements, T>(rows, hidden, launch);
   } else {
-    dispatch(std::integral_constant<Access, Access::elements_nd>{});
+    dispatch_row<kPass, Access::elements_nd, T>(rows, hidden, launch);
   }
 }
 

@@ -117,7 +117,7 @@ template <typename T, class Config, class G>
 void launch_unaligned(const Forward& problem, cudaStream_t stream) {
   constexpr int64_t kWidth = kVectorBytes / sizeof(T), kTile = Config::kThreads * kWidth;
   constexpr int64_t kMaxElements = int64_t{1} << 30;
-  static_assert(Config::kConfig.min_hidden >= kWidth && Config::kConfig.max_hidden <= kMaxElements / kWidth,
+  static_assert(Config::kConfig.widths.first >= kWidth && Config::kConfig.widths.last <= kMaxElements / kWidth,
                 "a vector spans at most two rows, and a chunk holds at least a vector's width of whole rows");
   static_assert(Config::kLoads == 1, "the unaligned kernel loads one vector per thread");
   // A multiple of the vector's width, so that the output of each chunk starts aligned.
@@ -136,12 +136,8 @@ void launch_unaligned(const Forward& problem, cudaStream_t stream) {
 // Launches the unaligned kernel if the launch table has a row for the call, and returns whether it has.
 template <typename T, class G>
 bool try_unaligned(const Forward& problem, cudaStream_t stream) {
-  const auto capability = [](auto row) {
-    return compiled_capability(reinterpret_cast<const void*>(forward_unaligned_kernel<T, KernelConfig<T, row()>, G>));
-  };
-  return dispatch_launch_config<Pass::forward, Access::unaligned, sizeof(T)>(
-      problem.rows, problem.hidden, capability,
-      [&](auto row) { launch_unaligned<T, KernelConfig<T, row()>, G>(problem, stream); });
+  return dispatch_row<Pass::forward, Access::unaligned, T>(
+      problem.rows, problem.hidden, [&](auto row) { launch_unaligned<T, KernelConfig<T, row()>, G>(problem, stream); });
 }
 
 template <typename T, class G>
@@ -152,10 +148,7 @@ void launch(Forward problem, cudaStream_t stream) {
                        aligned(problem.up, sizeof(T)) && aligned(problem.out);
   const bool strided = problem.gate.dims <= 1 && problem.up.dims <= 1;
   if (!vectors && strided && aligned(problem.out) && try_unaligned<T, G>(problem, stream)) return;
-  const auto capability = [](auto row) {
-    return compiled_capability(reinterpret_cast<const void*>(forward_kernel<T, KernelConfig<T, row()>, G>));
-  };
-  dispatch_access<Pass::forward, T>(vectors, strided, problem.rows, problem.hidden, capability, [&](auto row) {
+  dispatch_access<Pass::forward, T>(vectors, strided, problem.rows, problem.hidden, [&](auto row) {
     using Row = KernelConfig<T, row()>;
     for_each_chunk<Row>(problem.rows, problem.hidden, [&](const Chunk& chunk, unsigned blocks) {
       T* out = static_cast<T*>(problem.out) + chunk.first_row * problem.hidden + chunk.first_column;

@@ -11,7 +11,6 @@
 #include <algorithm>
 #include <atomic>
 #include <iterator>
-#include <utility>
 
 #include "rmsnorm_cuda/backward_general.cuh"
 #include "rmsnorm_cuda/backward_reduce.cuh"
@@ -67,28 +66,40 @@ Grid grid_of_groups(int row, int64_t rows, int64_t period, int group, int room, 
   return {row, group, groups, std::min(rows, std::max(period, blocks / period * period)), blocks_per_sm};
 }
 
-// For rows of `hidden` elements of `bytes` bytes, read in vectors of `width` elements, or one by one with a width of 1.
-Grid grid_of(int64_t rows, int64_t hidden, int width, int bytes, const DeviceProperties& device) {
+// The threads that a row of the table has on an SM, and those that a row of `units` needs.
+struct Threads {
+  int room;
+  int64_t wanted;
+};
+
+Threads threads_of(const BackwardLaunch& launch, int64_t rows, int64_t units, int width, int64_t period,
+                   const DeviceProperties& device) {
+  int room = launch.threads;
+  if (launch.kernel == BackwardKernel::ring) {
+    const int share = (device.shared_bytes_per_sm - 2 * kReservedBytes) / ring_bytes(launch, width, period);
+    room = std::min(share / kWarp * kWarp, room);
+  }
+  const int min_threads = rows == 1 ? std::min(room, launch.single_row_threads) : launch.min_threads;
+  int64_t wanted = std::max<int64_t>((units + launch.units - 1) / launch.units, std::min<int64_t>(units, min_threads));
+  if (period > 1) wanted = std::max<int64_t>(wanted, kRowEnds * width);
+  return {room, wanted};
+}
+
+// For rows of `hidden` elements, read in vectors of `width` elements, or one by one with a width of 1.
+Grid grid_of(int64_t rows, int64_t hidden, int width, Type type, const DeviceProperties& device) {
   const auto layout = width > 1 ? BackwardLayout::vectors : BackwardLayout::elements;
   const int64_t units = hidden / width, period = alignment_period(hidden, width);
-  int row = find_launch(kBackwardLaunches, device.capability, bytes, layout, units);
-  while (kBackwardLaunches[row].kernel != BackwardKernel::general) {
-    const BackwardLaunch& launch = kBackwardLaunches[row];
-    int room = launch.threads;
-    if (launch.kernel == BackwardKernel::ring) {
-      const int share = (device.shared_bytes_per_sm - 2 * kReservedBytes) / ring_bytes(launch, width, period);
-      room = std::min(share / kWarp * kWarp, room);
-    }
-    const int min_threads = rows == 1 ? std::min(room, launch.single_row_threads) : launch.min_threads;
-    int64_t threads =
-        std::max<int64_t>((units + launch.units - 1) / launch.units, std::min<int64_t>(units, min_threads));
-    if (period > 1) threads = std::max<int64_t>(threads, kRowEnds * width);
-    if (threads <= room) {
-      return grid_of_groups(row, rows, period, group_of(threads), std::min(room, launch.threads_per_sm), device);
-    }
-    row = find_launch(kBackwardLaunches, device.capability, bytes, layout, units, row + 1);
-  }
+  Threads threads;
+  const int row =
+      find_row(kBackwardLaunches, {compiled_capability(), type, layout, units}, [&](const BackwardLaunch& launch) {
+        threads = threads_of(launch, rows, units, width, period, device);
+        return launch.kernel == BackwardKernel::general || threads.wanted <= threads.room;
+      });
   const BackwardLaunch& launch = kBackwardLaunches[row];
+  if (launch.kernel != BackwardKernel::general) {
+    const int room = std::min(threads.room, launch.threads_per_sm);
+    return grid_of_groups(row, rows, period, group_of(threads.wanted), room, device);
+  }
   const int blocks_per_sm = launch.threads_per_sm / launch.threads;
   return {row, 0, 1, std::min(rows, blocks_per_sm * static_cast<int64_t>(device.sms)), blocks_per_sm};
 }
@@ -116,46 +127,41 @@ void launch_ring(const BackwardArguments& arguments, const Grid& grid, const Dev
 }
 
 // all_aligned: the rows and the weight are aligned. row_dtype: the weight has the dtype of the rows, or is absent.
-template <typename T, int kRow>
+template <typename T>
 void launch_row(const BackwardArguments& arguments, const Grid& grid, bool all_aligned, bool row_dtype,
                 const DeviceProperties& device, cudaStream_t stream) {
-  constexpr BackwardLaunch kLaunch = kBackwardLaunches[kRow];
-  const auto blocks = static_cast<unsigned>(grid.blocks);
-  if constexpr (kLaunch.bytes != 0 && kLaunch.bytes != sizeof(T)) {
-    return;  // a row for another dtype
-  } else if constexpr (kLaunch.kernel == BackwardKernel::general) {
-    constexpr int kWidth = kVectorBytes / sizeof(T);
-    const auto kernel = all_aligned ? backward_general_kernel<T, kWidth> : backward_general_kernel<T, 1>;
-    launch_with_pdl(kernel, blocks, kMaxBlockThreads, 0, stream, arguments);
-  } else if constexpr (kLaunch.kernel == BackwardKernel::scalar) {
-    const size_t shared = arguments.partial != nullptr ? grid.groups * arguments.hidden * sizeof(float) : 0;
-    launch_with_pdl(backward_scalar_kernel<T, kLaunch.threads, kLaunch.held>, blocks,
-                    static_cast<unsigned>(grid.group * grid.groups), shared, stream, arguments);
-  } else {
-    using Config = RingConfig<kLaunch.threads, kLaunch.held, kLaunch.stages, kLaunch.many_iterations>;
-    const auto launch = all_aligned && row_dtype ? launch_ring<Config, T, true> : launch_ring<Config, T, false>;
-    launch(arguments, grid, device, stream);
-  }
+  with_row<kBackwardLaunches, dtype_bit(kTypeOf<T>)>(grid.row, [&](auto row) {
+    constexpr BackwardLaunch kLaunch = kBackwardLaunches[row()];
+    const auto blocks = static_cast<unsigned>(grid.blocks);
+    if constexpr (kLaunch.kernel == BackwardKernel::general) {
+      constexpr int kWidth = kVectorBytes / sizeof(T);
+      const auto kernel = all_aligned ? backward_general_kernel<T, kWidth> : backward_general_kernel<T, 1>;
+      launch_with_pdl(kernel, blocks, kMaxBlockThreads, 0, stream, arguments);
+    } else if constexpr (kLaunch.kernel == BackwardKernel::scalar) {
+      const size_t shared = arguments.partial != nullptr ? grid.groups * arguments.hidden * sizeof(float) : 0;
+      launch_with_pdl(backward_scalar_kernel<T, kLaunch.threads, kLaunch.held>, blocks,
+                      static_cast<unsigned>(grid.group * grid.groups), shared, stream, arguments);
+    } else {
+      using Config = RingConfig<kLaunch.threads, kLaunch.held, kLaunch.stages, kLaunch.many_iterations>;
+      const auto launch = all_aligned && row_dtype ? launch_ring<Config, T, true> : launch_ring<Config, T, false>;
+      launch(arguments, grid, device, stream);
+    }
+  });
 }
 
-// Calls launch_row with the row of the grid as a template argument.
-template <typename T, int... kRows>
-void dispatch_row(std::integer_sequence<int, kRows...>, const BackwardArguments& arguments, const Grid& grid,
-                  bool all_aligned, bool row_dtype, const DeviceProperties& device, cudaStream_t stream) {
-  ((grid.row == kRows ? launch_row<T, kRows>(arguments, grid, all_aligned, row_dtype, device, stream) : void()), ...);
-}
-
-template <typename W, int... kRows>
-void launch_reduce(int row, std::integer_sequence<int, kRows...>, const Backward& problem, cudaStream_t stream) {
-  const auto launch = [&](auto index) {
-    constexpr ReduceLaunch kLaunch = kReduceLaunches[decltype(index)::value];
+template <typename W>
+void launch_reduce(const Backward& problem, cudaStream_t stream) {
+  constexpr int kLast = static_cast<int>(std::size(kReduceLaunches)) - 1;
+  const int row = find_row(kReduceLaunches, {compiled_capability(), problem.type},
+                           [&](const ReduceLaunch& launch) { return problem.parts <= launch.down * launch.batch; });
+  with_row<kReduceLaunches>(row < 0 ? kLast : row, [&](auto index) {
+    constexpr ReduceLaunch kLaunch = kReduceLaunches[index()];
     constexpr int kColumns = kLaunch.across * kPartialWidth;
     launch_with_pdl(reduce_kernel<W, kLaunch.across, kLaunch.down, kLaunch.batch>,
                     static_cast<unsigned>((problem.hidden + kColumns - 1) / kColumns), kLaunch.across * kLaunch.down, 0,
                     stream, static_cast<const float*>(problem.partial), problem.parts, problem.hidden,
                     static_cast<W*>(problem.grad_weight));
-  };
-  ((row == kRows ? launch(std::integral_constant<int, kRows>{}) : void()), ...);
+  });
 }
 
 BackwardArguments arguments_of(const Backward& problem) {
@@ -190,8 +196,8 @@ bool vectorize_unaligned(const Backward& problem, const DeviceProperties& device
   const auto like_grad_x = [&](const Rows& rows) {
     return same_alignment(rows, problem.grad_x, problem.hidden, sizeof(T));
   };
-  const int row =
-      find_launch(kBackwardLaunches, device.capability, sizeof(T), BackwardLayout::vectors, problem.hidden / kWidth);
+  const int row = find_row(kBackwardLaunches,
+                           {compiled_capability(), problem.type, BackwardLayout::vectors, problem.hidden / kWidth});
   return problem.hidden % kWidth != 0 &&
          problem.rows > kBackwardLaunches[row].rows_per_sm * static_cast<int64_t>(device.sms) &&
          like_grad_x(problem.x) && like_grad_x(problem.grad) && like_grad_x(problem.grad_sum);
@@ -207,22 +213,16 @@ void launch(const Backward& problem, const DeviceProperties& device, cudaStream_
   const bool row_dtype =
       sizeof(T) == sizeof(float) || problem.weight.data == nullptr || problem.weight.type == problem.type;
   const int width = aligned_rows || vectorize_unaligned<T>(problem, device) ? kWidth : 1;
-  Grid grid = grid_of(problem.rows, problem.hidden, width, sizeof(T), device);
+  Grid grid = grid_of(problem.rows, problem.hidden, width, problem.type, device);
   if (problem.partial != nullptr) grid.blocks = problem.parts;
   BackwardArguments arguments = arguments_of(problem);
   arguments.group = grid.group;
   if (kBackwardLaunches[grid.row].kernel == BackwardKernel::ring && all_aligned && row_dtype && problem.parts == 1) {
     arguments.grad_weight = problem.grad_weight;
   }
-  dispatch_row<T>(std::make_integer_sequence<int, std::size(kBackwardLaunches)>{}, arguments, grid, all_aligned,
-                  row_dtype, device, stream);
+  launch_row<T>(arguments, grid, all_aligned, row_dtype, device, stream);
   if (problem.partial == nullptr || arguments.grad_weight != nullptr) return;
-  constexpr auto kReduceRows = std::make_integer_sequence<int, std::size(kReduceLaunches)>{};
-  if (row_dtype) {
-    launch_reduce<T>(find_reduce_launch(device.capability, problem.parts), kReduceRows, problem, stream);
-  } else {
-    launch_reduce<float>(find_reduce_launch(device.capability, problem.parts), kReduceRows, problem, stream);
-  }
+  return row_dtype ? launch_reduce<T>(problem, stream) : launch_reduce<float>(problem, stream);
 }
 
 }  // namespace
@@ -232,7 +232,7 @@ int partial_sums(int64_t rows, int64_t hidden, Type type, int64_t* parts) {
   const cudaError_t error = current_device_properties(&device);
   if (error != cudaSuccess) return error;
   const int bytes = type == Type::float32 ? 4 : 2;
-  *parts = grid_of(rows, hidden, kVectorBytes / bytes, bytes, device).blocks;
+  *parts = grid_of(rows, hidden, kVectorBytes / bytes, type, device).blocks;
   return cudaSuccess;
 }
 

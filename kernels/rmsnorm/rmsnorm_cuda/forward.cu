@@ -5,8 +5,7 @@
 // Writes:   `normed`, and `sum` when there is a residual.
 // Must not: allocate, synchronize, or use another stream than the one given.
 #include <algorithm>
-#include <iterator>
-#include <utility>
+#include <climits>
 
 #include "rmsnorm_cuda/forward_aligned.cuh"
 #include "rmsnorm_cuda/forward_general.cuh"
@@ -34,34 +33,27 @@ Grid grid_of(const ForwardLaunch& launch, int64_t width, ForwardArguments& argum
           static_cast<unsigned>(launch.threads)};
 }
 
-template <typename T, bool kAdd, int kRow>
-void launch_row(const ForwardArguments& arguments, const Grid& grid, bool aligned, cudaStream_t stream) {
-  constexpr ForwardLaunch kLaunch = kForwardLaunches[kRow];
-  using Config = ForwardConfig<kLaunch.row_per_block, kLaunch.threads, fixed_log2_lanes(kLaunch), kLaunch.held,
-                               kLaunch.prefetch_blocks, kLaunch.early_trigger_blocks>;
-  [[maybe_unused]] const auto start = [&](auto kernel, const auto& kernel_arguments) {
-    launch_with_pdl(kernel, grid.blocks, grid.threads, 0, stream, kernel_arguments);
-  };
-  if constexpr (kLaunch.bytes != 0 && kLaunch.bytes != sizeof(T)) {
-    return;  // a row for another dtype
-  } else if constexpr (kLaunch.kernel == ForwardKernel::general) {
-    start(aligned ? forward_general_kernel<T, kVectorBytes / sizeof(T), kAdd> : forward_general_kernel<T, 1, kAdd>,
-          arguments);
-  } else if constexpr (kLaunch.kernel == ForwardKernel::unaligned) {
-    start(forward_unaligned_kernel<Config, T, kAdd>, static_cast<const FastForwardArguments&>(arguments));
-  } else if constexpr (kLaunch.layout == ForwardLayout::fast) {
-    start(forward_aligned_kernel<Config, FastForwardArguments, T, kAdd>,
-          static_cast<const FastForwardArguments&>(arguments));
-  } else {
-    start(forward_aligned_kernel<Config, ForwardArguments, T, kAdd>, arguments);
-  }
-}
-
-// Calls launch_row with `row` as a template argument.
-template <typename T, bool kAdd, int... kRows>
-void dispatch_row(int row, std::integer_sequence<int, kRows...>, const ForwardArguments& arguments, const Grid& grid,
-                  bool aligned, cudaStream_t stream) {
-  ((row == kRows ? launch_row<T, kAdd, kRows>(arguments, grid, aligned, stream) : void()), ...);
+template <typename T, bool kAdd>
+void launch_row(int row, const ForwardArguments& arguments, const Grid& grid, bool aligned, cudaStream_t stream) {
+  with_row<kForwardLaunches, dtype_bit(kTypeOf<T>)>(row, [&](auto index) {
+    constexpr ForwardLaunch kLaunch = kForwardLaunches[index()];
+    using Config = ForwardConfig<kLaunch.row_per_block, kLaunch.threads, fixed_log2_lanes(kLaunch), kLaunch.held,
+                                 kLaunch.early_trigger_blocks>;
+    const auto start = [&](auto kernel, const auto& kernel_arguments) {
+      launch_with_pdl(kernel, grid.blocks, grid.threads, 0, stream, kernel_arguments);
+    };
+    if constexpr (kLaunch.is(ForwardLayout::general)) {
+      start(aligned ? forward_general_kernel<T, kVectorBytes / sizeof(T), kAdd> : forward_general_kernel<T, 1, kAdd>,
+            arguments);
+    } else if constexpr (kLaunch.is(ForwardLayout::fast_unaligned)) {
+      start(forward_unaligned_kernel<Config, T, kAdd>, static_cast<const FastForwardArguments&>(arguments));
+    } else if constexpr (kLaunch.is(ForwardLayout::fast)) {
+      start(forward_aligned_kernel<Config, FastForwardArguments, T, kAdd>,
+            static_cast<const FastForwardArguments&>(arguments));
+    } else {
+      start(forward_aligned_kernel<Config, ForwardArguments, T, kAdd>, arguments);
+    }
+  });
 }
 
 // Returns whether all tensors have x's misalignment in every row.
@@ -88,24 +80,24 @@ void launch(ForwardArguments& arguments, const Forward& problem, const DevicePro
   } else if (arguments.fast && same_misalignment<T, kAdd>(arguments, problem.hidden)) {
     layout = ForwardLayout::fast_unaligned;
   }
-  int64_t width = problem.hidden / kWidth;
-  int row = -1;
-  if (layout != ForwardLayout::general) row = find_launch(kForwardLaunches, device.capability, kBytes, layout, width);
+  int64_t width = layout == ForwardLayout::general ? problem.hidden : problem.hidden / kWidth;
+  const auto find = [&] { return find_row(kForwardLaunches, {compiled_capability(), problem.type, layout, width}); };
+  int row = find();
   if (row < 0) {
-    width = all_aligned ? width : problem.hidden;
-    row = find_launch(kForwardLaunches, device.capability, kBytes, ForwardLayout::general, width);
+    layout = ForwardLayout::general;
+    if (!all_aligned) width = problem.hidden;
+    row = find();
   }
   const ForwardLaunch& launch = kForwardLaunches[row];
   const int64_t bytes = problem.rows * problem.hidden * kBytes * (kAdd ? 4 : 2);
   arguments.exceeds_l2 = bytes > launch.l2_multiple * static_cast<int64_t>(device.l2_bytes);
+  arguments.prefetch_blocks = arguments.exceeds_l2 ? UINT_MAX : launch.prefetch_blocks_per_sm * device.sms;
   // With a residual, prefetching ahead costs 1 to 3 % on an H100 and gains at most 1 % on an H200.
   if (arguments.exceeds_l2 && !kAdd) {
     const int64_t row_bytes = problem.hidden * kBytes;
     arguments.prefetch_distance = device.sms * std::max<int64_t>(launch.prefetch_bytes_per_sm / row_bytes, 1);
   }
-  const Grid grid = grid_of(launch, width, arguments);
-  dispatch_row<T, kAdd>(row, std::make_integer_sequence<int, std::size(kForwardLaunches)>{}, arguments, grid,
-                        all_aligned, stream);
+  launch_row<T, kAdd>(row, arguments, grid_of(launch, width, arguments), all_aligned, stream);
 }
 
 ForwardArguments arguments_of(const Forward& problem) {

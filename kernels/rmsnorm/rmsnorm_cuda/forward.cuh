@@ -14,12 +14,11 @@ constexpr uint8_t kWholeBlock = 255;  // in place of log2_lanes: all threads of 
 
 // The columns of a row of the launch table that a kernel is compiled for. Rows that agree in them share a kernel.
 // kLog2Lanes: as fixed_log2_lanes returns it.
-template <bool kRowPerBlock_, int kThreads_, int kLog2Lanes_, int kVectors_, unsigned kPrefetchBlocks_,
-          unsigned kEarlyTriggerBlocks_>
+template <bool kRowPerBlock_, int kThreads_, int kLog2Lanes_, int kVectors_, unsigned kEarlyTriggerBlocks_>
 struct ForwardConfig {
   static constexpr bool kRowPerBlock = kRowPerBlock_;
   static constexpr int kThreads = kThreads_, kLog2Lanes = kLog2Lanes_, kVectors = kVectors_;
-  static constexpr unsigned kPrefetchBlocks = kPrefetchBlocks_, kEarlyTriggerBlocks = kEarlyTriggerBlocks_;
+  static constexpr unsigned kEarlyTriggerBlocks = kEarlyTriggerBlocks_;
 };
 
 // Fast path: rows are evenly strided; weight and results have x's dtype. With few rows, the wait for the parameters is
@@ -39,6 +38,7 @@ struct alignas(64) FastForwardArguments {
   void* sum;
   const void* residual;
   int64_t residual_stride, sum_stride;
+  unsigned prefetch_blocks;  // the first blocks of the grid, which prefetch
 };
 
 struct ForwardArguments : FastForwardArguments {

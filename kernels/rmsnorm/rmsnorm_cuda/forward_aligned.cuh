@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(Config::kThreads, kMinBlocks<Config, kAdd>)
     }
   };
   if (gridDim.x >= Config::kEarlyTriggerBlocks) trigger_next_grid();
-  const bool prefetch = arguments.exceeds_l2 || blockIdx.x < Config::kPrefetchBlocks;
-  if (prefetch && (kBlock ? threadIdx.x == 0 : lane == 0)) prefetch_row<T, kAdd>(arguments, row);
+  if (blockIdx.x < arguments.prefetch_blocks && (kBlock ? threadIdx.x == 0 : lane == 0))
+    prefetch_row<T, kAdd>(arguments, row);
   grid_wait();
   if (gridDim.x < Config::kEarlyTriggerBlocks) trigger_next_grid();
   Vector<T, kWidth> x[kVectors], residual[kAdd ? kVectors : 1];

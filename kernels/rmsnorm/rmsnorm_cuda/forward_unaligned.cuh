@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int head = static_cast<int>(-address % kWidth);
   const int vectors = (hidden - head) / kWidth, tail = head + vectors * kWidth;  // columns: end of head, start of tail
   if (gridDim.x >= Config::kEarlyTriggerBlocks) trigger_next_grid();
-  if (thread == 0 && (arguments.exceeds_l2 || blockIdx.x < Config::kPrefetchBlocks)) {
+  if (thread == 0 && blockIdx.x < arguments.prefetch_blocks) {
     prefetch_row<T, kAdd>(arguments, blockIdx.x);
   }
   grid_wait();

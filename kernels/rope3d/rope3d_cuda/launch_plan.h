@@ -75,10 +75,12 @@ inline void plan_grid(const Rotation& problem, const LaunchConfig& config, Sourc
 }
 
 // Maps `columns` columns of each head to threads.
-inline LaunchPlan plan_launch(const Rotation& problem, const LaunchConfig& config, Source source, int64_t columns) {
+inline LaunchPlan plan_launch(const Rotation& problem, const LaunchConfig& config, Source source, int64_t columns,
+                              int sms) {
   const Side(&sides)[kMaxSides] = problem.sides;
   const int64_t heads = sides[0].heads + sides[1].heads;
-  const bool small = problem.batch * problem.tokens * columns * heads / config.heads_per_thread < config.small_launch;
+  const int64_t threads = problem.batch * problem.tokens * columns * heads / config.heads_per_thread;
+  const bool small = threads < int64_t{config.small_launch_per_sm} * sms;
   const int64_t per_group = has_both_sides(source) ? config.heads_per_thread / kMaxSides : config.heads_per_thread;
   LaunchPlan plan{};
   for (int i = 0; i < kMaxSides; ++i) plan.groups[i] = small ? sides[i].heads : ceil_div(sides[i].heads, per_group);

@@ -4,20 +4,18 @@
 // Must not: include anything of Torch or CUDA.
 #pragma once
 
-#include <iterator>
+#include "rope3d_cuda/launch_table.h"
 
 namespace rope3d {
 
-struct NormLaunch {
-  // Which calls the row is for.
-  bool backward;
-  bool split;          // two vectors per column, for half-split pairs; else one
-  bool row_per_block;  // rows of a whole block; else of a power of two of lanes of a warp, with a column in each
+struct NormLaunch : kit::LaunchKey<NormLaunch> {
+  LAUNCH_FIELD(bool, row_per_block, false)  // rows of a whole block; else of lanes of a warp, a column in each
 
-  int threads;         // per block, with row_per_block the most; these and threads_per_sm are the __launch_bounds__
-  int threads_per_sm;  // backward: blocks loop over rows, so an SM gets blocks of this many threads, or one block
-  int heads;           // of each tensor, per thread; 1 with row_per_block
-  int columns;         // of each of these heads or rows, per thread; 1 without row_per_block
+  LAUNCH_FIELD(int, threads, 256)  // per block, with row_per_block the most; with threads_per_sm the launch bounds
+  LAUNCH_FIELD(int, threads_per_sm,
+               0)                // backward: blocks loop over rows; an SM gets blocks of this many threads, or one
+  LAUNCH_FIELD(int, heads, 1)    // of each tensor, per thread; 1 with row_per_block
+  LAUNCH_FIELD(int, columns, 1)  // of each of these heads or rows, per thread; 1 without row_per_block
 };
 
 // With the registers that 640 threads leave, clang's code would spill some.
@@ -27,7 +25,7 @@ constexpr int kLanesThreadsPerSm = 512;
 constexpr int kLanesThreadsPerSm = 640;
 #endif
 
-// The first row that matches and has enough threads for a row is used.
+// The first row that serves the call and has enough threads for a row is used.
 //
 // The columns of a thread in q and k share their angles: the tables are up to twice as many bytes as q. Forward, with
 // four heads of each tensor, all threads have the same work where k has a quarter of the heads of q; models with
@@ -37,22 +35,38 @@ constexpr int kLanesThreadsPerSm = 640;
 // threads_per_sm: the pass waits for its instructions, not for memory, so as many threads as have the registers (H100
 // and H200). With more, registers spill. Blocks beyond what an SM can hold would run after the others.
 constexpr NormLaunch kNormLaunches[] = {
-    {/*backward=*/false, /*split=*/false, /*row_per_block=*/false, /*threads=*/256, /*threads_per_sm=*/0, /*heads=*/2,
-     /*columns=*/1},
-    {/*backward=*/false, /*split=*/true, /*row_per_block=*/false, /*threads=*/256, /*threads_per_sm=*/0, /*heads=*/4,
-     /*columns=*/1},
-    {/*backward=*/false, /*split=*/false, /*row_per_block=*/true, /*threads=*/512, /*threads_per_sm=*/0, /*heads=*/1,
-     /*columns=*/2},
-    {/*backward=*/false, /*split=*/true, /*row_per_block=*/true, /*threads=*/512, /*threads_per_sm=*/0, /*heads=*/1,
-     /*columns=*/2},
-    {/*backward=*/true, /*split=*/false, /*row_per_block=*/false, /*threads=*/128,
-     /*threads_per_sm=*/kLanesThreadsPerSm, /*heads=*/2, /*columns=*/1},
-    {/*backward=*/true, /*split=*/true, /*row_per_block=*/false, /*threads=*/128,
-     /*threads_per_sm=*/kLanesThreadsPerSm, /*heads=*/2, /*columns=*/1},
-    {/*backward=*/true, /*split=*/false, /*row_per_block=*/true, /*threads=*/768, /*threads_per_sm=*/768, /*heads=*/1,
-     /*columns=*/1},
-    {/*backward=*/true, /*split=*/true, /*row_per_block=*/true, /*threads=*/768, /*threads_per_sm=*/768, /*heads=*/1,
-     /*columns=*/1},
+    NormLaunch().for_variants(Pass::forward, ColumnVectors::one).with_heads(2),
+    NormLaunch().for_variants(Pass::forward, ColumnVectors::two).with_heads(4),
+    NormLaunch()
+        .for_variants(Pass::forward, ColumnVectors::one)
+        .with_row_per_block(true)
+        .with_threads(512)
+        .with_columns(2),
+    NormLaunch()
+        .for_variants(Pass::forward, ColumnVectors::two)
+        .with_row_per_block(true)
+        .with_threads(512)
+        .with_columns(2),
+    NormLaunch()
+        .for_variants(Pass::backward, ColumnVectors::one)
+        .with_threads(128)
+        .with_threads_per_sm(kLanesThreadsPerSm)
+        .with_heads(2),
+    NormLaunch()
+        .for_variants(Pass::backward, ColumnVectors::two)
+        .with_threads(128)
+        .with_threads_per_sm(kLanesThreadsPerSm)
+        .with_heads(2),
+    NormLaunch()
+        .for_variants(Pass::backward, ColumnVectors::one)
+        .with_row_per_block(true)
+        .with_threads(768)
+        .with_threads_per_sm(768),
+    NormLaunch()
+        .for_variants(Pass::backward, ColumnVectors::two)
+        .with_row_per_block(true)
+        .with_threads(768)
+        .with_threads_per_sm(768),
 };
 
 // Elements of a vector. A column has 16 bytes in either case: with two vectors of 16 bytes, the backward pass spills

@@ -6,8 +6,6 @@
 // Bytes: q and k are read once and written once, and the tables are read once; backward, the gradients are read as
 // well. With one float32 entry per element, as LTX-Video has them, the tables are as many bytes as q and k together.
 #include <algorithm>
-#include <iterator>
-#include <utility>
 
 #include "kit/launch.cuh"
 #include "rope3d_cuda/norm_backward.cuh"
@@ -70,32 +68,30 @@ NormPlan plan_norm(const NormRotation& problem, bool backward, int sms) {
   NormPlan plan;
   if (is_norm_vectorizable(problem, element_size(rotation))) {
     plan.columns = (problem.per_token ? heads : 1) * columns_of_head(rotation);
-    for (int row = 0; row < static_cast<int>(std::size(kNormLaunches)) && plan.row < 0; ++row) {
-      const NormLaunch& launch = kNormLaunches[row];
-      if (launch.backward != backward || launch.split != rotation.half ||
-          (problem.per_token && !launch.row_per_block)) {
-        continue;
-      }
+    const Variants variants{backward ? Pass::backward : Pass::forward,
+                            rotation.half ? ColumnVectors::two : ColumnVectors::one};
+    plan.row = find_row(kNormLaunches, {compiled_capability(), rotation.type, variants}, [&](const NormLaunch& launch) {
       const int64_t most = launch.row_per_block ? launch.threads * launch.columns : kWarp;
-      if (plan.columns > most) continue;
       plan.groups = problem.per_token ? 1 : ceil_div(heads, launch.heads);
-      plan.units = all_tokens * plan.groups;
-      if (plan.units > INT32_MAX) break;
-      plan.row = row;
-      plan.threads = launch.threads;
-      if (launch.row_per_block) {
-        plan.threads = ceil_div(ceil_div(plan.columns, launch.columns), kWarp) * kWarp;
-        plan.blocks = plan.units;
-      } else {
-        while ((1 << plan.log2_lanes) < plan.columns) ++plan.log2_lanes;
-        plan.blocks = ceil_div(plan.units, plan.threads >> plan.log2_lanes);
-      }
-      if (backward) {
-        plan.blocks = std::min(plan.blocks, sms * std::max<int64_t>(1, launch.threads_per_sm / plan.threads));
-      }
-    }
+      return (launch.row_per_block || !problem.per_token) && plan.columns <= most &&
+             all_tokens * plan.groups <= INT32_MAX;
+    });
   }
-  if (plan.row < 0) {
+  if (plan.row >= 0) {
+    const NormLaunch& launch = kNormLaunches[plan.row];
+    plan.units = all_tokens * plan.groups;
+    plan.threads = launch.threads;
+    if (launch.row_per_block) {
+      plan.threads = ceil_div(ceil_div(plan.columns, launch.columns), kWarp) * kWarp;
+      plan.blocks = plan.units;
+    } else {
+      while ((1 << plan.log2_lanes) < plan.columns) ++plan.log2_lanes;
+      plan.blocks = ceil_div(plan.units, plan.threads >> plan.log2_lanes);
+    }
+    if (backward) {
+      plan.blocks = std::min(plan.blocks, sms * std::max<int64_t>(1, launch.threads_per_sm / plan.threads));
+    }
+  } else {
     const int64_t elements = std::max(problem.row_elements(0), problem.row_elements(1));
     const int64_t rows = all_tokens * (problem.per_token ? 1 : heads);
     plan.threads = std::min<int64_t>(ceil_div(elements / 2, kWarp) * kWarp, kGeneralThreads);
@@ -153,25 +149,22 @@ NormParams norm_params(const NormRotation& problem, const NormPlan& plan) {
   return params;
 }
 
-template <typename T, bool kBackward, int... kRows>
-void launch_norm(std::integer_sequence<int, kRows...>, const NormRotation& problem, const NormPlan& plan,
-                 cudaStream_t stream) {
+template <typename T, bool kBackward>
+void launch_norm(const NormRotation& problem, const NormPlan& plan, cudaStream_t stream) {
+  constexpr Variants kVariants{kBackward ? Pass::backward : Pass::forward, ColumnVectors::one, ColumnVectors::two};
   const auto blocks = static_cast<unsigned>(plan.blocks), threads = static_cast<unsigned>(plan.threads);
   if (plan.row < 0) {
     launch_with_pdl(norm_rotate_general_kernel<T, kBackward>, dim3(blocks, kMaxSides), threads, 0, stream, problem);
     return;
   }
   const NormParams params = norm_params(problem, plan);
-  const auto launch = [&](auto row) {
-    if constexpr (kNormLaunches[row()].backward != kBackward) {
-      return;  // a row for the other pass
-    } else if constexpr (kBackward) {
+  with_row<kNormLaunches, dtype_bit(kTypeOf<T>), kVariants.bits>(plan.row, [&](auto row) {
+    if constexpr (kBackward) {
       launch_with_pdl(norm_rotate_backward_kernel<T, row()>, blocks, threads, 0, stream, params);
     } else {
       launch_with_pdl(norm_rotate_kernel<T, row()>, blocks, threads, 0, stream, params);
     }
-  };
-  ((plan.row == kRows ? launch(std::integral_constant<int, kRows>{}) : void()), ...);
+  });
 }
 
 void launch_reduction(const NormRotation& problem, cudaStream_t stream) {
@@ -190,15 +183,13 @@ void launch_reduction(const NormRotation& problem, cudaStream_t stream) {
                   stream, of_sides);
 }
 
-constexpr auto kNormRows = std::make_integer_sequence<int, static_cast<int>(std::size(kNormLaunches))>{};
-
 }  // namespace
 
 int norm_rotate(const NormRotation& problem, void* stream) {
   const NormPlan plan = plan_norm(problem, false, 0);
   return dispatch_dtype(problem.rotation.type, [&](auto tag) {
     using T = typename decltype(tag)::Element;
-    launch_norm<T, false>(kNormRows, problem, plan, static_cast<cudaStream_t>(stream));
+    launch_norm<T, false>(problem, plan, static_cast<cudaStream_t>(stream));
   });
 }
 
@@ -216,7 +207,7 @@ int norm_rotate_backward(const NormRotation& problem, void* stream) {
   const NormPlan plan = plan_norm(problem, true, device.sms);
   return dispatch_dtype(problem.rotation.type, [&](auto tag) {
     using T = typename decltype(tag)::Element;
-    launch_norm<T, true>(kNormRows, problem, plan, static_cast<cudaStream_t>(stream));
+    launch_norm<T, true>(problem, plan, static_cast<cudaStream_t>(stream));
     launch_reduction(problem, static_cast<cudaStream_t>(stream));
   });
 }

@@ -66,7 +66,7 @@ struct NormParams {
 template <typename T, int kRow>
 struct NormTile {
   static constexpr NormLaunch kLaunch = kNormLaunches[kRow];
-  static constexpr bool kSplit = kLaunch.split, kBlock = kLaunch.row_per_block;
+  static constexpr bool kSplit = kLaunch.is(ColumnVectors::two), kBlock = kLaunch.row_per_block;
   static constexpr int kWidth = norm_width(kSplit, sizeof(T));
   static constexpr int kVectors = kSplit ? 2 : 1;          // of a column
   static constexpr int kElements = kVectors * kWidth;      // of a column

@@ -20,12 +20,6 @@ namespace {
 // Elements per vector of the general kernel, which takes heads at any alignment: one.
 constexpr int kGeneralWidth = 1;
 
-bool exceeds_l2_cache(int64_t bytes) {
-  int device, cache;
-  return cudaGetDevice(&device) == cudaSuccess &&
-         cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, device) == cudaSuccess && bytes > cache;
-}
-
 template <typename Index>
 void set_tensors(const Rotation& problem, int64_t elements_per_unit, Params<Index>& params) {
   const auto units = [=](int64_t stride) { return static_cast<Index>(stride / elements_per_unit); };
@@ -86,13 +80,14 @@ void set_plan(const LaunchPlan& plan, int64_t sequences, Params<Index>& params) 
   params.block_divisor = fast_divisor(plan.interleave_sequences ? sequences : plan.blocks_per_sequence);
 }
 
-// Lets blocks prefetch their tokens as contiguous pieces while the previous kernel still runs.
+// Lets blocks prefetch their tokens as contiguous pieces while the previous kernel still runs. More than the L2 cache
+// holds is certain to come from memory. Smaller inputs may be L2-resident, where the prefetch costs up to 3 % (22 MB).
 template <typename Index>
-void set_prefetch(const Rotation& problem, const LaunchConfig& config, int64_t element_bytes, bool token_major,
+void set_prefetch(const Rotation& problem, int64_t l2_bytes, int64_t element_bytes, bool token_major,
                   Params<Index>& params) {
   const int64_t heads = problem.sides[0].heads + problem.sides[1].heads;
   const int64_t bytes = problem.batch * problem.tokens * heads * problem.width * element_bytes;
-  if (bytes <= config.prefetch_min_bytes || !exceeds_l2_cache(bytes)) return;
+  if (bytes <= l2_bytes) return;
   for (int i = 0; i < kMaxSides; ++i) {
     const Side& side = problem.sides[i];
     const int64_t stride = token_major ? side.from_strides.token : side.from_strides.head;
@@ -102,23 +97,24 @@ void set_prefetch(const Rotation& problem, const LaunchConfig& config, int64_t e
 }
 
 template <typename T, int kWidth, int kRow, Source kSource, typename Index>
-void launch(const Rotation& problem, cudaStream_t stream) {
+void launch(const Rotation& problem, const DeviceProperties& device, cudaStream_t stream) {
   constexpr LaunchConfig kConfig = kLaunchTable[kRow];
   constexpr bool kVectorized = std::is_same_v<Index, uint32_t>;
-  const int64_t columns = problem.width / (kConfig.split ? 2 * kWidth : kWidth);
-  const LaunchPlan plan = plan_launch(problem, kConfig, kSource, columns);
+  const int64_t columns = problem.width / (kConfig.is(ColumnVectors::two) ? 2 * kWidth : kWidth);
+  const LaunchPlan plan = plan_launch(problem, kConfig, kSource, columns, device.sms);
   Params<Index> params{};
   set_tensors(problem, kVectorized ? kWidth : 1, params);
   set_rotation(problem, columns, params);
   if constexpr (kSource == Source::tokens) {
     const Tokens& table = problem.table;
     params.tokens = {table.cos, table.sin, table.batch_stride, table.row_stride, table.pair_stride, table.type};
-    params.vectorized_table = is_table_vectorizable(table, problem.pairs, kConfig.split ? kWidth : kWidth / 2);
+    params.vectorized_table =
+        is_table_vectorizable(table, problem.pairs, kConfig.is(ColumnVectors::two) ? kWidth : kWidth / 2);
   } else {
     set_grid(problem.grid, params);
   }
   set_plan(plan, problem.batch, params);
-  if (kVectorized) set_prefetch(problem, kConfig, sizeof(T), plan.token_major, params);
+  if (kVectorized) set_prefetch(problem, device.l2_bytes, sizeof(T), plan.token_major, params);
   const auto dim = [](const int64_t (&sizes)[3]) {
     return dim3(static_cast<unsigned>(sizes[0]), static_cast<unsigned>(sizes[1]), static_cast<unsigned>(sizes[2]));
   };
@@ -126,21 +122,21 @@ void launch(const Rotation& problem, cudaStream_t stream) {
                   params);
 }
 
-template <typename T, int kWidth, bool kSplit, typename Index>
-void dispatch_source(const Rotation& problem, cudaStream_t stream) {
-  const auto capability = [](auto row) {
-    return compiled_capability(reinterpret_cast<const void*>(rotate_kernel<T, kWidth, row(), Source::tokens, Index>));
-  };
-  dispatch_launch_config<sizeof(T), kSplit>(capability, [&](auto row) {
-    if (problem.grid.table == nullptr) return launch<T, kWidth, row(), Source::tokens, Index>(problem, stream);
-    if (problem.grid.interleaved_axes)
-      return launch<T, kWidth, row(), Source::interleaved_axes, Index>(problem, stream);
-    return launch<T, kWidth, row(), Source::contiguous_axes, Index>(problem, stream);
+template <typename T, int kWidth, ColumnVectors kVectors, typename Index>
+void dispatch_source(const Rotation& problem, const DeviceProperties& device, cudaStream_t stream) {
+  const int row = find_row(kLaunchTable, {compiled_capability(), problem.type, kVectors});
+  with_row<kLaunchTable, dtype_bit(kTypeOf<T>), Variants(kVectors).bits>(row, [&](auto index) {
+    if (problem.grid.table == nullptr)
+      return launch<T, kWidth, index(), Source::tokens, Index>(problem, device, stream);
+    if (problem.grid.interleaved_axes) {
+      return launch<T, kWidth, index(), Source::interleaved_axes, Index>(problem, device, stream);
+    }
+    return launch<T, kWidth, index(), Source::contiguous_axes, Index>(problem, device, stream);
   });
 }
 
 template <typename T>
-void launch_typed(const Rotation& problem, cudaStream_t stream) {
+void launch_typed(const Rotation& problem, const DeviceProperties& device, cudaStream_t stream) {
   constexpr int kWidth = kVectorBytes / sizeof(T);
   bool vectors = problem.half ? problem.pairs % kWidth == 0 && problem.passthrough() % (2 * kWidth) == 0
                               : problem.width % kWidth == 0;
@@ -149,16 +145,19 @@ void launch_typed(const Rotation& problem, cudaStream_t stream) {
     vectors = vectors && is_vectorizable(problem, side.from, side.from_strides, side.heads, sizeof(T)) &&
               is_vectorizable(problem, side.to, side.to_strides, side.heads, sizeof(T));
   }
-  if (!vectors) return dispatch_source<T, kGeneralWidth, true, uint64_t>(problem, stream);
-  return problem.half ? dispatch_source<T, kWidth, true, uint32_t>(problem, stream)
-                      : dispatch_source<T, kWidth, false, uint32_t>(problem, stream);
+  if (!vectors) return dispatch_source<T, kGeneralWidth, ColumnVectors::two, uint64_t>(problem, device, stream);
+  return problem.half ? dispatch_source<T, kWidth, ColumnVectors::two, uint32_t>(problem, device, stream)
+                      : dispatch_source<T, kWidth, ColumnVectors::one, uint32_t>(problem, device, stream);
 }
 
 }  // namespace
 
 int rotate(const Rotation& problem, void* stream) {
+  DeviceProperties device;
+  const cudaError_t error = current_device_properties(&device);
+  if (error != cudaSuccess) return error;
   return dispatch_dtype(problem.type, [&](auto tag) {
-    launch_typed<typename decltype(tag)::Element>(problem, static_cast<cudaStream_t>(stream));
+    launch_typed<typename decltype(tag)::Element>(problem, device, static_cast<cudaStream_t>(stream));
   });
 }
 

@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kLaunchTable[kRow].max_threads)
     rotate_kernel(const __grid_constant__ Params<Index> params) {
   // Split: a column is two vectors, with the first and the second elements of its pairs. Else it is one vector of whole
   // pairs.
-  constexpr bool kSplit = kLaunchTable[kRow].split;
+  constexpr bool kSplit = kLaunchTable[kRow].is(ColumnVectors::two);
   constexpr int kHeads = kLaunchTable[kRow].heads_per_thread;
   static_assert(kHeads % kMaxSides == 0);
   constexpr int kPairs = kSplit ? kWidth : kWidth / 2;
