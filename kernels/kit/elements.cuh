@@ -22,6 +22,8 @@
 namespace kit {
 
 constexpr int kVectorBytes = 16;
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
 
 template <typename T>
 constexpr Type kTypeOf = std::is_same_v<T, float>    ? Type::float32

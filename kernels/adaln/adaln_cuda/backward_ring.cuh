@@ -14,8 +14,8 @@
 
 #include "adaln_cuda/device_limits.cuh"
 #include "adaln_cuda/strided_rows.cuh"
-#include "adaln_cuda/vectors.cuh"
 #include "kit/unaligned_rows.cuh"
+#include "kit/vectors.cuh"
 
 namespace adaln {
 namespace {

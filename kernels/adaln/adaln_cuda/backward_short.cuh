@@ -12,9 +12,9 @@
 #pragma once
 
 #include "adaln_cuda/device_limits.cuh"
-#include "adaln_cuda/group_sums.cuh"
 #include "adaln_cuda/strided_rows.cuh"
-#include "adaln_cuda/vectors.cuh"
+#include "kit/group_sums.cuh"
+#include "kit/vectors.cuh"
 
 namespace adaln {
 namespace {

@@ -12,6 +12,8 @@
 
 namespace adaln {
 
+using namespace kit;
+
 // The capability that the surrounding device code is compiled for. A kernel for a family of GPUs is empty in the code
 // for others, so that the package does not grow.
 #if defined(__CUDA_ARCH__)
@@ -52,10 +54,10 @@ inline bool prefetch_pays(int64_t bytes_moved) {
 }
 
 // Calls `launch` with a row of a table as a template argument, and returns its error.
-template <const auto& kTable, unsigned kDtypes = kit::kEveryDtype, typename Launch>
+template <const auto& kTable, unsigned kDtypes = kEveryDtype, typename Launch>
 cudaError_t launch_row(int row, const Launch& launch) {
   cudaError_t error = cudaErrorInvalidConfiguration;
-  kit::with_row<kTable, kDtypes>(row, [&](auto index) { error = launch(index); });
+  with_row<kTable, kDtypes>(row, [&](auto index) { error = launch(index); });
   return error;
 }
 

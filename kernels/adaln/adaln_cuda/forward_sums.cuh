@@ -4,9 +4,11 @@
 // Must not: use atomics; the order of every sum is fixed.
 #pragma once
 
-#include "adaln_cuda/vectors.cuh"
+#include "kit/vectors.cuh"
 
 namespace adaln {
+
+using namespace kit;
 
 // Adds differences from `pivot` and their squares.
 template <int kWidth>

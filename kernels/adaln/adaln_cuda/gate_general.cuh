@@ -9,7 +9,7 @@
 
 #include "adaln_cuda/device_limits.cuh"
 #include "adaln_cuda/strided_rows.cuh"
-#include "adaln_cuda/vectors.cuh"
+#include "kit/vectors.cuh"
 
 namespace adaln {
 namespace {

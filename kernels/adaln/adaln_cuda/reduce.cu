@@ -13,8 +13,8 @@
 
 #include "adaln_cuda/device_limits.cuh"
 #include "adaln_cuda/reduce.cuh"
-#include "adaln_cuda/vectors.cuh"
 #include "kit/two_stage_reduction.cuh"
+#include "kit/vectors.cuh"
 
 namespace adaln {
 namespace {

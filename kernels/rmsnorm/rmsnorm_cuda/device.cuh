@@ -13,14 +13,13 @@
 
 #include "kit/async_copy.cuh"
 #include "kit/elements.cuh"
+#include "kit/group_sums.cuh"
 #include "rmsnorm/problem.h"
 
 namespace rmsnorm {
 
 using namespace kit;
 
-constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
 constexpr int kMaxBlockThreads = 1024;  // of every CUDA device
 
 // Hides the value of a vector from the compiler. Otherwise it keeps the decoded elements from one use to the next, in
@@ -98,15 +97,6 @@ class Factors {
 
   Vector<T, kWidth> vector_;
 };
-
-// Sums over `width` neighbouring lanes, a power of two. Every lane gets the sums.
-template <int kSums>
-__device__ __forceinline__ void sum_over_lanes(float (&sums)[kSums], int width) {
-  for (int distance = width / 2; distance > 0; distance /= 2) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
-  }
-}
 
 // Returns the sum over a block of at most kWarps warps. A kernel calls this once: it does not protect `scratch`.
 template <int kWarps>

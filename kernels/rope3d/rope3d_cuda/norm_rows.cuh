@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "kit/elements.cuh"
+#include "kit/group_sums.cuh"
 #include "kit/launch.cuh"
 #include "rope3d/norm_problem.h"
 #include "rope3d_cuda/angles.cuh"
@@ -21,9 +22,6 @@
 #include "rope3d_cuda/params.cuh"
 
 namespace rope3d {
-
-constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
 
 // Strides are in vectors.
 struct NormLayout {
@@ -307,11 +305,7 @@ __device__ __forceinline__ void rotate_column(const Angles<Tile::kPairs>& angles
 template <typename Tile, int kSums>
 __device__ __forceinline__ void sum_over_row(const NormParams& params, float (&sums)[kSums],
                                              float (&scratch)[Tile::kLaunch.threads / kWarp][kSums]) {
-  const int lanes = Tile::kBlock ? kWarp : 1 << params.log2_lanes;
-  for (int distance = lanes / 2; distance > 0; distance /= 2) {
-#pragma unroll
-    for (int i = 0; i < kSums; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
-  }
+  sum_over_lanes(sums, Tile::kBlock ? kWarp : 1 << params.log2_lanes);
   if constexpr (Tile::kBlock) {
     if (threadIdx.x % kWarp == 0) {
 #pragma unroll

@@ -8,9 +8,18 @@
 
 #include <cstdint>
 
-#include "adaln_cuda/vectors.cuh"
+#include "kit/elements.cuh"
 
-namespace adaln {
+namespace kit {
+
+// Sums over `width` neighbouring lanes, a power of two. Every lane gets the sums.
+template <int kSums>
+__device__ __forceinline__ void sum_over_lanes(float (&sums)[kSums], int width) {
+  for (int distance = width / 2; distance > 0; distance /= 2) {
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] += __shfl_xor_sync(kAllLanes, sums[i], distance);
+  }
+}
 
 // Synchronizes the threads of one row.
 __device__ __forceinline__ void synchronize_group() {
@@ -87,4 +96,4 @@ __device__ __forceinline__ void store_partial_sums(float4* memory, int vectors_p
   }
 }
 
-}  // namespace adaln
+}  // namespace kit

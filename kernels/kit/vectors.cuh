@@ -8,16 +8,10 @@
 #include <cstring>
 #include <type_traits>
 
-#include "adaln/problem.h"
 #include "kit/async_copy.cuh"
 #include "kit/elements.cuh"
 
-namespace adaln {
-
-using namespace kit;
-
-constexpr int kWarp = 32;
-constexpr unsigned kAllLanes = 0xffffffffu;
+namespace kit {
 
 template <typename T>
 constexpr int kVectorWidth = kVectorBytes / static_cast<int>(sizeof(T));
@@ -260,4 +254,4 @@ __device__ __forceinline__ void store_mixed(void* to, Type type, int64_t index, 
   }
 }
 
-}  // namespace adaln
+}  // namespace kit
