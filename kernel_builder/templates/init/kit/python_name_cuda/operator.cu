@@ -19,10 +19,10 @@ __device__ __forceinline__ T result(T x, T grad) {
 }
 
 // Each thread takes `loads` vectors of kWidth elements; the vectors of a block's threads are adjacent.
-template <typename T, int kWidth, bool kBackward>
-__global__ void __launch_bounds__(launch_config(sizeof(T)).threads)
+template <typename T, int kWidth, int kRow, bool kBackward>
+__global__ void __launch_bounds__(kLaunchTable[kRow].threads)
     kernel(const T* x, const T* grad, T* out, int64_t elements) {
-  constexpr LaunchConfig kConfig = launch_config(sizeof(T));
+  constexpr LaunchConfig kConfig = kLaunchTable[kRow];
   constexpr int64_t kStep = kConfig.threads * kWidth;
   const int64_t first = blockIdx.x * (kStep * kConfig.loads) + threadIdx.x * kWidth;
   trigger_next_grid();
@@ -53,11 +53,15 @@ __global__ void __launch_bounds__(launch_config(sizeof(T)).threads)
 
 template <typename T, int kWidth, bool kBackward>
 void launch(const Problem& problem, cudaStream_t stream) {
-  constexpr LaunchConfig kConfig = launch_config(sizeof(T));
-  constexpr int64_t kTile = kConfig.threads * kConfig.loads * kWidth;
-  const auto blocks = static_cast<unsigned>((problem.elements + kTile - 1) / kTile);
-  launch_with_pdl(kernel<T, kWidth, kBackward>, blocks, kConfig.threads, 0, stream, static_cast<const T*>(problem.x),
-                  static_cast<const T*>(problem.grad), static_cast<T*>(problem.out), problem.elements);
+  const int row = find_row(kLaunchTable, {compiled_capability(), problem.type});
+  with_row<kLaunchTable, dtype_bit(kTypeOf<T>)>(row, [&](auto index) {
+    constexpr LaunchConfig kConfig = kLaunchTable[index()];
+    constexpr int64_t kTile = kConfig.threads * kConfig.loads * kWidth;
+    const auto blocks = static_cast<unsigned>((problem.elements + kTile - 1) / kTile);
+    launch_with_pdl(kernel<T, kWidth, index(), kBackward>, blocks, kConfig.threads, 0, stream,
+                    static_cast<const T*>(problem.x), static_cast<const T*>(problem.grad),
+                    static_cast<T*>(problem.out), problem.elements);
+  });
 }
 
 template <typename T, bool kBackward>
