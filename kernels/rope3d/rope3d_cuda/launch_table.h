@@ -16,8 +16,7 @@ enum class Pass : unsigned { forward = 1, backward = 2 };
 enum class ColumnVectors : unsigned { one = 4, two = 8 };
 
 struct LaunchConfig : kit::LaunchKey<LaunchConfig> {
-  // Threads.
-  // even: of one tensor, or, for interleaved axes, half of q and half of k
+  // Threads. Heads of a thread: an even number, of one tensor, or, for interleaved axes, half of q and half of k.
   LAUNCH_FIELD(int, heads_per_thread, 2)
   LAUNCH_FIELD(int, max_threads, 512)          // per block; also the __launch_bounds__, which set the registers
   LAUNCH_FIELD(int, min_threads, 128)          // per block: it takes more tokens until it has that many

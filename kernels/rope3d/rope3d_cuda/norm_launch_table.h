@@ -12,8 +12,8 @@ struct NormLaunch : kit::LaunchKey<NormLaunch> {
   LAUNCH_FIELD(bool, row_per_block, false)  // rows of a whole block; else of lanes of a warp, a column in each
 
   LAUNCH_FIELD(int, threads, 256)  // per block, with row_per_block the most; with threads_per_sm the launch bounds
-  LAUNCH_FIELD(int, threads_per_sm,
-               0)                // backward: blocks loop over rows; an SM gets blocks of this many threads, or one
+  // Backward, blocks loop over rows: an SM gets blocks of this many threads, or one block.
+  LAUNCH_FIELD(int, threads_per_sm, 0)
   LAUNCH_FIELD(int, heads, 1)    // of each tensor, per thread; 1 with row_per_block
   LAUNCH_FIELD(int, columns, 1)  // of each of these heads or rows, per thread; 1 without row_per_block
 };
@@ -34,39 +34,21 @@ constexpr int kLanesThreadsPerSm = 640;
 //
 // threads_per_sm: the pass waits for its instructions, not for memory, so as many threads as have the registers (H100
 // and H200). With more, registers spill. Blocks beyond what an SM can hold would run after the others.
+constexpr NormLaunch kRowPerBlock = NormLaunch().with_row_per_block(true);
+constexpr NormLaunch kForwardBlock = kRowPerBlock.with_threads(512).with_columns(2);
+constexpr NormLaunch kBackwardBlock = kRowPerBlock.with_threads(768).with_threads_per_sm(768);
+constexpr NormLaunch kBackwardLanes =
+    NormLaunch().with_threads(128).with_threads_per_sm(kLanesThreadsPerSm).with_heads(2);
+
 constexpr NormLaunch kNormLaunches[] = {
     NormLaunch().for_variants(Pass::forward, ColumnVectors::one).with_heads(2),
     NormLaunch().for_variants(Pass::forward, ColumnVectors::two).with_heads(4),
-    NormLaunch()
-        .for_variants(Pass::forward, ColumnVectors::one)
-        .with_row_per_block(true)
-        .with_threads(512)
-        .with_columns(2),
-    NormLaunch()
-        .for_variants(Pass::forward, ColumnVectors::two)
-        .with_row_per_block(true)
-        .with_threads(512)
-        .with_columns(2),
-    NormLaunch()
-        .for_variants(Pass::backward, ColumnVectors::one)
-        .with_threads(128)
-        .with_threads_per_sm(kLanesThreadsPerSm)
-        .with_heads(2),
-    NormLaunch()
-        .for_variants(Pass::backward, ColumnVectors::two)
-        .with_threads(128)
-        .with_threads_per_sm(kLanesThreadsPerSm)
-        .with_heads(2),
-    NormLaunch()
-        .for_variants(Pass::backward, ColumnVectors::one)
-        .with_row_per_block(true)
-        .with_threads(768)
-        .with_threads_per_sm(768),
-    NormLaunch()
-        .for_variants(Pass::backward, ColumnVectors::two)
-        .with_row_per_block(true)
-        .with_threads(768)
-        .with_threads_per_sm(768),
+    kForwardBlock.for_variants(Pass::forward, ColumnVectors::one),
+    kForwardBlock.for_variants(Pass::forward, ColumnVectors::two),
+    kBackwardLanes.for_variants(Pass::backward, ColumnVectors::one),
+    kBackwardLanes.for_variants(Pass::backward, ColumnVectors::two),
+    kBackwardBlock.for_variants(Pass::backward, ColumnVectors::one),
+    kBackwardBlock.for_variants(Pass::backward, ColumnVectors::two),
 };
 
 // Elements of a vector. A column has 16 bytes in either case: with two vectors of 16 bytes, the backward pass spills
